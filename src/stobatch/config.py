@@ -1,0 +1,169 @@
+"""A run's whole configuration: what is trained and how, as frozen data that fits in one JSON or TOML file.
+
+What changes a guarantee or a result stands in the hashed sections; what only changes speed (`machine`) is kept
+apart and left out of the hash, because by contract it changes neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from stobatch.errors import SettingError
+from stobatch.settings import Settings, content_hash, setting, unknown_key
+
+
+@dataclass(frozen=True)
+class DataConfig(Settings):
+    """Which examples are trained on and tested with."""
+
+    name: str = setting(
+        "mnist",
+        choices=("mnist", "cifar10", "tiny_imagenet", "image_folder", "tensors"),
+        doc="The data set; `tensors` means the data set is handed over in Python",
+    )
+    num_classes: int | None = setting(None, at_least=2, doc="Keep the first so many classes; all of them if unset")
+    train_limit: int | None = setting(None, at_least=1, doc="Use only the first so many training examples")
+    test_limit: int | None = setting(None, at_least=1, doc="Use only the first so many test examples")
+    augment: bool = setting(False, doc="Augment the training images as Appendix P describes, once, before batching")
+
+
+@dataclass(frozen=True)
+class ModelConfig(Settings):
+    """The network f = g(a(x)), split after its first affine layer."""
+
+    architecture: str = setting(
+        "mnist_cnn",
+        choices=("mnist_cnn", "cifar10_cnn", "resnet18", "custom"),
+        doc="One of the paper's three networks (Appendix P), or your own handed over in Python",
+    )
+    normalisation: str = setting(
+        "reference",
+        choices=("reference", "group", "none", "batch"),
+        doc="How hidden values are normalised; `batch` mixes examples and is refused wherever a guarantee is per example",
+    )
+    last_hidden_size: int = setting(256, at_least=1, doc="The number of neurons in the last hidden layer")
+
+
+@dataclass(frozen=True)
+class TrainingConfig(Settings):
+    """How the parameters move."""
+
+    steps: int = setting(4002, at_least=1, doc="The number of descent steps T")
+    learning_rate: float = setting(1e-4, above=0, doc="The learning rate of both parts")
+    optimiser: str = setting("adam", choices=("adam", "sgd"), doc="The descent rule applied to the averaged gradients")
+    monitor_every: int = setting(200, at_least=1, doc="Steps between two looks at accuracy on held-out test images")
+    monitor_examples: int = setting(1000, at_least=1, doc="How many test images such a look takes")
+
+
+@dataclass(frozen=True)
+class CertificationConfig(Settings):
+    """Verified inference (Algorithm 3)."""
+
+    noise_draws: int = setting(2000, at_least=1, doc="The number n of invocations per input")
+    resampling_shrinkage: float = setting(2.0, at_least=1, doc="Appendix N's psi: fresh noise is this much smaller")
+    failure_probability: float = setting(
+        0.05, above=0, below=1, doc="1 - eta, split over the classes, for each input's certificate"
+    )
+    interval: str = setting(
+        "clopper_pearson",
+        choices=("clopper_pearson", "hoeffding"),
+        doc="Clopper-Pearson on votes (the released code) or Hoeffding on mean scores (the paper's text)",
+    )
+    attack_radius: float = setting(0.2, above=0, at_most=2, doc="The attack size mu_a, l-infinity over [-1, 1]")
+    limit: int | None = setting(None, at_least=1, doc="Certify only the first so many test examples")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig(Settings):
+    """Which radii and attacks the scores are for."""
+
+    radii: tuple[float, ...] = setting(
+        (0.05, 0.1, 0.2, 0.4, 0.6), above=0, at_most=2, doc="Radii of the table, l-infinity over [-1, 1]"
+    )
+    attacks: tuple[str, ...] = setting(
+        ("ifgsm", "mim", "madry"),
+        choices=("fgsm", "ifgsm", "mim", "madry"),
+        doc="The attacks tried on every test input",
+    )
+    attack_steps: int = setting(10, at_least=1, doc="Gradient steps of each iterative attack")
+    limit: int | None = setting(None, at_least=1, doc="Attack only the first so many test examples")
+
+
+@dataclass(frozen=True)
+class MachineConfig(Settings):
+    """Speed and place. By contract nothing here changes a guarantee, so it is not part of the hash."""
+
+    device: str = setting("cpu", doc="Where tensors live: cpu, cuda, cuda:1")
+    threads: int | None = setting(None, at_least=1, doc="CPU threads; PyTorch's default if unset")
+    memory_mb: int = setting(512, at_least=16, doc="What the hot loops may take for activations, in MiB")
+    checkpoint_every: int = setting(50, at_least=1, doc="Steps between two checkpoints")
+    data_root: str | None = setting(None, doc="Where data sets lie; STOBATCH_DATA if unset")
+
+
+@dataclass(frozen=True)
+class MethodConfig(Settings):
+    """The settings of one training method. Each method derives its own class and names it once."""
+
+    name: ClassVar[str]
+    registry: ClassVar[dict[str, type[MethodConfig]]] = {}
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.name = name
+        MethodConfig.registry[name] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, **super().to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        rest = dict(values)
+        name = rest.pop("name", None)
+        if cls is not MethodConfig:
+            return super().from_dict(rest)
+        if name not in cls.registry:
+            raise unknown_key(f"method.name={name}", [f"method.name={known}" for known in cls.registry])
+        return cls.registry[name].from_dict(rest)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class RunConfig(Settings):
+    """Everything that a run depends on."""
+
+    method: MethodConfig
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    certification: CertificationConfig = CertificationConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    machine: MachineConfig = MachineConfig()
+    seed: int | None = setting(None, at_least=0, doc="For reproducible experiments; unset draws secret randomness")
+
+    @property
+    def training_hash(self) -> str:
+        """Identifies the trained model: two runs with the same hash and the same seed have the same weights."""
+        parts = ("method", "data", "model", "training", "seed")
+        return content_hash({name: value for name, value in self.to_dict().items() if name in parts})
+
+    def override_all(self, assignments: Mapping[str, Any]) -> RunConfig:
+        config = self
+        for key, value in assignments.items():
+            config = config.override(key, value)
+        return config
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read a configuration from TOML or JSON."""
+    import json
+    import tomllib
+
+    try:
+        text = path.read_text()
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise SettingError(f"cannot read {path}: {error.strerror}.", remedy="Give a .toml or .json file.") from None
+    except ValueError as error:
+        raise SettingError(f"{path} is not valid: {error}.", remedy="Mend the file or start from a recipe.") from None
+    return RunConfig.from_dict(values)

@@ -1,0 +1,36 @@
+"""One small hierarchy of errors; every message says what is wrong, why, and what to do.
+
+The command line prints the message as one line and exits with code 2, so a message never spans lines.
+"""
+
+
+class StobatchError(Exception):
+    """Anything a user can cause and mend. `remedy` is the sentence that says how."""
+
+    def __init__(self, what: str, *, why: str = "", remedy: str) -> None:
+        self.what, self.why, self.remedy = what, why, remedy
+        super().__init__(" ".join(sentence for sentence in (what, why, remedy) if sentence))
+
+
+class SettingError(StobatchError):
+    """A configuration key or value that is not allowed."""
+
+
+class BudgetError(StobatchError):
+    """A privacy budget that cannot be split as asked."""
+
+
+class DataError(StobatchError):
+    """Data that is missing, truncated, altered or out of range."""
+
+
+class ModelError(StobatchError):
+    """A network that does not fit the mechanism."""
+
+
+class UnitError(StobatchError):
+    """Two quantities with different units were compared or combined."""
+
+
+class RunError(StobatchError):
+    """A run directory that is incomplete, belongs to another configuration, or cannot be written."""

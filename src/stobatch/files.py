@@ -1,0 +1,161 @@
+"""Run directories on disk: every file appears whole or not at all, names its schema, and says how long it must be.
+
+A verb reads the previous stage's files and adds its own. Private things (noise, seeds, optimiser state) live in
+`private/`, readable by the owner only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from stobatch.errors import RunError
+
+SCHEMA_VERSION = 1
+PRIVATE = "private"
+
+
+@contextmanager
+def _replacing(path: Path, *, private: bool) -> Iterator[Path]:
+    """A temporary path that takes the target's place, durably, once the block has ended without an error."""
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(descriptor)
+        temporary = Path(name)
+        if not private:
+            temporary.chmod(0o644)
+        yield temporary
+        with temporary.open("rb+") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror}.",
+            why="What was there before is unchanged.",
+            remedy="Free some space or choose another --out, then run the same command with --resume.",
+        ) from error
+    finally:
+        if temporary is not None:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, private: bool = False) -> None:
+    """Write a file so that a kill at any moment leaves the old file or the new one, never a part."""
+    with _replacing(path, private=private) as temporary, temporary.open("wb") as out:
+        write(out)
+        out.flush()
+
+
+def write_json(path: Path, kind: str, content: Mapping[str, Any], *, private: bool = False) -> None:
+    document = {"schema": f"stobatch.{kind}", "version": SCHEMA_VERSION, **content}
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda out: out.write(text.encode()), private=private)
+
+
+def read_json(path: Path, kind: str) -> dict[str, Any]:
+    """Read back what `write_json` wrote, refusing another schema."""
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RunError(f"{path} is not there.", remedy=f"Point at a run directory that has {path.name}.") from None
+    except ValueError:
+        raise RunError(
+            f"{path} is not valid JSON.", remedy="It was edited or damaged: restore it or run again."
+        ) from None
+    if not isinstance(document, dict) or document.get("schema") != f"stobatch.{kind}":
+        raise RunError(f"{path} is not a stobatch {kind}.", remedy="Point at the file that the program wrote.")
+    if document.get("version") != SCHEMA_VERSION:
+        raise RunError(
+            f"{path} has schema version {document.get('version')}; this program reads {SCHEMA_VERSION}.",
+            remedy="Use the version of stobatch that wrote it.",
+        )
+    return {key: value for key, value in document.items() if key not in ("schema", "version")}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str], *, private: bool) -> None:
+    """A safetensors file with string metadata; no pickle, so loading one runs no code."""
+    from safetensors.torch import save
+
+    blob = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(metadata))
+    write_atomically(path, lambda out: out.write(blob), private=private)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except FileNotFoundError:
+        raise RunError(f"{path} is not there.", remedy="Train first: `stobatch train --out RUN`.") from None
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} is damaged ({error}).", remedy="Restore it or train again into a new --out.") from None
+
+
+class Records:
+    """Per-example rows in Parquet, written part by part so that a killed verb resumes where it stopped.
+
+    The table is complete when its parts hold exactly the expected number of rows; a short one is refused.
+    """
+
+    def __init__(self, folder: Path, *, config_hash: str, expected_rows: int, resume_command: str) -> None:
+        self.folder, self.config_hash = folder, config_hash
+        self.expected_rows, self.resume_command = expected_rows, resume_command
+
+    def _part(self, start: int) -> Path:
+        return self.folder / f"rows-{start:08d}.parquet"
+
+    def _identity(self) -> dict[str, str]:
+        return {
+            "schema": "stobatch.records",
+            "version": str(SCHEMA_VERSION),
+            "config_hash": self.config_hash,
+            "expected_rows": str(self.expected_rows),
+        }
+
+    def has(self, start: int) -> bool:
+        """Whether the part that begins at this row was written by this very configuration."""
+        from pyarrow import parquet
+
+        part = self._part(start)
+        if not part.exists():
+            return False
+        found = {k.decode(): v.decode() for k, v in (parquet.read_schema(part).metadata or {}).items()}
+        return all(found.get(key) == value for key, value in self._identity().items())
+
+    def write(self, start: int, columns: Mapping[str, Any]) -> None:
+        import pyarrow as arrow
+        from pyarrow import parquet
+
+        table = arrow.table(dict(columns)).replace_schema_metadata(self._identity())
+        with _replacing(self._part(start), private=False) as temporary:
+            parquet.write_table(table, temporary)
+
+    def read(self) -> dict[str, list[Any]]:
+        """All columns, in row order, or an error that names the command which completes them."""
+        import pyarrow as arrow
+        from pyarrow import parquet
+
+        parts = sorted(p for p in self.folder.glob("rows-*.parquet") if self.has(int(p.stem.removeprefix("rows-"))))
+        table = arrow.concat_tables([parquet.read_table(part) for part in parts]) if parts else None
+        rows = table.num_rows if table is not None else 0
+        if table is None or rows != self.expected_rows:
+            raise RunError(
+                f"{self.folder} has {rows} of {self.expected_rows} rows for configuration {self.config_hash}.",
+                remedy=f"Complete it with `{self.resume_command}`.",
+            )
+        columns: dict[str, list[Any]] = table.to_pydict()
+        return columns

@@ -1,0 +1,193 @@
+"""Frozen dataclasses as configuration: declared ranges, overrides by dotted key, exact round trips, one hash.
+
+A setting states its range where it is declared; the check, the error message and the fuzz test all read that one
+declaration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any, Self, TypeVar
+
+from stobatch.errors import SettingError
+
+C = TypeVar("C", bound="Settings")
+
+
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    doc: str,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """Declare one field of a `Settings` class with its meaning and its allowed values."""
+    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    return dataclasses.field(
+        default=default,
+        metadata={
+            "doc": doc,
+            "limits": {k: v for k, v in limits.items() if v is not None},
+            "choices": choices,
+        },
+    )
+
+
+def _allowed(value: float, limits: Mapping[str, float]) -> bool:
+    return isfinite(value) and all(
+        {
+            "at least": value >= bound,
+            "above": value > bound,
+            "at most": value <= bound,
+            "below": value < bound,
+        }[kind]
+        for kind, bound in limits.items()
+    )
+
+
+def describe(field: dataclasses.Field[Any]) -> str:
+    """The allowed values of a field in words."""
+    if field.metadata.get("choices"):
+        return "one of " + ", ".join(field.metadata["choices"])
+    return " and ".join(f"{kind} {bound:g}" for kind, bound in field.metadata.get("limits", {}).items()) or "any value"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Base of every configuration section: checks itself on construction and never changes afterwards."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = _coerce(getattr(self, field.name), hints[field.name], field.name)
+            object.__setattr__(self, field.name, value)
+            self._check(field, value)
+
+    def _check(self, field: dataclasses.Field[Any], value: Any) -> None:
+        choices, limits = field.metadata.get("choices"), field.metadata.get("limits", {})
+        for one in value if isinstance(value, tuple) else (value,):
+            if one is None:
+                continue
+            if (choices and one not in choices) or (limits and not _allowed(one, limits)):
+                near = get_close_matches(str(one), choices or (), n=1)
+                raise SettingError(
+                    f"{field.name}={one} is not allowed.",
+                    why=f"{field.metadata['doc'].rstrip('.')}.",
+                    remedy=f"Use {describe(field)}." + (f" Did you mean {near[0]}?" if near else ""),
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; an unknown key is an error that lists its nearest names."""
+        hints = typing.get_type_hints(cls)
+        known = [f.name for f in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                raise unknown_key(key, known)
+        return cls(**{key: _build(value, hints[key]) for key, value in values.items()})
+
+    def replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(self, **changes)
+
+    def override(self, key: str, value: Any) -> Self:
+        """A copy with one dotted key changed, as in `override("training.steps", 100)`."""
+        name, _, rest = key.partition(".")
+        known = [f.name for f in dataclasses.fields(self)]
+        if name not in known:
+            raise unknown_key(name, dotted_keys(self) if not rest else known)
+        current = getattr(self, name)
+        if isinstance(current, Settings):
+            if not rest:
+                raise SettingError(
+                    f"'{name}' is a section, not a setting.",
+                    remedy=f"Set one of its keys: {', '.join(name + '.' + k for k in dotted_keys(current)[:6])}.",
+                )
+            return self.replace(**{name: current.override(rest, value)})
+        if rest:
+            raise unknown_key(key, dotted_keys(self))
+        return self.replace(**{name: value})
+
+
+def unknown_key(key: str, known: Sequence[str]) -> SettingError:
+    near = get_close_matches(key, known, n=3, cutoff=0.5) or sorted(known)[:8]
+    return SettingError(f"there is no setting '{key}'.", remedy=f"Nearest: {', '.join(near)}.")
+
+
+def dotted_keys(settings: Settings) -> list[str]:
+    """Every key that `override` takes."""
+    keys: list[str] = []
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, Settings):
+            keys += [f"{field.name}.{key}" for key in dotted_keys(value)]
+        else:
+            keys.append(field.name)
+    return keys
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`key=value` from a command line; the value is read as JSON where it is JSON, else as text.
+
+    >>> parse_assignment("training.steps=100"), parse_assignment("model.architecture=resnet18")
+    (('training.steps', 100), ('model.architecture', 'resnet18'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise SettingError(
+            f"'{text}' is not a setting.", remedy="Write --set key=value, as in --set training.steps=100."
+        )
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
+
+
+def content_hash(plain: Any) -> str:
+    """Twelve hexadecimal digits that change whenever the content does."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Settings):
+        return value.to_dict()
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _build(value: Any, hint: Any) -> Any:
+    if isinstance(hint, type) and issubclass(hint, Settings) and isinstance(value, Mapping):
+        return hint.from_dict(value)
+    return value
+
+
+def _coerce(value: Any, hint: Any, name: str) -> Any:
+    """Check a value against its annotation; the only conversions are list to tuple and int to float."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        options = typing.get_args(hint)
+        if value is None and type(None) in options:
+            return None
+        hint = next(option for option in options if option is not type(None))
+    if typing.get_origin(hint) is tuple:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            value = [value]
+        if isinstance(value, list | tuple):
+            return tuple(_coerce(v, typing.get_args(hint)[0], name) for v in value)
+    elif hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    elif isinstance(hint, type) and isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
+        return value
+    wanted = getattr(hint, "__name__", str(hint))
+    raise SettingError(f"{name}={value!r} is not of the right type.", remedy=f"Give {name} a value of type {wanted}.")
