@@ -42,7 +42,7 @@ class ModelConfig(Settings):
     normalisation: str = setting(
         "reference",
         choices=("reference", "group", "none", "batch"),
-        doc="How hidden values are normalised; `batch` mixes examples and is refused wherever a guarantee is per example",
+        doc="How hidden values are normalised; `batch` mixes examples and is refused where a guarantee is per example",
     )
     last_hidden_size: int = setting(256, at_least=1, doc="The number of neurons in the last hidden layer")
 

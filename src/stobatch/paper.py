@@ -32,6 +32,11 @@ class PaperItem:
     verdict: str
 
 
+def equations(first: int, last: int) -> list[str]:
+    """The names of a run of equations, steps of one proof that share one home."""
+    return [f"Eq. {number}" for number in range(first, last + 1)]
+
+
 _registry: dict[str, PaperItem] = {}
 
 

@@ -1,1 +1,17 @@
-""""""
+"""Training methods: the only room that knows their names."""
+
+from __future__ import annotations
+
+from stobatch.config import RunConfig
+from stobatch.methods.base import Method
+from stobatch.methods.stobatch import StoBatch, StoBatchConfig
+
+METHODS: dict[str, Method] = {StoBatchConfig.name: StoBatch()}
+
+
+def method_of(config: RunConfig) -> Method:
+    """The method that a configuration names."""
+    return METHODS[config.method.name]
+
+
+__all__ = ["METHODS", "Method", "StoBatch", "StoBatchConfig", "method_of"]

@@ -1,1 +1,24 @@
-""""""
+"""Networks f(x) = g(a(x)): the paper's three, and an adapter for your own."""
+
+from stobatch.models.affine import AffineEncoder, ConvEncoder, DenseEncoder, OperatorNorms
+from stobatch.models.architectures import build, build_encoder, initialise
+from stobatch.models.network import Head, Network, from_layers
+from stobatch.models.normalisation import ReferenceNorm
+from stobatch.models.validators import mixing_layers, replace_batch_norm, require_per_example
+
+__all__ = [
+    "AffineEncoder",
+    "ConvEncoder",
+    "DenseEncoder",
+    "Head",
+    "Network",
+    "OperatorNorms",
+    "ReferenceNorm",
+    "build",
+    "build_encoder",
+    "from_layers",
+    "initialise",
+    "mixing_layers",
+    "replace_batch_norm",
+    "require_per_example",
+]

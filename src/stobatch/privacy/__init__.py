@@ -1,1 +1,1 @@
-""""""
+"""Sensitivities, noise, budgets, plans, and what is guaranteed by whom."""

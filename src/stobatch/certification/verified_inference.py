@@ -1,0 +1,152 @@
+"""Algorithm 3: a label, a radius and a verdict for each input, as published and corrected, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stobatch.certification.confidence import INTERVALS, Floats
+from stobatch.certification.monte_carlo import FreshNoise, Tally, tally_products
+from stobatch.certification.radius import CorrectedRule, PublishedRule, hidden_shift, input_shift
+from stobatch.config import CertificationConfig
+from stobatch.errors import DataError, ModelError
+from stobatch.models import Network, require_per_example
+from stobatch.paper import implements
+from stobatch.types import PAPER_RANGE, Norm, Radius, Status
+
+Flags = NDArray[np.bool_]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CertificateKind:
+    """What a column of radii means: who vouches for it, in which units, how often it may fail."""
+
+    name: str
+    status: Status
+    source: str
+    unit: Radius
+    failure_probability: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "status": str(self.status),
+            "source": self.source,
+            "norm": str(self.unit.norm),
+            "input_range": str(self.unit.range),
+            "failure_probability": self.failure_probability,
+        }
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The answers for a batch of inputs; every field has one entry per input."""
+
+    label: Labels
+    abstain: Flags
+    score_lower: Floats
+    runner_up_upper: Floats
+    published_radius: Floats
+    published_robust: Flags
+    published_largest_attack: Floats
+    corrected_radius: Floats
+    corrected_robust: Flags
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        return dict(vars(self))
+
+
+class VerifiedInference:
+    """Verified inference for a network with Laplace noise at its input and its first hidden layer.
+
+    **Guarantee** (corrected radius). For each input separately, with probability at least 1 - failure_probability over
+    the draws, no l-infinity perturbation smaller than the radius changes the class with the largest expected score.
+    All K lower and K upper bounds hold at once, each failing with probability failure_probability/(2K), so choosing
+    the class on the same draws costs nothing. Assumes a per-example network (checked) and exact arithmetic.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        config: CertificationConfig,
+        *,
+        input_noise_scale: float,
+        hidden_noise_scale: float,
+        memory_mb: int = 512,
+    ) -> None:
+        require_per_example(network)
+        self.network, self.config, self.memory_mb = network, config, memory_mb
+        self.attack_radius = Radius(config.attack_radius, Norm.LINF, PAPER_RANGE)
+        self.noise = FreshNoise.shrunk(input_noise_scale, hidden_noise_scale, config.resampling_shrinkage)
+        self.published = PublishedRule.of(network.encoder, input_noise_scale, hidden_noise_scale)
+        self.corrected = CorrectedRule(
+            self.noise.input_scale,
+            self.noise.hidden_scale,
+            input_shift(Norm.LINF, prod(network.encoder.input_shape)),
+            hidden_shift(Norm.LINF, network.encoder),
+        )
+
+    @property
+    def kinds(self) -> tuple[CertificateKind, CertificateKind]:
+        unit, failure = Radius(1.0, Norm.LINF, PAPER_RANGE), self.config.failure_probability
+        return (
+            CertificateKind("published", Status.CLAIMED, "the paper's Eq. 13, not valid", unit, failure),
+            CertificateKind("corrected", Status.PROVED, "docs/guarantees.md, the corrected rule", unit, failure),
+        )
+
+    @implements(
+        "Algorithm 3",
+        verdict="sound with the corrected radius; with the published one a certified input can be broken.",
+    )
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> Verdicts:
+        """Label, radii and is-robust for each input, from one set of draws."""
+        if not bool(((inputs >= PAPER_RANGE.low) & (inputs <= PAPER_RANGE.high)).all()):
+            raise DataError(
+                f"inputs to certify are outside {PAPER_RANGE} or not numbers.",
+                remedy="Scale pixels with x / 127.5 - 1 and remove NaNs.",
+            )
+        inputs = inputs.to(self.network.encoder.weight)
+        tally = tally_products(self.network, inputs, self.noise, self.config.noise_draws, generator, self.memory_mb)
+        return self.judge(tally)
+
+    def judge(self, tally: Tally) -> Verdicts:
+        """Turn votes or scores into verdicts; separate from `verify` so that given votes can be judged."""
+        evidence = (tally.votes if self.config.interval == "clopper_pearson" else tally.scores).cpu().double().numpy()
+        if not np.isfinite(evidence).all():
+            raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
+        num_classes = evidence.shape[1]
+        label = evidence.argmax(1)
+        bounds = INTERVALS[self.config.interval]
+        # As published: each side at (1 - η)/K. Corrected: 2K bounds hold at once, since the label is chosen here too,
+        # and the runner-up is also bounded by what the top class leaves over, because scores sum to at most 1.
+        split = self.config.failure_probability / num_classes
+        claimed = _top_and_runner_up(*bounds(evidence, tally.draws, split), label)
+        top, runner_up = _top_and_runner_up(*bounds(evidence, tally.draws, split / 2), label)
+        proved = top, np.minimum(runner_up, 1 - top)
+        published = self.published.radius(*claimed, self.attack_radius.size)
+        corrected = self.corrected.radius(*proved)
+        return Verdicts(
+            label=label,
+            abstain=proved[0] <= proved[1],
+            score_lower=proved[0],
+            runner_up_upper=proved[1],
+            published_radius=published,
+            published_robust=published >= self.attack_radius.size,
+            published_largest_attack=self.published.largest_attack(*claimed),
+            corrected_radius=corrected,
+            corrected_robust=corrected >= self.attack_radius.size,
+        )
+
+
+def _top_and_runner_up(lower: Floats, upper: Floats, label: Labels) -> tuple[Floats, Floats]:
+    rows = np.arange(len(label))
+    others = upper.copy()
+    others[rows, label] = -np.inf
+    return lower[rows, label], others.max(1)

@@ -1,0 +1,180 @@
+"""What every data set looks like once it is read: float images in [-1, 1], integer labels, and facts known beforehand.
+
+Everything is checked once, on construction, because each bound in this library assumes inputs inside [-1, 1]: a
+single NaN or a pixel of 255 would void a guarantee without any visible failure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stobatch.errors import DataError
+from stobatch.types import PAPER_RANGE
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What the privacy plan needs to know, obtained without reading an image.
+
+    `copies` says how many training records stem from one original record: changing one person's image changes up to
+    that many records, which is what a guarantee per person has to count.
+    """
+
+    name: str
+    input_shape: tuple[int, int, int]
+    num_classes: int
+    num_train: int
+    num_test: int
+    class_names: tuple[str, ...]
+    copies: int = 1
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images and their labels, checked.
+
+    **Guarantee.** `inputs` is float32 [N, C, H, W] with every value finite and inside [-1, 1]; `labels` is int64 [N]
+    with every value in [0, num_classes).
+
+    >>> few = Examples(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 1]), num_classes=2)
+    >>> len(few), few.take(torch.tensor([2, 0])).labels.tolist(), len(few.limit(1))
+    (3, [1, 0], 1)
+    """
+
+    inputs: Tensor = field(repr=False)
+    labels: Tensor = field(repr=False)
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        _check_form(self.inputs, self.labels)
+        _check_inputs(self.inputs)
+        _check_labels(self.labels, self.num_classes)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Tensor | slice) -> Examples:
+        """The examples at these positions, in this order."""
+        return Examples(self.inputs[indices], self.labels[indices], self.num_classes)
+
+    def limit(self, count: int | None) -> Examples:
+        """The first `count` examples; all of them where `count` is None or larger than the set."""
+        return self if count is None else self.take(slice(count))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test examples that keep what their `info` promised."""
+
+    info: DatasetInfo
+    train: Examples
+    test: Examples
+
+    def __post_init__(self) -> None:
+        for part, examples, count in (
+            ("training", self.train, self.info.num_train),
+            ("test", self.test, self.info.num_test),
+        ):
+            if not len(examples):
+                raise DataError(f"{self.info.name} has no {part} examples.", remedy="Give at least one.")
+            found = (len(examples), *examples.inputs.shape[1:], examples.num_classes)
+            promised = (count, *self.info.input_shape, self.info.num_classes)
+            if found != promised:
+                raise DataError(
+                    f"the {part} examples of {self.info.name} are not what was described.",
+                    why=f"Count, shape and classes are {found}, not {promised}, so a plan made before would not hold.",
+                    remedy="Leave the files alone between planning and training, then plan again.",
+                )
+
+
+def from_tensors(
+    train_inputs: Tensor,
+    train_labels: Tensor,
+    test_inputs: Tensor,
+    test_labels: Tensor,
+    *,
+    num_classes: int | None = None,
+    name: str = "tensors",
+) -> Dataset:
+    """A data set from images that are already in [-1, 1].
+
+    Give `num_classes` where you can: left out, it is read off the labels, which are themselves private data.
+    """
+    parts = [
+        (_as_floats(train_inputs), _as_integers(train_labels)),
+        (_as_floats(test_inputs), _as_integers(test_labels)),
+    ]
+    largest = max((int(labels.max()) for _, labels in parts if labels.numel()), default=0)
+    classes = max(2, largest + 1) if num_classes is None else num_classes
+    train, test = (Examples(inputs, labels, classes) for inputs, labels in parts)
+    channels, height, width = train.inputs.shape[1:]
+    names = tuple(str(index) for index in range(classes))
+    info = DatasetInfo(name, (channels, height, width), classes, len(train), len(test), names)
+    return Dataset(info, train, test)
+
+
+def _as_floats(inputs: Tensor) -> Tensor:
+    """Any floating type as float32; whole numbers stay as they are, for the check to refuse with its remedy."""
+    inputs = torch.as_tensor(inputs).detach()
+    return inputs.float() if inputs.is_floating_point() else inputs
+
+
+def _as_integers(labels: Tensor) -> Tensor:
+    labels = torch.as_tensor(labels).detach()
+    return labels if labels.is_floating_point() or labels.is_complex() else labels.long()
+
+
+def _check_form(inputs: Tensor, labels: Tensor) -> None:
+    if inputs.dtype == torch.uint8:
+        raise DataError("inputs are bytes (uint8), not floats in [-1, 1].", remedy="Divide by 127.5 and subtract 1.")
+    if inputs.dtype != torch.float32:
+        raise DataError(f"inputs are {inputs.dtype}, not torch.float32.", remedy="Convert them with inputs.float().")
+    if labels.dtype != torch.int64:
+        raise DataError(f"labels are {labels.dtype}, not torch.int64.", remedy="Give class numbers, as labels.long().")
+    if inputs.ndim != 4 or labels.ndim != 1 or len(inputs) != len(labels):
+        raise DataError(
+            f"inputs of shape {tuple(inputs.shape)} and labels of shape {tuple(labels.shape)} do not belong together.",
+            remedy="Give inputs [N, C, H, W] and labels [N] with the same N.",
+        )
+
+
+def _check_inputs(inputs: Tensor) -> None:
+    """Minimum and maximum settle the good case in one pass and without a temporary: NaN makes both NaN."""
+    if not inputs.numel():
+        return
+    low, high = (float(extreme) for extreme in torch.aminmax(inputs))
+    if low >= PAPER_RANGE.low and high <= PAPER_RANGE.high:
+        return
+    flat = inputs.flatten(1)
+    finite = flat.isfinite().all(1)
+    if not finite.all():
+        raise DataError(
+            f"example {_first(~finite)} has a value that is NaN or infinite.",
+            why="No bound holds for it.",
+            remedy="Remove or mend it.",
+        )
+    outside = (flat < PAPER_RANGE.low).any(1) | (flat > PAPER_RANGE.high).any(1)
+    bytes_like = low >= 0 and high <= 255
+    raise DataError(
+        f"example {_first(outside)} leaves {PAPER_RANGE}: values span [{low:g}, {high:g}].",
+        why="Every bound assumes that range.",
+        remedy="Divide by 127.5 and subtract 1." if bytes_like else f"Rescale or clip the inputs to {PAPER_RANGE}.",
+    )
+
+
+def _check_labels(labels: Tensor, num_classes: int) -> None:
+    wrong = (labels < 0) | (labels >= num_classes)
+    if wrong.any():
+        index = _first(wrong)
+        raise DataError(
+            f"example {index} has label {int(labels[index])}.",
+            why=f"With {num_classes} classes the labels are 0 to {num_classes - 1}.",
+            remedy="Renumber the labels or give a larger num_classes.",
+        )
+
+
+def _first(mask: Tensor) -> int:
+    return int(mask.nonzero()[0])

@@ -1,0 +1,107 @@
+"""Fetch an archive, check it, and unpack it so that its folder appears whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import shutil
+import tarfile
+import tempfile
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from stobatch.errors import DataError
+
+TIMEOUT = 20.0
+"""Seconds without an answer after which the network counts as absent."""
+
+Open = Callable[[], IO[bytes]]
+
+
+def fetch_folder(url: str, md5: str, target: Path, *, by_hand: str) -> None:
+    """Put the archive's folder called `target.name` at `target`, unless it is already there.
+
+    **Guarantee.** Nothing is unpacked before the digest of the whole archive is right, no member is written outside
+    a temporary folder, and `target` appears by one rename. `by_hand` is the remedy when there is no network.
+    """
+    if target.exists():
+        return
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as name:
+            scratch = Path(name)
+            archive = scratch / url.rsplit("/", 1)[-1]
+            _download(url, md5, archive)
+            _unpack(archive, scratch / "unpacked")
+            _put_in_place(scratch / "unpacked" / target.name, target)
+    except (OSError, http.client.HTTPException) as error:
+        what = f"{target} is not there, and {url} could not be fetched."
+        raise DataError(what, why=_reason(error), remedy=by_hand) from None
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DataError(f"{url} is not a readable archive.", why=_reason(error), remedy=by_hand) from None
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what the system says; messages of ours have one line."""
+    text = str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error) or type(error).__name__
+    return f"The reason: {text.splitlines()[0].rstrip('.:')}."
+
+
+def _download(url: str, md5: str, archive: Path) -> None:
+    digest = hashlib.md5(usedforsecurity=False)
+    with urllib.request.urlopen(url, timeout=TIMEOUT) as response, archive.open("wb") as out:
+        while block := response.read(1 << 20):
+            digest.update(block)
+            out.write(block)
+    if digest.hexdigest() != md5:
+        raise DataError(
+            f"what came from {url} is not the published archive.",
+            why=f"Its MD5 is {digest.hexdigest()}, not {md5}; nothing was unpacked.",
+            remedy="Try again; if it stays so, the server or a proxy altered the file.",
+        )
+
+
+def _unpack(archive: Path, into: Path) -> None:
+    """Only plain files are written; a link or a path that leaves the folder is refused."""
+    into.mkdir()
+    with _members(archive) as members:
+        for name, content in members:  # opened only once it is known to be harmless
+            path = (into / name).resolve()
+            if content is None or not path.is_relative_to(into.resolve()):
+                raise DataError(
+                    f"archive member '{name}' is a link or leads out of the folder.",
+                    why="Unpacking it could overwrite other files; nothing was kept.",
+                    remedy="Do not use this archive.",
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with content() as source, path.open("wb") as out:
+                shutil.copyfileobj(source, out)
+
+
+@contextmanager
+def _members(archive: Path) -> Iterator[Iterator[tuple[str, Open | None]]]:
+    """Name and content of every member but folders; None for what is not a plain file."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            yield ((item.filename, partial(zipped.open, item)) for item in zipped.infolist() if not item.is_dir())
+    else:
+        with tarfile.open(archive) as tar:
+            yield (
+                (item.name, partial(tar.extractfile, item) if item.isfile() else None)  # type: ignore[misc]
+                for item in tar
+                if not item.isdir()
+            )
+
+
+def _put_in_place(folder: Path, target: Path) -> None:
+    try:
+        folder.rename(target)
+    except OSError:
+        if not target.is_dir():  # else another process finished the same download first
+            raise

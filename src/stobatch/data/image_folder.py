@@ -1,0 +1,55 @@
+"""Your own images: ROOT/train/CLASS/*.png and ROOT/test/CLASS/*.png, where ROOT is the data root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from stobatch.config import DataConfig
+from stobatch.data.dataset import DatasetInfo, Examples
+from stobatch.data.pixels import first_names, image_shape, in_turn, list_images, read_images
+from stobatch.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+
+
+def describe(config: DataConfig, root: Path) -> DatasetInfo:
+    """Count by listing folders. The size of an image is taken from the first file's header; no pixel is decoded."""
+    names, test_names = _classes(root, "train"), _classes(root, "test")
+    if names != test_names:
+        odd = sorted(set(names) ^ set(test_names))[0]
+        raise DataError(
+            f"class '{odd}' is in only one of {root / 'train'} and {root / 'test'}.",
+            remedy="Give both the same class folders; one under test may be empty.",
+        )
+    names = first_names(names, config.num_classes, str(root / "train"))
+    train, test = _files(root, "train", names), _files(root, "test", names)
+    with_images = {label for _, label in train}
+    empty = [root / "train" / name for label, name in enumerate(names) if label not in with_images]
+    for folder in empty + ([] if test else [root / "test"]):
+        raise DataError(f"{folder} has no images.", remedy=f"Put {', '.join(SUFFIXES)} files there.")
+    return DatasetInfo("image_folder", image_shape(train[0][0]), len(names), len(train), len(test), names)
+
+
+def read(info: DatasetInfo, root: Path, generator: torch.Generator | None) -> tuple[Examples, Examples]:
+    def part(name: str, limit: int) -> Examples:
+        return read_images(_files(root, name, info.class_names)[:limit], info.input_shape, info.num_classes)
+
+    return part("train", info.num_train), part("test", info.num_test)
+
+
+def _classes(root: Path, part: str) -> tuple[str, ...]:
+    folder = root / part
+    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".") if folder.is_dir() else []
+    if len(found) < 2:
+        raise DataError(
+            f"{folder} does not have two or more class folders.",
+            why="Expected ROOT/train/CLASS/IMAGE.png and ROOT/test/CLASS/IMAGE.png.",
+            remedy="Lay the images out so and point STOBATCH_DATA (or the data root) at ROOT.",
+        )
+    return tuple(found)
+
+
+def _files(root: Path, part: str, names: tuple[str, ...]) -> list[tuple[Path, int]]:
+    return in_turn([list_images(root / part / name, SUFFIXES) for name in names])

@@ -1,0 +1,66 @@
+"""Who sees which record: fixed disjoint batches, trainers, and random subsamples, all as tensors of indices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stobatch.errors import DataError
+
+
+def fixed_disjoint_batches(num_examples: int, batch_size: int, generator: torch.Generator) -> Tensor:
+    """Cut a random order of the records into batches [num_batches, batch_size]; the remainder is left unused.
+
+    **Guarantee.** No index occurs twice, so every record lies in at most one batch. That is a statement about
+    records: where `DatasetInfo.copies` is above 1, one original may lie in as many batches.
+
+    **Paper.** Algorithms 1 and 4, line 2; drawn once and kept for all steps. Deviation: there the batches cover all
+    of D, which needs N to be a multiple of m (the paper's 60,000 is none of 2,499); here the remainder is never read.
+
+    >>> fixed_disjoint_batches(7, 3, torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 3])
+    """
+    if not 1 <= batch_size <= num_examples:
+        raise DataError(
+            f"batch_size={batch_size} does not fit {num_examples} training examples.",
+            why="Batches are disjoint and equally large.",
+            remedy=f"Use a batch size from 1 to {num_examples}." if num_examples > 0 else "Give training examples.",
+        )
+    num_batches = num_examples // batch_size
+    order = torch.randperm(num_examples, generator=generator)
+    return order[: num_batches * batch_size].view(num_batches, batch_size)
+
+
+def trainer_batches(num_batches: int, generator: torch.Generator) -> Tensor:
+    """Give each of num_batches // 2 trainers two batches of its own: [num_trainers, 2].
+
+    The first is trained on as it is, adversarial examples are made of the second. **Paper.** Algorithm 4, line 4.
+    """
+    if num_batches < 2:
+        raise DataError(
+            f"{num_batches} batches are too few.",
+            why="Each local trainer needs two disjoint ones: benign and adversarial.",
+            remedy="Use a batch size of at most half the training examples.",
+        )
+    return torch.randperm(num_batches, generator=generator)[: num_batches // 2 * 2].view(-1, 2)
+
+
+def pick_trainers(num_trainers: int, count: int, generator: torch.Generator) -> Tensor:
+    """`count` different trainers for one step. **Paper.** Algorithm 4, line 6."""
+    if not 1 <= count <= num_trainers:
+        raise DataError(
+            f"cannot pick {count} of {num_trainers} local trainers.",
+            why="A trainer takes part at most once per step.",
+            remedy=f"Pick from 1 to {num_trainers}, or use a smaller batch size.",
+        )
+    return torch.randperm(num_trainers, generator=generator)[:count]
+
+
+def poisson_sample(num_examples: int, rate: float, generator: torch.Generator) -> Tensor:
+    """Indices in which each record stands with probability `rate`, independently; there may be none.
+
+    Drawn in double precision: 24 random bits would miss a small rate by a noticeable part of itself.
+    """
+    if not 0 <= rate <= 1:
+        raise DataError(f"a sampling rate of {rate} is not a probability.", remedy="Use a rate from 0 to 1.")
+    return (torch.rand(num_examples, generator=generator, dtype=torch.float64) < rate).nonzero().flatten()

@@ -1,0 +1,82 @@
+"""The data sets by name: describe one without reading its images, or load it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from stobatch.config import DataConfig
+from stobatch.data import cifar10, image_folder, mnist, tiny_imagenet
+from stobatch.data.dataset import Dataset, DatasetInfo, Examples
+from stobatch.errors import DataError
+from stobatch.seeds import Seeds
+
+
+@dataclass(frozen=True)
+class Source:
+    """How one data set is described and read. `read` gets a generator exactly when it has to augment."""
+
+    describe: Callable[[DataConfig, Path], DatasetInfo]
+    read: Callable[[DatasetInfo, Path, torch.Generator | None], tuple[Examples, Examples]]
+    can_augment: bool
+
+
+SOURCES = {
+    "mnist": Source(mnist.describe, mnist.read, can_augment=False),
+    "cifar10": Source(cifar10.describe, cifar10.read, can_augment=True),
+    "tiny_imagenet": Source(tiny_imagenet.describe, tiny_imagenet.read, can_augment=True),
+    "image_folder": Source(image_folder.describe, image_folder.read, can_augment=False),
+}
+
+
+def data_root(root: Path | None = None) -> Path:
+    """Where data sets lie: the argument, else STOBATCH_DATA, else ./data."""
+    return Path(root or os.environ.get("STOBATCH_DATA") or "data").expanduser()
+
+
+def describe(config: DataConfig, root: Path | None = None) -> DatasetInfo:
+    """What `load` will return, without reading an image: the privacy plan is made before the data is.
+
+    >>> info = describe(DataConfig(name="cifar10", num_classes=2, test_limit=100))
+    >>> info.input_shape, info.num_train, info.num_test, info.class_names
+    ((3, 28, 28), 10000, 100, ('airplane', 'automobile'))
+    """
+    info = _source(config).describe(config, data_root(root))
+    return replace(
+        info,
+        num_train=min(info.num_train, config.train_limit or info.num_train),
+        num_test=min(info.num_test, config.test_limit or info.num_test),
+    )
+
+
+def load(config: DataConfig, *, root: Path | None = None, seeds: Seeds | None = None) -> Dataset:
+    """Read a data set, keep its first classes, augment it once, and cut it to its limits.
+
+    A limit counts training records after augmentation. `seeds` makes the augmentation reproducible; without it the
+    randomness is secret, as everywhere.
+    """
+    info = describe(config, root)
+    generator = (seeds or Seeds.secret()).generator("data", "augment") if config.augment else None
+    train, test = _source(config).read(info, data_root(root), generator)
+    return Dataset(info, train, test)
+
+
+def _source(config: DataConfig) -> Source:
+    if config.name not in SOURCES:
+        raise DataError(
+            f"data set '{config.name}' has no files.",
+            why="It is handed over in Python.",
+            remedy="Build it with stobatch.data.from_tensors(...) and pass the result on.",
+        )
+    source = SOURCES[config.name]
+    if config.augment and not source.can_augment:
+        raise DataError(
+            f"there is no augmentation for {config.name}.",
+            why="Appendix P augments CIFAR-10 and Tiny ImageNet only.",
+            remedy="Set data.augment=false.",
+        )
+    return source

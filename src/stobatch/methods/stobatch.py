@@ -1,0 +1,197 @@
+"""The published mechanism: DP auto-encoder, DP adversarial learning, stochastic batches (Algorithms 1 and 4).
+
+It reproduces what the paper describes and claims only what the paper claims; `PublishedPlan.guarantee` carries the
+reasons why that claim does not hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stobatch.attacks import Ball, craft, ensemble_slices, training_ensemble
+from stobatch.certification import VerifiedInference
+from stobatch.config import MethodConfig, RunConfig
+from stobatch.data import DatasetInfo, Examples
+from stobatch.data.partition import fixed_disjoint_batches
+from stobatch.methods.base import Method
+from stobatch.models import AffineEncoder, Network, require_per_example
+from stobatch.objectives import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
+from stobatch.privacy.noise import PrivateNoise
+from stobatch.privacy.plan import Plan, PublishedPlan
+from stobatch.seeds import Seeds
+from stobatch.settings import setting
+from stobatch.training import Trainable
+from stobatch.training.engines import Gradients, TrainerTask
+from stobatch.training.schedule import IterativeSchedule, Schedule, StochasticSchedule
+from stobatch.types import PAPER_RANGE, Norm, Radius
+
+_CHUNK = 833
+"""Examples of one pass: on a CPU larger chunks fall out of the cache, on a GPU the head of the network is cheap."""
+
+
+@dataclass(frozen=True)
+class StoBatchConfig(MethodConfig, name="stobatch"):
+    """The published mechanism's settings, by default those of Appendix P for MNIST."""
+
+    total_epsilon: float = setting(1.0, above=0, doc="The total budget that Theorem 4 claims")
+    label_epsilon: float = setting(0.1, above=0, doc="The label budget ε2, or its base where it grows with the total")
+    budget_split: str = setting(
+        "fixed_label", choices=("fixed_label", "third_of_surplus"), doc="How the total is split (Appendix P)"
+    )
+    encoder_norm_bound: float = setting(
+        1.0, above=0, at_most=1, doc="Bound on ‖θ1‖₁,₁, enforced at every step; at most 1 keeps θ1ᵀx in [-1, 1]"
+    )
+    batch_size: int = setting(2499, at_least=1, doc="Examples in each fixed batch, m")
+    schedule: str = setting(
+        "stochastic", choices=("iterative", "stochastic"), doc="Algorithm 1 (iterative) or Algorithm 4 (stochastic)"
+    )
+    trainers_per_step: int = setting(1, at_least=1, doc="Trainers picked per step in Algorithm 4, 𝒩")
+    adversarial_weight: float = setting(1.0, at_least=0, doc="The weight ξ of the adversarial loss")
+    attack_ensemble: tuple[str, ...] = setting(
+        ("ifgsm", "mim", "madry"), choices=("ifgsm", "mim", "madry"), doc="The attacks A that craft training examples"
+    )
+    train_attack_steps: int = setting(10, at_least=1, doc="Steps of each training attack, T_μ")
+    train_attack_max_radius: float = setting(
+        1.0, above=0, at_most=2, doc="μ_t is drawn from (0, this], l-infinity over [-1, 1]"
+    )
+    taylor: str = setting(
+        "corrected", choices=("corrected", "published"), doc="The expansion of the loss: right, or as printed"
+    )
+    label_noise: str = setting(
+        "shared", choices=("shared", "per_class"), doc="χ3 as one vector for all classes (the paper) or one per class"
+    )
+
+
+def _schedule(config: StoBatchConfig, num_batches: int, seeds: Seeds) -> Schedule:
+    if config.schedule == "iterative":
+        return IterativeSchedule(num_batches, seeds)
+    return StochasticSchedule(num_batches, seeds, config.trainers_per_step)
+
+
+class StoBatchTrainable(Trainable):
+    """Algorithms 1 and 4 after their first three lines: noise is drawn, inputs are perturbed, batches are fixed."""
+
+    def __init__(
+        self, config: StoBatchConfig, network: Network, train: Examples, noise: PrivateNoise, seeds: Seeds
+    ) -> None:
+        device = network.encoder.weight.device
+        self.config, self.network, self.seeds = config, network, seeds
+        network.set_noise(noise.input_noise, noise.hidden_noise)
+        self.label_noise = noise.label_noise.to(device)
+        batches = fixed_disjoint_batches(len(train), config.batch_size, seeds.generator("batches"))
+        self.schedule = _schedule(config, len(batches), seeds)
+        # Line 2: from here on only perturbed inputs are read.
+        self.batches = batches.to(device)
+        self.noisy_inputs = train.inputs.to(device) + network.input_noise
+        self.labels = train.labels.to(device)
+        self.ensemble = training_ensemble(config.attack_ensemble, config.train_attack_steps)
+        self.after_update()
+
+    def tasks(self, step: int) -> list[TrainerTask]:
+        return self.schedule.tasks(step)
+
+    def after_update(self) -> None:
+        """Enforce the bound on θ1 that the plan's γ rests on, and refresh the reference statistics."""
+        self.network.encoder.limit_columns(self.config.encoder_norm_bound)
+        self.network.calibrate()
+
+    def craft(self, noisy_inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """DP adversarial examples: from perturbed inputs, with predicted labels, within a random μ_t."""
+        # rand() is in [0, 1), the paper's μ_t in (0, 1].
+        size = (1 - float(torch.rand((), generator=generator))) * self.config.train_attack_max_radius
+        radius = Radius(size, Norm.LINF, PAPER_RANGE)
+        ball = Ball.around(noisy_inputs, radius, shift=self.network.input_noise)
+        return craft(self.network.scores_of_noisy, ball, self.ensemble, generator, chunk=_CHUNK)
+
+    def gradients(self, task: TrainerTask, step: int) -> Gradients:
+        generator = self.seeds.generator("step", step, "trainer", task.trainer)
+        benign, source = self.batches[task.benign_batch], self.batches[task.adversarial_batch]
+        adversarial = self.craft(self.noisy_inputs[source], generator)
+        noisy_inputs = torch.cat([self.noisy_inputs[benign], adversarial])
+        labels = torch.cat([self.labels[benign], self.labels[source]])
+        weights = example_weights(len(benign), len(source), self.config.adversarial_weight).to(noisy_inputs)
+        return self._gradients(noisy_inputs, labels, weights)
+
+    def _gradients(self, noisy_inputs: Tensor, labels: Tensor, weights: Tensor) -> Gradients:
+        """∇θ1 R̄ (closed form, no labels) and ∇θ2 L̄ (autograd through the head only), in chunks."""
+        network, head = self.network, dict(self.network.head.named_parameters())
+        encoder_gradient = torch.zeros_like(network.encoder.weight)
+        noise_term = label_noise_term(network.head.output.weight, self.label_noise)
+        totals = torch.autograd.grad(-noise_term, list(head.values()), allow_unused=True)
+        sums = [torch.zeros_like(p) if g is None else g for p, g in zip(head.values(), totals, strict=True)]
+        for start in range(0, len(noisy_inputs), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            with torch.no_grad():
+                hidden = network.noisy_hidden(noisy_inputs[part])
+                encoder_gradient += reconstruction_gradient(network.encoder, noisy_inputs[part], hidden)
+            losses = taylor_loss(network.head(hidden), labels[part], self.config.taylor)
+            fresh = torch.autograd.grad((weights[part] * losses).sum(), list(head.values()))
+            torch._foreach_add_(sums, fresh)
+        named = {f"head.{name}": gradient for name, gradient in zip(head, sums, strict=True)}
+        return {"encoder.weight": encoder_gradient, **named}
+
+
+class StoBatch(Method):
+    """The paper's method."""
+
+    config_class = StoBatchConfig
+
+    def plan(self, config: RunConfig, info: DatasetInfo, encoder: AffineEncoder) -> PublishedPlan:
+        method = config.method
+        assert isinstance(method, StoBatchConfig)
+        ensemble_slices(method.batch_size, len(method.attack_ensemble))
+        plan = PublishedPlan(
+            num_examples=info.num_train,
+            batch_size=method.batch_size,
+            inputs_per_neuron=encoder.inputs_per_neuron,
+            neurons_per_map=encoder.neurons_per_map,
+            last_hidden_size=config.model.last_hidden_size,
+            num_classes=info.num_classes,
+            encoder_norm_bound=method.encoder_norm_bound,
+            total_epsilon=method.total_epsilon,
+            label_epsilon_base=method.label_epsilon,
+            split=method.budget_split,
+            records_per_person=info.copies,
+        )
+        _schedule(method, plan.num_batches, Seeds.reproducible(0))
+        _ = plan.epsilons
+        return plan
+
+    def prepare(
+        self, config: RunConfig, plan: Plan, network: Network, train: Examples, seeds: Seeds, run: Path
+    ) -> StoBatchTrainable:
+        assert isinstance(config.method, StoBatchConfig)
+        assert isinstance(plan, PublishedPlan)
+        require_per_example(network)
+        shared = config.method.label_noise == "shared"
+        size = (network.last_hidden_size,)
+        noise = PrivateNoise.draw(
+            seeds,
+            input_shape=network.encoder.input_shape,
+            input_scale=plan.input_noise_scale,
+            hidden_shape=network.encoder.hidden_shape,
+            hidden_scale=plan.hidden_noise_scale,
+            label_shape=size if shared else (network.num_classes, *size),
+            label_scale=plan.label_noise_scale,
+        )
+        trainable = StoBatchTrainable(config.method, network, train, noise, seeds)
+        noise.save(run, config.training_hash)
+        return trainable
+
+    def restore(self, network: Network, run: Path) -> None:
+        noise = PrivateNoise.load(run)
+        network.set_noise(noise.input_noise, noise.hidden_noise)
+
+    def verifier(self, config: RunConfig, plan: Plan, network: Network) -> VerifiedInference:
+        assert isinstance(plan, PublishedPlan)
+        return VerifiedInference(
+            network,
+            config.certification,
+            input_noise_scale=plan.input_noise_scale,
+            hidden_noise_scale=plan.hidden_noise_scale,
+            memory_mb=config.machine.memory_mb,
+        )

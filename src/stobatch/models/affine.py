@@ -1,0 +1,231 @@
+"""The first affine layer h = θ1ᵀx, the one part of the network whose algebra everything else relies on.
+
+It is where privacy noise and robustness noise enter, its transpose is the decoder of the auto-encoder, and its norms
+bound what an attacker or a neighbouring data set can change. It has no bias, as in the paper.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import prod, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.grad import conv2d_weight
+
+from stobatch.errors import ModelError
+
+EXACT_SPECTRUM_UP_TO = 4096
+"""Inputs with more values than this get the Schur bound instead of the exact spectral norm."""
+
+
+@dataclass(frozen=True)
+class OperatorNorms:
+    """Upper bounds on norms of the matrix A with h = Ax, over all maps and positions."""
+
+    l1_to_l1: float
+    linf_to_linf: float
+    l2_to_l2: float
+    l1_to_l2: float
+    linf_to_l1: float
+
+
+class AffineEncoder(nn.Module, ABC):
+    """a(x, θ1): an affine map without bias, seen as `num_maps` columns of `inputs_per_neuron` weights."""
+
+    weight: nn.Parameter
+    input_shape: tuple[int, ...]
+    hidden_shape: tuple[int, ...]
+
+    @abstractmethod
+    def forward(self, inputs: Tensor) -> Tensor:
+        """h = θ1ᵀx."""
+
+    @abstractmethod
+    def decode(self, hidden: Tensor) -> Tensor:
+        """x̃ = θ1h, the transpose of `forward`."""
+
+    @abstractmethod
+    def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
+        """The gradient of Σᵢ ⟨θ1ᵀxᵢ, hᵢ⟩ with respect to θ1, with x and h held fixed."""
+
+    @abstractmethod
+    def absolute(self) -> AffineEncoder:
+        """The same layer with every weight replaced by its size; its row and column sums are operator norms."""
+
+    @property
+    def inputs_per_neuron(self) -> int:
+        return self.weight[0].numel()
+
+    @property
+    def num_maps(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def neurons_per_map(self) -> int:
+        return prod(self.hidden_shape) // self.num_maps
+
+    def columns(self) -> Tensor:
+        """θ1 as the paper writes it: inputs_per_neuron x num_maps."""
+        return self.weight.flatten(1).t()
+
+    def max_column_norm(self) -> float:
+        """‖θ1‖₁,₁ in the paper's notation: the largest 1-norm of a column, that is, of one map's kernel."""
+        return float(self.columns().detach().abs().sum(0).max())
+
+    def max_row_norm(self) -> float:
+        """‖θ1‖∞ in the paper's notation: the largest 1-norm of a row."""
+        return float(self.columns().detach().abs().sum(1).max())
+
+    @torch.no_grad()
+    def limit_columns(self, bound: float) -> None:
+        """Rescale every column whose 1-norm exceeds the bound.
+
+        **Guarantee.** Afterwards ‖θ1‖₁,₁ <= bound, so the plan's γ holds at every step; and with bound <= 1 every
+        θ1ᵀx is in [-1, 1] for x in [-1, 1]^d, which is the assumption of Lemma 2, without clipping anything.
+        """
+        size = self.weight.flatten(1).abs().sum(1)
+        # One unit in the last place below the bound, so that rounding in the sum cannot exceed it.
+        factor = torch.where(size > bound, bound / size * (1 - 4 * torch.finfo(size.dtype).eps), torch.ones_like(size))
+        self.weight.mul_(factor.reshape(-1, *[1] * (self.weight.ndim - 1)))
+
+    @torch.no_grad()
+    def operator_norms(self) -> OperatorNorms:
+        """Norms of the whole linear operator, every map and position counted; computed in float64."""
+        absolute = self.absolute().double().cpu()
+        ones_in = torch.ones(1, *self.input_shape, dtype=torch.float64)
+        ones_out = torch.ones(1, *self.hidden_shape, dtype=torch.float64)
+        column_sums, row_sums = absolute.decode(ones_out), absolute(ones_in)
+        num_inputs, num_hidden = prod(self.input_shape), prod(self.hidden_shape)
+        l1, linf = float(column_sums.max()), float(row_sums.max())
+        schur = sqrt(l1 * linf)
+        gram = self._gram() if num_inputs <= EXACT_SPECTRUM_UP_TO else None
+        rounding = 1 + 1e-9
+        l2 = min(schur, sqrt(float(torch.linalg.eigvalsh(gram)[-1]))) * rounding if gram is not None else schur
+        l1_to_l2 = sqrt(float(gram.diagonal().max())) * rounding if gram is not None else l2
+        linf_to_l1 = min(float(row_sums.sum()), num_hidden * linf, num_inputs * l1, sqrt(num_inputs * num_hidden) * l2)
+        return OperatorNorms(l1, linf, l2, l1_to_l2, linf_to_l1)
+
+    def _gram(self) -> Tensor:
+        """AᵀA, built in slices of the identity so that A itself is never in memory."""
+        encoder = self.copy().double().cpu()
+        size = prod(self.input_shape)
+        basis = torch.eye(size, dtype=torch.float64).reshape(size, *self.input_shape)
+        return torch.cat([encoder.decode(encoder(part)).flatten(1) for part in torch.split(basis, 256)])
+
+    def copy(self) -> AffineEncoder:
+        import copy
+
+        return copy.deepcopy(self)
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution whose input gradient is a matrix product and a fold.
+
+    On CPUs the stock kernel for the input gradient of a few-channel convolution is several times slower, and an
+    attack spends half of its time there.
+    """
+
+    @staticmethod
+    def forward(inputs: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+        return F.conv2d(inputs, weight, stride=stride, padding=padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        image, weight, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(image, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (gradient,) = gradients
+        image, weight = ctx.saved_tensors
+        to_image = to_weight = None
+        if ctx.needs_input_grad[0]:
+            to_image = _transpose(gradient, weight, image.shape[-2:], ctx.stride, ctx.padding)
+        if ctx.needs_input_grad[1]:
+            to_weight = conv2d_weight(  # type: ignore[no-untyped-call]
+                image, list(weight.shape), gradient, stride=ctx.stride, padding=ctx.padding
+            )
+        return to_image, to_weight, None, None
+
+
+def _transpose(hidden: Tensor, weight: Tensor, size: torch.Size, stride: int, padding: int) -> Tensor:
+    if hidden.is_cpu:
+        patches = weight.flatten(1).t() @ hidden.flatten(2)
+        return F.fold(patches, (size[0], size[1]), weight.shape[-1], padding=padding, stride=stride)
+    missing = [(side + 2 * padding - weight.shape[-1]) % stride for side in size]
+    return F.conv_transpose2d(hidden, weight, stride=stride, padding=padding, output_padding=missing)
+
+
+class ConvEncoder(AffineEncoder):
+    """A convolution; every map reads a patch of the input, as in Appendix P."""
+
+    def __init__(
+        self, input_shape: tuple[int, int, int], num_maps: int, kernel: int, *, stride: int, padding: int
+    ) -> None:
+        super().__init__()
+        channels, height, width = input_shape
+        self.stride, self.padding, self.input_shape = stride, padding, input_shape
+        out = [(side + 2 * padding - kernel) // stride + 1 for side in (height, width)]
+        if min(out) < 1:
+            raise ModelError(
+                f"a {kernel}x{kernel} kernel does not fit images of {height}x{width}.", remedy="Use a smaller kernel."
+            )
+        self.hidden_shape = (num_maps, *out)
+        self.weight = nn.Parameter(torch.empty(num_maps, channels, kernel, kernel))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden: Tensor = _Convolution.apply(inputs, self.weight, self.stride, self.padding)  # type: ignore[no-untyped-call]
+        return hidden
+
+    def decode(self, hidden: Tensor) -> Tensor:
+        return _transpose(hidden, self.weight, torch.Size(self.input_shape[1:]), self.stride, self.padding)
+
+    def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
+        gradient: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
+            inputs, list(self.weight.shape), hidden, stride=self.stride, padding=self.padding
+        )
+        return gradient
+
+    def absolute(self) -> ConvEncoder:
+        twin = self.copy()
+        assert isinstance(twin, ConvEncoder)
+        twin.weight.data.abs_()
+        return twin
+
+
+class DenseEncoder(AffineEncoder):
+    """A fully connected layer, θ1 a d x β matrix: the setting in which the paper states its lemmas."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_neurons: int) -> None:
+        super().__init__()
+        self.input_shape, self.hidden_shape = input_shape, (num_neurons,)
+        self.weight = nn.Parameter(torch.empty(num_neurons, prod(input_shape)))
+        nn.init.xavier_uniform_(self.weight)
+
+    @property
+    def neurons_per_map(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def num_maps(self) -> int:
+        return 1
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.flatten(1) @ self.weight.t()
+
+    def decode(self, hidden: Tensor) -> Tensor:
+        return (hidden @ self.weight).reshape(-1, *self.input_shape)
+
+    def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
+        return hidden.t() @ inputs.flatten(1)
+
+    def absolute(self) -> DenseEncoder:
+        twin = self.copy()
+        assert isinstance(twin, DenseEncoder)
+        twin.weight.data.abs_()
+        return twin

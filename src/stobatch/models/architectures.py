@@ -1,0 +1,166 @@
+"""The paper's three networks (Appendix P), each as an encoder and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from stobatch.config import ModelConfig
+from stobatch.errors import ModelError
+from stobatch.models.affine import AffineEncoder, ConvEncoder
+from stobatch.models.network import Head, Network
+from stobatch.models.normalisation import NORMALISATIONS
+
+Shape = tuple[int, int, int]
+Norm = Callable[[tuple[int, ...]], nn.Module]
+
+
+def mnist_encoder(input_shape: Shape) -> ConvEncoder:
+    """32 maps of 5x5 patches: d = 25 and β = 14² on 28x28 images, so Δ_R = (14² + 2) x 25."""
+    return ConvEncoder(input_shape, 32, 5, stride=2, padding=2)
+
+
+def cifar10_encoder(input_shape: Shape) -> ConvEncoder:
+    """128 maps of 4x4 patches: d = 3 x 16 and β = 14² on 28x28 crops."""
+    return ConvEncoder(input_shape, 128, 4, stride=2, padding=1)
+
+
+def resnet18_encoder(input_shape: Shape) -> ConvEncoder:
+    """64 maps of 7x7 patches: d = 3 x 49 and β = 32² on 64x64 images."""
+    return ConvEncoder(input_shape, 64, 7, stride=2, padding=3)
+
+
+def mnist_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
+    maps, height, width = hidden
+    pooled = (height // 2, width // 2)
+    size = [(side + 4 - 5) // 2 + 1 for side in pooled]
+    return nn.Sequential(
+        norm(hidden),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(maps, 64, 5, stride=2, padding=2),
+        norm((64, *size)),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * prod(size), last_hidden_size),
+        norm((last_hidden_size,)),
+    )
+
+
+class _DenseConv(nn.Module):
+    """The CIFAR-10 network's second layer: its output stands beside its input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 5, padding=2)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.cat([torch.relu(self.conv(values)), values], dim=1)
+
+
+def cifar10_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
+    maps, height, width = hidden
+    return nn.Sequential(
+        norm(hidden),
+        nn.ReLU(),
+        _DenseConv(maps),
+        norm((2 * maps, height, width)),
+        nn.Conv2d(2 * maps, 256, 5, padding=2),
+        norm((256, height, width)),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256 * (height // 2) * (width // 2), last_hidden_size),
+        norm((last_hidden_size,)),
+    )
+
+
+class _ResidualBlock(nn.Module):
+    """Two 3x3 convolutions, each after normalisation and ReLU, beside a shortcut (ResNet-v2)."""
+
+    def __init__(self, shape: Shape, channels: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        before, height, width = shape
+        self.shape: Shape = (channels, -(-height // stride), -(-width // stride))
+        self.first_norm, self.second_norm = norm(shape), norm(self.shape)
+        self.first = nn.Conv2d(before, channels, 3, stride=stride, padding=1, bias=False)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        same = before == channels and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Conv2d(before, channels, 1, stride=stride, bias=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        active = torch.relu(self.first_norm(values))
+        out: Tensor = self.second(torch.relu(self.second_norm(self.first(active)))) + self.shortcut(active)
+        return out
+
+
+def resnet18_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    shape = hidden
+    for channels, first_stride in ((64, 1), (128, 1), (256, 2), (512, 2)):
+        for stride in (first_stride, 1):
+            block = _ResidualBlock(shape, channels, stride, norm)
+            layers.append(block)
+            shape = block.shape
+    return nn.Sequential(
+        *layers,
+        norm(shape),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(shape[0], last_hidden_size),
+        norm((last_hidden_size,)),
+    )
+
+
+ARCHITECTURES: dict[str, tuple[Callable[[Shape], AffineEncoder], Callable[[Shape, Norm, int], nn.Module]]] = {
+    "mnist_cnn": (mnist_encoder, mnist_body),
+    "cifar10_cnn": (cifar10_encoder, cifar10_body),
+    "resnet18": (resnet18_encoder, resnet18_body),
+}
+
+
+def _shape(values: tuple[int, ...]) -> Shape:
+    if len(values) != 3:
+        raise ModelError(
+            f"inputs of shape {values} are not images.", remedy="Hand over your own network: model.architecture=custom."
+        )
+    return values[0], values[1], values[2]
+
+
+def _parts(
+    config: ModelConfig,
+) -> tuple[Callable[[Shape], AffineEncoder], Callable[[Shape, Norm, int], nn.Module]]:
+    if config.architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"architecture '{config.architecture}' has to be handed over in Python.",
+            remedy="Call stobatch.train(config, network=stobatch.models.from_layers(...)).",
+        )
+    return ARCHITECTURES[config.architecture]
+
+
+def build_encoder(config: ModelConfig, input_shape: tuple[int, ...]) -> AffineEncoder:
+    """Only the encoder: all that a plan needs to know of the network."""
+    return _parts(config)[0](_shape(input_shape))
+
+
+def build(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, generator: torch.Generator) -> Network:
+    """A network with freshly drawn parameters."""
+    make_encoder, make_body = _parts(config)
+    encoder = make_encoder(_shape(input_shape))
+    body = make_body(_shape(encoder.hidden_shape), NORMALISATIONS[config.normalisation], config.last_hidden_size)
+    network = Network(encoder, Head(body, nn.Linear(config.last_hidden_size, num_classes, bias=False)))
+    initialise(network, generator)
+    return network
+
+
+def initialise(network: Network, generator: torch.Generator) -> None:
+    """Xavier-uniform weights and zero biases, from the given generator only."""
+    for name, parameter in network.named_parameters():
+        if parameter.ndim >= 2:
+            nn.init.xavier_uniform_(parameter, generator=generator)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)

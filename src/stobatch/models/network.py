@@ -1,0 +1,114 @@
+"""The network f(x) = g(a(x, θ1), θ2), with the noise where Algorithm 1 puts it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from stobatch.errors import ModelError
+from stobatch.models.affine import AffineEncoder, ConvEncoder, DenseEncoder
+from stobatch.models.normalisation import anchors, calibrating
+
+
+class Head(nn.Module):
+    """g: from the noisy hidden layer to class scores, through a last hidden layer bounded in [-1, 1].
+
+    The output layer has no bias, so that the Taylor objective's coefficients are exactly h_π and h_π y (Lemma 4).
+    """
+
+    def __init__(self, body: nn.Module, output: nn.Linear) -> None:
+        super().__init__()
+        self.body, self.output = body, output
+
+    def last_hidden(self, hidden: Tensor) -> Tensor:
+        values: Tensor = self.body(hidden)
+        return values.clamp(-1, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.last_hidden(hidden))
+        return scores
+
+
+class Network(nn.Module):
+    """A classifier from inputs in [-1, 1] to logits, split after its first affine layer.
+
+    The fixed noise χ1/m and 2χ2/m is part of the deployed function (Appendix N), but not of `state_dict()`: it is
+    private and is stored apart.
+    """
+
+    input_noise: Tensor
+    hidden_noise: Tensor
+    anchors: Tensor
+
+    def __init__(self, encoder: AffineEncoder, head: Head) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+        self.register_buffer("input_noise", torch.zeros(encoder.input_shape), persistent=False)
+        self.register_buffer("hidden_noise", torch.zeros(encoder.hidden_shape), persistent=False)
+        self.register_buffer("anchors", anchors(encoder.input_shape), persistent=False)
+
+    def set_noise(self, input_noise: Tensor, hidden_noise: Tensor) -> None:
+        """Fix χ1/m and 2χ2/m, as applied."""
+        self.input_noise.copy_(input_noise)
+        self.hidden_noise.copy_(hidden_noise)
+
+    def noisy_hidden(self, noisy_inputs: Tensor) -> Tensor:
+        """h̄ = θ1ᵀx̄ + 2χ2/m."""
+        hidden: Tensor = self.encoder(noisy_inputs)
+        return hidden + self.hidden_noise
+
+    def scores_of_noisy(self, noisy_inputs: Tensor) -> Tensor:
+        """Class scores of inputs that already carry χ1/m: all that training ever sees of the data."""
+        scores: Tensor = self.head(self.noisy_hidden(noisy_inputs))
+        return scores
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.scores_of_noisy(inputs + self.input_noise)
+
+    def calibrate(self) -> None:
+        """Refresh the reference statistics for the present parameters; does nothing without reference layers."""
+        with calibrating(self) as needed:
+            if needed:
+                self(self.anchors)
+
+    @property
+    def num_classes(self) -> int:
+        return self.head.output.out_features
+
+    @property
+    def last_hidden_size(self) -> int:
+        return self.head.output.in_features
+
+
+def from_layers(
+    first: nn.Conv2d | nn.Linear, body: nn.Module, last: nn.Linear, input_shape: tuple[int, ...]
+) -> Network:
+    """Adapt your own module: its first affine layer, everything between, and its output layer.
+
+    The last hidden values are clamped to [-1, 1] for you; biases of the first and the output layer are dropped.
+    """
+    encoder: AffineEncoder
+    if isinstance(first, nn.Conv2d):
+        kernel, stride, padding = first.kernel_size, first.stride, first.padding
+        plain = len(set(kernel)) == len(set(stride)) == len(set(padding)) == 1 and not isinstance(padding, str)
+        if not plain or first.groups != 1 or set(first.dilation) != {1} or len(input_shape) != 3:
+            raise ModelError(
+                "the first convolution must be square, undilated and ungrouped, with a number as padding.",
+                remedy="Start your network with such a Conv2d or with a Linear layer.",
+            )
+        channels, height, width = input_shape
+        encoder = ConvEncoder(
+            (channels, height, width), first.out_channels, kernel[0], stride=stride[0], padding=int(padding[0])
+        )
+    else:
+        encoder = DenseEncoder(input_shape, first.out_features)
+    if first.weight.shape != encoder.weight.shape:
+        raise ModelError(
+            f"the first layer has weights {tuple(first.weight.shape)}, inputs of {input_shape} need "
+            f"{tuple(encoder.weight.shape)}.",
+            remedy="Give the shape of one input, as in input_shape=(1, 28, 28).",
+        )
+    encoder.weight.data.copy_(first.weight.data)
+    output = nn.Linear(last.in_features, last.out_features, bias=False)
+    output.weight.data.copy_(last.weight.data)
+    return Network(encoder, Head(body, output))

@@ -1,0 +1,61 @@
+"""Refuse networks in which one example can reach another's output, and mend what can be mended.
+
+Every guarantee of this library is about one example: a sensitivity, a clipped gradient, a certified radius. A layer
+that mixes examples voids them all at once, so it is looked for by type and by experiment.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from stobatch.errors import ModelError
+from stobatch.models.network import Network
+
+_MIXING = (nn.modules.batchnorm._BatchNorm,)
+
+
+def mixing_layers(module: nn.Module) -> list[str]:
+    """Names of layers whose outputs depend on the whole batch."""
+    return [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, _MIXING)
+        and (not isinstance(layer, nn.modules.instancenorm._InstanceNorm) or layer.track_running_stats)
+    ]
+
+
+def replace_batch_norm(module: nn.Module) -> nn.Module:
+    """A copy with every batch normalisation replaced by a GroupNorm over the same channels."""
+    fixed = copy.deepcopy(module)
+    for name in mixing_layers(module):
+        parent_name, _, child = name.rpartition(".")
+        channels = module.get_submodule(name).num_features
+        assert isinstance(channels, int)
+        groups = next(g for g in (8, 4, 2, 1) if channels % g == 0)
+        setattr(fixed.get_submodule(parent_name), child, nn.GroupNorm(groups, channels))
+    return fixed
+
+
+def require_per_example(network: Network) -> None:
+    """Raise unless every output depends on its own input alone."""
+    for name in mixing_layers(network):
+        layer = type(network.get_submodule(name)).__name__
+        raise ModelError(
+            f"layer '{name}' is {layer}: each output depends on the whole batch, so no per-example bound exists.",
+            remedy="Set model.normalisation to reference or group, or use stobatch.models.replace_batch_norm(module).",
+        )
+    generator = torch.Generator().manual_seed(1)
+    device = network.encoder.weight.device
+    probe = (torch.rand(4, *network.encoder.input_shape, generator=generator) * 2 - 1).to(device)
+    other = probe.clone()
+    other[0] = -other[0]
+    with torch.no_grad():
+        if not torch.equal(network(probe)[1:], network(other)[1:]):
+            raise ModelError(
+                "changing one example of a batch changes another example's output.",
+                why="Some layer mixes examples or draws random numbers, so no per-example bound exists.",
+                remedy="Remove that layer (dropout, batch statistics, mixing) or make it work on single examples.",
+            )

@@ -1,0 +1,59 @@
+"""The noise of Algorithm 1, line 1: drawn once, before training, and kept private.
+
+One draw is shared by every example, batch and step. That is the published mechanism, and the reason its privacy
+claim fails: a constant added to every record cancels in every difference of two records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stobatch.files import PRIVATE, read_tensors, write_tensors
+from stobatch.seeds import Seeds
+
+
+def laplace(shape: tuple[int, ...], scale: float, generator: torch.Generator) -> Tensor:
+    """Independent draws of Lap(scale), in float64 from the generator, returned in float32."""
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
+    # -log1p(-2|u|) is exponential; u = -1/2 can occur and would give an infinity, so it moves by one float.
+    return (-scale * uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.5 - 2**-54))).float()
+
+
+@dataclass(frozen=True)
+class PrivateNoise:
+    """χ1/m, 2χ2/m and χ3/m, as applied."""
+
+    input_noise: Tensor
+    hidden_noise: Tensor
+    label_noise: Tensor
+
+    @classmethod
+    def draw(
+        cls,
+        seeds: Seeds,
+        *,
+        input_shape: tuple[int, ...],
+        input_scale: float,
+        hidden_shape: tuple[int, ...],
+        hidden_scale: float,
+        label_shape: tuple[int, ...],
+        label_scale: float,
+    ) -> PrivateNoise:
+        return cls(
+            laplace(input_shape, input_scale, seeds.generator("noise", "input")),
+            laplace(hidden_shape, hidden_scale, seeds.generator("noise", "hidden")),
+            laplace(label_shape, label_scale, seeds.generator("noise", "label")),
+        )
+
+    def save(self, run: Path, config_hash: str) -> None:
+        """Write to the run's private folder, readable by its owner only."""
+        write_tensors(run / PRIVATE / "noise.safetensors", vars(self), {"config_hash": config_hash}, private=True)
+
+    @classmethod
+    def load(cls, run: Path) -> PrivateNoise:
+        tensors, _ = read_tensors(run / PRIVATE / "noise.safetensors")
+        return cls(**tensors)

@@ -1,0 +1,141 @@
+"""The training loop: the same for one trainer (Algorithm 1) and for many (Algorithm 4), and for every method."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stobatch.config import RunConfig
+from stobatch.data import Examples
+from stobatch.errors import ModelError
+from stobatch.models import Network
+from stobatch.progress import progress
+from stobatch.training.checkpoint import TrainingState
+from stobatch.training.engines import Engine, Gradients, TrainerTask
+
+
+class Trainable(ABC):
+    """What a method hands to the loop."""
+
+    network: Network
+
+    @abstractmethod
+    def tasks(self, step: int) -> list[TrainerTask]:
+        """Who works in this step."""
+
+    @abstractmethod
+    def gradients(self, task: TrainerTask, step: int) -> Gradients:
+        """One trainer's gradients at the present parameters."""
+
+    @abstractmethod
+    def after_update(self) -> None:
+        """Restore what the plan assumed about the parameters, such as a bound on their norm."""
+
+
+class Interrupted(Exception):  # noqa: N818
+    """The user asked to stop; everything up to the last finished step is on disk."""
+
+
+@dataclass
+class _StopRequest:
+    asked: bool = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def finish_step_on_signal() -> Iterator[_StopRequest]:
+    """Let the first Ctrl-C or SIGTERM end the loop after the present step; a second Ctrl-C ends it at once."""
+    request = _StopRequest()
+    previous: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
+
+def train(
+    trainable: Trainable,
+    config: RunConfig,
+    engine: Engine,
+    run: Path,
+    held_out: Examples,
+    *,
+    resume: bool,
+    quiet: bool,
+) -> TrainingState:
+    """Train to the last step, checkpointing on the way.
+
+    **Guarantee.** On a CPU with the same number of threads, a run that was killed at any moment and resumed ends with
+    the same bits as an undisturbed one: a step depends on the parameters, the optimiser and the seeds alone.
+    """
+    network = trainable.network
+    optimiser = OPTIMISERS[config.training.optimiser](network.parameters(), lr=config.training.learning_rate)  # type: ignore[call-arg]
+    state = TrainingState(network, optimiser)
+    if resume and state.restore(run, config.training_hash):
+        trainable.after_update()
+    parameters = dict(network.named_parameters())
+    inputs = held_out.inputs[: config.training.monitor_examples].to(network.encoder.weight.device)
+    labels = held_out.labels[: config.training.monitor_examples].to(inputs.device)
+    note = ""
+    with (
+        finish_step_on_signal() as stop,
+        progress("train", config.training.steps, start=state.step, quiet=quiet) as advance,
+    ):
+        while state.step < config.training.steps:
+            average = engine.average(trainable.tasks(state.step), lambda task: trainable.gradients(task, state.step))
+            _descend(parameters, average, optimiser)
+            trainable.after_update()
+            state.step += 1
+            if state.step % config.training.monitor_every == 0 or state.step == config.training.steps:
+                correct = accuracy(network, inputs, labels)
+                state.history.append((float(state.step), correct, network.encoder.max_column_norm()))
+                note = f"test accuracy {correct:.3f}"
+            if state.step % config.machine.checkpoint_every == 0 or state.step == config.training.steps or stop.asked:
+                state.save(run, config.training_hash)
+            advance(1, note=note)
+            if stop.asked and state.step < config.training.steps:
+                raise Interrupted
+    return state
+
+
+def _descend(parameters: dict[str, torch.nn.Parameter], gradients: Gradients, optimiser: torch.optim.Optimizer) -> None:
+    for name, gradient in gradients.items():
+        if not bool(torch.isfinite(gradient).all()):
+            raise ModelError(
+                f"the gradient of {name} is not a number.",
+                why="The parameters have diverged.",
+                remedy="Lower training.learning_rate, or start again with another seed.",
+            )
+        parameters[name].grad = gradient
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def accuracy(network: torch.nn.Module, inputs: Tensor, labels: Tensor, chunk: int = 1000) -> float:
+    """The share of inputs whose largest score is their label's."""
+    hits = sum(
+        int((network(inputs[i : i + chunk]).argmax(1) == labels[i : i + chunk]).sum())
+        for i in range(0, len(inputs), chunk)
+    )
+    return hits / len(inputs)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from stobatch.config import DataConfig
+from stobatch.data import describe, load
+
+CONFIG = DataConfig(name="image_folder")
+
+
+def save(path: Path, value: int, mode: str = "RGB", size: tuple[int, int] = (6, 4)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size, value).convert(mode).save(path)
+
+
+def fill(root: Path, mode: str = "RGB") -> Path:
+    for part, count in (("train", 3), ("test", 2)):
+        for label, name in enumerate(("cat", "dog")):
+            for index in range(count):
+                save(root / part / name / f"{index}.png", 51 * label, mode)
+    (root / "train" / "cat" / "notes.txt").write_text("ignored")
+    (root / "train" / ".hidden").mkdir()
+    return root
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 3), ("P", 3), ("1", 1)])
+def test_layout(tmp_path: Path, mode: str, channels: int) -> None:
+    data = load(CONFIG, root=fill(tmp_path, mode))
+    assert data.info == describe(CONFIG, tmp_path)
+    assert data.info.input_shape == (channels, 4, 6)
+    assert data.info.class_names == ("cat", "dog")
+    assert (data.info.num_train, data.info.num_test) == (6, 4)
+    assert data.train.labels.tolist() == [0, 1, 0, 1, 0, 1]
+    assert data.train.inputs[0].unique().tolist() == [-1]
+
+
+def test_suffixes_and_jpeg(tmp_path: Path) -> None:
+    save(fill(tmp_path) / "train" / "dog" / "photo.JPG", 255)
+    assert describe(CONFIG, tmp_path).num_train == 7
+    assert torch.allclose(load(CONFIG, root=tmp_path).train.inputs[-1], torch.ones(3, 4, 6))
+
+
+def test_the_first_image_of_another_size_is_named(tmp_path: Path, fails) -> None:
+    odd = fill(tmp_path) / "train" / "dog" / "1.png"
+    save(odd, 0, size=(6, 5))
+    message = fails(load, CONFIG, root=tmp_path)
+    assert f"{odd} is 6x5" in message
+    assert "Resize every image to 6x4." in message
+
+
+def test_colour_among_grey_is_refused_and_grey_among_colour_is_not(tmp_path: Path, fails) -> None:
+    fill(tmp_path / "grey", "L")
+    save(tmp_path / "grey" / "test" / "dog" / "0.png", 9, "RGB")
+    assert "is a colour image" in fails(load, CONFIG, root=tmp_path / "grey")
+    fill(tmp_path / "colour")
+    save(tmp_path / "colour" / "test" / "dog" / "0.png", 9, "L")
+    assert load(CONFIG, root=tmp_path / "colour").info.input_shape[0] == 3
+
+
+def test_sixteen_bits_are_refused(tmp_path: Path, fails) -> None:
+    path = fill(tmp_path) / "test" / "cat" / "0.png"
+    Image.new("I;16", (6, 4)).save(path)
+    assert "8-bit" in fails(load, CONFIG, root=tmp_path)
+
+
+def test_damaged_images_are_named(tmp_path: Path, fails) -> None:
+    path = fill(tmp_path) / "train" / "dog" / "0.png"
+    path.write_bytes(path.read_bytes()[:40])
+    assert str(path) in fails(load, CONFIG, root=tmp_path)
+    (tmp_path / "train" / "cat" / "0.png").write_bytes(b"")
+    assert "is not a whole image" in fails(describe, CONFIG, tmp_path)
+
+
+def test_layouts_that_do_not_fit(tmp_path: Path, fails) -> None:
+    assert "ROOT/train/CLASS" in fails(describe, CONFIG, tmp_path)
+    fill(tmp_path)
+    assert "2 classes, not 3" in fails(describe, CONFIG.replace(num_classes=3), tmp_path)
+    (tmp_path / "train" / "eel").mkdir()
+    assert "class 'eel' is in only one" in fails(describe, CONFIG, tmp_path)
+    (tmp_path / "test" / "eel").mkdir()
+    assert f"{tmp_path / 'train' / 'eel'} has no images." in fails(describe, CONFIG, tmp_path)
+    assert describe(CONFIG.replace(num_classes=2), tmp_path).num_classes == 2
