@@ -67,9 +67,7 @@ def implements(*names: str, verdict: str) -> Callable[[T], T]:
 
 
 def _import_everything() -> None:
-    import stobatch
-
-    for module in pkgutil.walk_packages(stobatch.__path__, "stobatch."):
+    for module in pkgutil.walk_packages([str(Path(__file__).parent)], "stobatch."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 

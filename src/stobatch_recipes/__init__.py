@@ -1,1 +1,29 @@
-"""Functions that return complete configurations."""
+"""Recipes: functions that return complete configurations, found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from stobatch.config import RunConfig
+from stobatch.errors import SettingError
+from stobatch_recipes import paper
+from stobatch_recipes.demo import demo
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {
+    "demo": demo,
+    "paper.mnist": paper.mnist,
+    "paper.cifar10": paper.cifar10,
+    "paper.tiny_imagenet": paper.tiny_imagenet,
+}
+
+
+def recipe(name: str) -> RunConfig:
+    """The configuration that a recipe stands for."""
+    if name not in RECIPES:
+        near = get_close_matches(name, RECIPES, n=2, cutoff=0.3) or list(RECIPES)
+        raise SettingError(f"there is no recipe '{name}'.", remedy=f"Nearest: {', '.join(near)}.")
+    return RECIPES[name]()
+
+
+__all__ = ["RECIPES", "recipe"]

@@ -6,7 +6,9 @@ single NaN or a pixel of 255 would void a guarantee without any visible failure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +32,15 @@ class DatasetInfo:
     num_test: int
     class_names: tuple[str, ...]
     copies: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "input_shape": list(self.input_shape), "class_names": list(self.class_names)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DatasetInfo:
+        channels, height, width = values["input_shape"]
+        names = tuple(values["class_names"])
+        return cls(**{**values, "input_shape": (channels, height, width), "class_names": names})
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,8 @@ class Method(ABC):
         """Every number that a guarantee depends on, from public sizes only; raises what is impossible."""
 
     @abstractmethod
-    def prepare(
-        self, config: RunConfig, plan: Plan, network: Network, train: Examples, seeds: Seeds, run: Path
-    ) -> Trainable:
-        """Bind the method to data: draw or reload what is private, store it, perturb the inputs."""
+    def prepare(self, config: RunConfig, plan: Plan, network: Network, train: Examples, seeds: Seeds) -> Trainable:
+        """Bind the method to data: check the network, draw what is private, perturb the inputs. Writes nothing."""
 
     @abstractmethod
     def restore(self, network: Network, run: Path) -> None:

@@ -79,7 +79,7 @@ class StoBatchTrainable(Trainable):
         self, config: StoBatchConfig, network: Network, train: Examples, noise: PrivateNoise, seeds: Seeds
     ) -> None:
         device = network.encoder.weight.device
-        self.config, self.network, self.seeds = config, network, seeds
+        self.config, self.network, self.noise, self.seeds = config, network, noise, seeds
         network.set_noise(noise.input_noise, noise.hidden_noise)
         self.label_noise = noise.label_noise.to(device)
         batches = fixed_disjoint_batches(len(train), config.batch_size, seeds.generator("batches"))
@@ -98,6 +98,9 @@ class StoBatchTrainable(Trainable):
         """Enforce the bound on θ1 that the plan's γ rests on, and refresh the reference statistics."""
         self.network.encoder.limit_columns(self.config.encoder_norm_bound)
         self.network.calibrate()
+
+    def save_private(self, run: Path, config_hash: str) -> None:
+        self.noise.save(run, config_hash)
 
     def craft(self, noisy_inputs: Tensor, generator: torch.Generator) -> Tensor:
         """DP adversarial examples: from perturbed inputs, with predicted labels, within a random μ_t."""
@@ -162,7 +165,7 @@ class StoBatch(Method):
         return plan
 
     def prepare(
-        self, config: RunConfig, plan: Plan, network: Network, train: Examples, seeds: Seeds, run: Path
+        self, config: RunConfig, plan: Plan, network: Network, train: Examples, seeds: Seeds
     ) -> StoBatchTrainable:
         assert isinstance(config.method, StoBatchConfig)
         assert isinstance(plan, PublishedPlan)
@@ -178,9 +181,7 @@ class StoBatch(Method):
             label_shape=size if shared else (network.num_classes, *size),
             label_scale=plan.label_noise_scale,
         )
-        trainable = StoBatchTrainable(config.method, network, train, noise, seeds)
-        noise.save(run, config.training_hash)
-        return trainable
+        return StoBatchTrainable(config.method, network, train, noise, seeds)
 
     def restore(self, network: Network, run: Path) -> None:
         noise = PrivateNoise.load(run)

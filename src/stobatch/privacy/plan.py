@@ -40,8 +40,13 @@ class Plan(ABC):
     @abstractmethod
     def rows(self) -> list[PlanRow]: ...
 
+    @abstractmethod
+    def sizes(self) -> dict[str, Any]:
+        """The public numbers that the plan was derived from."""
+
     def to_dict(self) -> dict[str, Any]:
-        return {"guarantee": self.guarantee.to_dict(), "rows": [vars(row) for row in self.rows()]}
+        rows = [vars(row) for row in self.rows()]
+        return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows}
 
 
 OBJECTIONS = (
@@ -71,6 +76,9 @@ class PublishedPlan(Plan):
     label_epsilon_base: float
     split: str
     records_per_person: int = 1
+
+    def sizes(self) -> dict[str, Any]:
+        return dict(vars(self))
 
     @property
     def reconstruction_sensitivity(self) -> int:

@@ -1,1 +1,1 @@
-""""""
+"""Tables, figures and summaries: reads run directories, imports no torch."""

@@ -41,6 +41,10 @@ class Trainable(ABC):
     def after_update(self) -> None:
         """Restore what the plan assumed about the parameters, such as a bound on their norm."""
 
+    @abstractmethod
+    def save_private(self, run: Path, config_hash: str) -> None:
+        """Store, for the owner's eyes only, what a later load needs beside the weights."""
+
 
 class Interrupted(Exception):  # noqa: N818
     """The user asked to stop; everything up to the last finished step is on disk."""

@@ -1,0 +1,214 @@
+"""`stobatch plan | train | certify | evaluate | where | demo`.
+
+Results go to standard output (as JSON with `--json`), progress and errors to standard error. Exit codes: 0 done,
+2 something to mend in the call, 130 interrupted with everything saved.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stobatch.config import RunConfig, load_config
+from stobatch.errors import SettingError, StobatchError
+from stobatch.reporting import tables
+from stobatch.runs import Run
+from stobatch.settings import parse_assignment
+
+app = typer.Typer(
+    help="Train classifiers with differential privacy and certified robustness, and see what is guaranteed by whom.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Recipe = Annotated[str | None, typer.Option(help="A named configuration: demo, paper.mnist, paper.cifar10, ...")]
+Config = Annotated[Path | None, typer.Option(help="A TOML or JSON file instead of a recipe.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change one setting, as in --set training.steps=100.")]
+Seed = Annotated[int | None, typer.Option(help="Reproducible randomness; unset draws secret noise.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue what was interrupted.")]
+Limit = Annotated[int | None, typer.Option(help="Only the first so many test examples.")]
+RunPath = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
+
+
+def _assignments(pairs: list[str] | None) -> dict[str, Any]:
+    return dict(parse_assignment(pair) for pair in pairs or [])
+
+
+def _config(
+    recipe_name: str | None, file: Path | None, pairs: list[str] | None, seed: int | None, device: str | None
+) -> RunConfig:
+    from stobatch_recipes import recipe
+
+    if recipe_name and file:
+        raise SettingError("both --recipe and --config are given.", remedy="Give one of them.")
+    config = load_config(file) if file else recipe(recipe_name or "demo")
+    changes = _assignments(pairs)
+    if seed is not None:
+        changes["seed"] = seed
+    if device is not None:
+        changes["machine.device"] = device
+    return config.override_all(changes)
+
+
+def _print(document: dict[str, Any], as_json: bool, *parts: Any) -> None:
+    if as_json:
+        print(json.dumps(document, indent=2))
+    else:
+        tables.show(*parts)
+
+
+@app.command()
+def plan(
+    recipe: Recipe = None,
+    config: Config = None,
+    set_: Set = None,
+    seed: Seed = None,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the plan to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Every number that privacy depends on, before any data is read, with its place in the paper."""
+    from stobatch import verbs
+    from stobatch.files import write_json
+
+    document = verbs.plan(_config(recipe, config, set_, seed, device)).to_dict()
+    if out is not None:
+        write_json(out, "plan", document)
+    _print(document, as_json, tables.plan_table(document))
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="The run directory to write.")],
+    recipe: Recipe = None,
+    config: Config = None,
+    set_: Set = None,
+    seed: Seed = None,
+    device: Device = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Train a model into a run directory; with --resume alone, continue it with its own settings."""
+    from stobatch import verbs
+
+    run = Run(out)
+    if resume and run.exists and not (recipe or config):
+        stored = RunConfig.from_dict(_registered(run.read("config")["config"]))
+        settings = stored.override_all(_assignments(set_) | ({"machine.device": device} if device else {}))
+        settings = settings.override("seed", seed) if seed is not None else settings
+    else:
+        settings = _config(recipe, config, set_, seed, device)
+    model = verbs.train(settings, out, resume=resume, quiet=as_json)
+    document: dict[str, Any] = {
+        "run": str(out),
+        "training_hash": settings.training_hash,
+        "training": run.read("training"),
+        "guarantee": model.guarantee.to_dict(),
+    }
+    last = document["training"]["history"][-1]
+    done = f"trained {out} ({settings.training_hash}): {last['test_accuracy']:.1%} on held-out test images"
+    _print(document, as_json, done, tables.guarantee_card(document["guarantee"]))
+
+
+def _registered(values: dict[str, Any]) -> dict[str, Any]:
+    """Make sure the methods' settings classes are known before a configuration is read."""
+    import stobatch.methods  # noqa: F401
+
+    return values
+
+
+@app.command()
+def certify(
+    run: RunPath,
+    set_: Set = None,
+    limit: Limit = None,
+    device: Device = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Verified inference (Algorithm 3) on the test set: a label, two radii and a verdict per example."""
+    from stobatch import verbs
+
+    overrides = _assignments(set_) | ({"certification.limit": limit} if limit is not None else {})
+    summary = verbs.certify(run, overrides=overrides, resume=resume, quiet=as_json, device=device)
+    _print(summary, as_json, tables.certificate_table(summary))
+
+
+@app.command()
+def evaluate(
+    run: RunPath,
+    set_: Set = None,
+    limit: Limit = None,
+    device: Device = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Accuracy on clean and attacked test inputs, with certified accuracy beside it."""
+    from stobatch import verbs
+
+    overrides = _assignments(set_) | ({"evaluation.limit": limit} if limit is not None else {})
+    scores = verbs.evaluate(run, overrides=overrides, resume=resume, quiet=as_json, device=device)
+    certified = [tables.certificate_table(scores["certificates"])] if scores["certificates"] else []
+    _print(scores, as_json, tables.guarantee_card(scores["guarantee"]), tables.score_table(scores), *certified)
+
+
+@app.command()
+def where(
+    item: Annotated[str | None, typer.Argument(help="As in 'Theorem 5'; all items if left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find an item of the paper in the code, and learn whether it holds."""
+    from stobatch import paper
+
+    found = [paper.where(item)] if item else list(paper.items().values())
+    rows = [{**vars(one), "file": paper.relative_file(one)} for one in found]
+    lines = [f"{row['name']}: src/{row['file']}:{row['line']}  {row['summary']}\n    {row['verdict']}" for row in rows]
+    _print({"items": rows}, as_json, *lines)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The run directory to write.")] = Path("runs/demo"),
+    set_: Set = None,
+    seed: Seed = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """The whole job on the embedded data: plan, train, certify, evaluate, a summary and a picture. Resumes itself."""
+    from stobatch import verbs
+    from stobatch.reporting.summary import write_summary
+
+    settings = _config("demo", None, set_, seed, device)
+    the_plan = verbs.plan(settings).to_dict()
+    if not as_json:
+        tables.show(tables.plan_table(the_plan))
+    verbs.train(settings, out, resume=True, quiet=as_json)
+    changed = {
+        key: value for key, value in _assignments(set_).items() if key.startswith(("certification", "evaluation"))
+    }
+    certificates = verbs.certify(out, overrides=changed, resume=True, quiet=as_json, device=device)
+    scores = verbs.evaluate(out, overrides=changed, resume=True, quiet=as_json, device=device)
+    summary = write_summary(Run(out))
+    files = f"summary: {summary}, picture: {out / 'summary.png'}"
+    _print(scores, as_json, tables.score_table(scores), tables.certificate_table(certificates), files)
+
+
+def main() -> None:
+    """Run the command line and turn every expected failure into one line and an exit code."""
+    from stobatch.training import Interrupted
+
+    try:
+        app()
+    except StobatchError as error:
+        print(f"stobatch: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (Interrupted, KeyboardInterrupt):
+        print("stobatch: interrupted; what was reported done is saved, continue with --resume.", file=sys.stderr)
+        raise SystemExit(130) from None

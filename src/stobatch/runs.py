@@ -1,0 +1,81 @@
+"""What lies where in a run directory, and how to write a command that continues it. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stobatch.errors import RunError
+from stobatch.files import PRIVATE, Records, read_json, write_json
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's directory. Every verb reads what the verb before it wrote, and adds its own files."""
+
+    path: Path
+
+    @property
+    def model_file(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "config.json").exists()
+
+    @property
+    def is_trained(self) -> bool:
+        return self.model_file.exists()
+
+    def write(self, kind: str, content: dict[str, Any], *, private: bool = False) -> None:
+        write_json(self._file(kind, private), kind, content, private=private)
+
+    def read(self, kind: str, *, private: bool = False) -> dict[str, Any]:
+        return read_json(self._file(kind, private), kind)
+
+    def has(self, kind: str) -> bool:
+        return self._file(kind, private=False).exists()
+
+    def _file(self, kind: str, private: bool) -> Path:
+        return self.path / PRIVATE / f"{kind}.json" if private else self.path / f"{kind}.json"
+
+    def command(self, verb: str) -> str:
+        return f"stobatch {verb} {self.path} --resume"
+
+    def records(self, verb: str, *, config_hash: str, expected_rows: int) -> Records:
+        """The per-example table of a verb; another configuration of the verb gets another folder."""
+        return Records(
+            self.path / "records" / f"{verb}-{config_hash}",
+            config_hash=config_hash,
+            expected_rows=expected_rows,
+            resume_command=self.command(verb),
+        )
+
+    def require_new(self, training_hash: str, *, resume: bool) -> None:
+        """Refuse to touch a directory that holds something else; say how to continue what can be continued."""
+        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+            return
+        if not self.exists:
+            raise RunError(f"{self.path} exists and is not a run.", remedy="Choose another --out.")
+        found = self.read("config")["training_hash"]
+        if found != training_hash:
+            raise RunError(
+                f"{self.path} holds configuration {found}, not {training_hash}.",
+                remedy="Choose another --out, or resume with the settings it was started with.",
+            )
+        if not resume:
+            raise RunError(
+                f"{self.path} already holds this run.", remedy="Add --resume to continue it, or choose another --out."
+            )
+
+    def require_trained(self) -> None:
+        if not self.exists:
+            raise RunError(
+                f"{self.path} is not a run.", remedy="Train first: `stobatch train --recipe demo --out RUN`."
+            )
+        if not self.is_trained:
+            raise RunError(
+                f"{self.path} is not trained to the end.",
+                remedy=f"Continue it: `stobatch train --out {self.path} --resume`.",
+            )
