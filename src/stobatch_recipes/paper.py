@@ -13,7 +13,7 @@ from stobatch.methods import StoBatchConfig
 def mnist() -> RunConfig:
     """MNIST: ε2 = 0.1, m = 2499, ξ = 1, ψ = 2, T_μ = 10, n = 2000, learning rate 1e-4."""
     return RunConfig(
-        method=StoBatchConfig(total_epsilon=1.0),
+        method=StoBatchConfig(total_epsilon=1.0, schedule="iterative"),
         data=DataConfig(name="mnist"),
         model=ModelConfig(architecture="mnist_cnn"),
         training=TrainingConfig(steps=4002, learning_rate=1e-4, optimiser="adam"),
@@ -29,6 +29,7 @@ def cifar10() -> RunConfig:
             total_epsilon=2.0,
             label_epsilon=1.0,
             budget_split="third_of_surplus",
+            schedule="stochastic",
             batch_size=1851,
             adversarial_weight=1.5,
             train_attack_steps=3,
@@ -49,6 +50,7 @@ def tiny_imagenet() -> RunConfig:
             total_epsilon=5.0,
             label_epsilon=1.0,
             budget_split="fixed_label",
+            schedule="stochastic",
             batch_size=4500,
             adversarial_weight=1.5,
             train_attack_steps=10,

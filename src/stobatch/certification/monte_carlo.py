@@ -8,17 +8,16 @@ errors of two certificates may coincide. Every certificate's own failure probabi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
 
 from stobatch.certification.composition import product_score
-from stobatch.models import Network
+from stobatch.models import Network, ReferenceNorm, rows_in_memory
 from stobatch.paper import implements
 from stobatch.privacy.noise import laplace
 
-_CPU_ROWS = 512
+_CPU_ROWS = 200
 """Rows of one pass on a CPU: enough to fill the cores, few enough to stay in the cache."""
 
 
@@ -57,13 +56,6 @@ class Tally:
     draws: int
 
 
-def rows_in_memory(network: Network, memory_mb: int) -> int:
-    """How many rows of hidden activations fit the budget; about six copies of the widest layer are alive at once."""
-    per_row = 6 * 4 * prod(network.encoder.hidden_shape)
-    rows = max(1, memory_mb * 2**20 // per_row)
-    return min(rows, _CPU_ROWS) if network.encoder.weight.is_cpu else rows
-
-
 @torch.no_grad()
 def tally_products(
     network: Network, inputs: Tensor, noise: FreshNoise, draws: int, generator: torch.Generator, memory_mb: int
@@ -72,28 +64,54 @@ def tally_products(
 
     Each pass randomises one layer only: f^x the input (hidden noise fixed), f^h the hidden layer (input noise fixed).
     """
-    base = network.noisy_hidden(inputs + network.input_noise)
-    votes = torch.zeros(len(inputs), network.num_classes, dtype=torch.int64, device=base.device)
-    scores = torch.zeros(len(inputs), network.num_classes, dtype=torch.float64, device=base.device)
-    rows = rows_in_memory(network, memory_mb)
+    scorer = ShiftScorer(network, inputs)
+    votes = torch.zeros(len(inputs), network.num_classes, dtype=torch.int64, device=inputs.device)
+    scores = torch.zeros(len(inputs), network.num_classes, dtype=torch.float64, device=inputs.device)
+    rows = rows_in_memory(network, memory_mb, most=_CPU_ROWS)
     images = min(len(inputs), rows)
     draws_at_once = max(1, rows // images)
     for first in range(0, draws, draws_at_once):
-        count = min(draws_at_once, draws - first)
-        at_input, at_hidden = noise.draw(network, count, generator)
+        at_input, at_hidden = noise.draw(network, min(draws_at_once, draws - first), generator)
         through = network.encoder(at_input)
         for start in range(0, len(inputs), images):
             part = slice(start, start + images)
-            product = product_score(_scores(network, base[part], through), _scores(network, base[part], at_hidden))
-            product = product.reshape(-1, count, network.num_classes)
+            product = product_score(scorer.scores(part, through), scorer.scores(part, at_hidden))
             winners = product.argmax(2)
-            votes[part] += torch.nn.functional.one_hot(winners, network.num_classes).sum(1)
-            scores[part] += product.sum(1, dtype=torch.float64)
+            votes[part] += torch.nn.functional.one_hot(winners, network.num_classes).sum(0)
+            scores[part] += product.sum(0, dtype=torch.float64)
     return Tally(votes, scores, draws)
 
 
-def _scores(network: Network, base: Tensor, shifts: Tensor) -> Tensor:
-    """Class probabilities of every input under every shift of the hidden layer: (inputs x shifts, classes)."""
-    hidden = (base.unsqueeze(1) + shifts.unsqueeze(0)).flatten(0, 1)
-    scores: Tensor = network.head(hidden)
-    return scores.softmax(1)
+class ShiftScorer:
+    """Class probabilities of fixed inputs under many shifts of the hidden layer.
+
+    Where the first normalisation is affine, inputs and shifts are normalised before they are added, so that a pass
+    over inputs x shifts costs one addition and the rest of the head.
+    """
+
+    def __init__(self, network: Network, inputs: Tensor) -> None:
+        self.head = network.head
+        self.base = network.noisy_hidden(inputs + network.input_noise)
+        self.images = self.base.ndim == 4
+        self.affine = isinstance(self.head.norm, ReferenceNorm)
+        if self.affine:
+            self.base = self.head.norm(self.base)
+        self.base = self._channels_last(self.base)
+
+    def scores(self, part: slice, shifts: Tensor) -> Tensor:
+        """(shifts, inputs, classes) for the inputs in `part`."""
+        base = self.base[part]
+        if isinstance(self.head.norm, ReferenceNorm):
+            shifts = self.head.norm.of_shift(shifts)
+        hidden = self._sum(base, shifts)
+        logits: Tensor = self.head.scores_of_normalised(hidden) if self.affine else self.head(hidden)
+        return logits.softmax(1).reshape(len(shifts), len(base), -1)
+
+    def _sum(self, base: Tensor, shifts: Tensor) -> Tensor:
+        """Every input plus every shift, as one batch."""
+        total = (base.unsqueeze(0) + self._channels_last(shifts).unsqueeze(1)).flatten(0, 1)
+        return total.permute(0, 3, 1, 2) if self.images else total
+
+    def _channels_last(self, values: Tensor) -> Tensor:
+        """Images with their channels innermost, in memory too: convolutions like that best."""
+        return values.permute(0, 2, 3, 1).contiguous() if self.images else values

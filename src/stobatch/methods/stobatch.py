@@ -18,7 +18,7 @@ from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.data.partition import fixed_disjoint_batches
 from stobatch.methods.base import Method
-from stobatch.models import AffineEncoder, Network, require_per_example
+from stobatch.models import AffineEncoder, Network, require_per_example, rows_in_memory
 from stobatch.objectives import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
 from stobatch.privacy.noise import PrivateNoise
 from stobatch.privacy.plan import Plan, PublishedPlan
@@ -29,8 +29,8 @@ from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.schedule import IterativeSchedule, Schedule, StochasticSchedule
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
-_CHUNK = 833
-"""Examples of one pass: on a CPU larger chunks fall out of the cache, on a GPU the head of the network is cheap."""
+_CPU_CHUNK = 833
+"""Examples of one pass on a CPU; larger chunks fall out of the cache."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,14 @@ class StoBatchTrainable(Trainable):
     """Algorithms 1 and 4 after their first three lines: noise is drawn, inputs are perturbed, batches are fixed."""
 
     def __init__(
-        self, config: StoBatchConfig, network: Network, train: Examples, noise: PrivateNoise, seeds: Seeds
+        self,
+        config: StoBatchConfig,
+        network: Network,
+        train: Examples,
+        noise: PrivateNoise,
+        seeds: Seeds,
+        *,
+        memory_mb: int = 512,
     ) -> None:
         device = network.encoder.weight.device
         self.config, self.network, self.noise, self.seeds = config, network, noise, seeds
@@ -89,6 +96,7 @@ class StoBatchTrainable(Trainable):
         self.noisy_inputs = train.inputs.to(device) + network.input_noise
         self.labels = train.labels.to(device)
         self.ensemble = training_ensemble(config.attack_ensemble, config.train_attack_steps)
+        self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
         self.after_update()
 
     def tasks(self, step: int) -> list[TrainerTask]:
@@ -108,7 +116,7 @@ class StoBatchTrainable(Trainable):
         size = (1 - float(torch.rand((), generator=generator))) * self.config.train_attack_max_radius
         radius = Radius(size, Norm.LINF, PAPER_RANGE)
         ball = Ball.around(noisy_inputs, radius, shift=self.network.input_noise)
-        return craft(self.network.scores_of_noisy, ball, self.ensemble, generator, chunk=_CHUNK)
+        return craft(self.network.scores_of_noisy, ball, self.ensemble, generator, chunk=self.chunk)
 
     def gradients(self, task: TrainerTask, step: int) -> Gradients:
         generator = self.seeds.generator("step", step, "trainer", task.trainer)
@@ -126,8 +134,8 @@ class StoBatchTrainable(Trainable):
         noise_term = label_noise_term(network.head.output.weight, self.label_noise)
         totals = torch.autograd.grad(-noise_term, list(head.values()), allow_unused=True)
         sums = [torch.zeros_like(p) if g is None else g for p, g in zip(head.values(), totals, strict=True)]
-        for start in range(0, len(noisy_inputs), _CHUNK):
-            part = slice(start, start + _CHUNK)
+        for start in range(0, len(noisy_inputs), self.chunk):
+            part = slice(start, start + self.chunk)
             with torch.no_grad():
                 hidden = network.noisy_hidden(noisy_inputs[part])
                 encoder_gradient += reconstruction_gradient(network.encoder, noisy_inputs[part], hidden)
@@ -181,7 +189,8 @@ class StoBatch(Method):
             label_shape=size if shared else (network.num_classes, *size),
             label_scale=plan.label_noise_scale,
         )
-        return StoBatchTrainable(config.method, network, train, noise, seeds)
+        memory_mb = config.machine.memory_mb
+        return StoBatchTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb)
 
     def restore(self, network: Network, run: Path) -> None:
         noise = PrivateNoise.load(run)

@@ -2,6 +2,7 @@
 
 from stobatch.models.affine import AffineEncoder, ConvEncoder, DenseEncoder, OperatorNorms
 from stobatch.models.architectures import build, build_encoder, initialise
+from stobatch.models.memory import bytes_per_row, rows_in_memory
 from stobatch.models.network import Head, Network, from_layers
 from stobatch.models.normalisation import ReferenceNorm
 from stobatch.models.validators import mixing_layers, replace_batch_norm, require_per_example
@@ -16,9 +17,11 @@ __all__ = [
     "ReferenceNorm",
     "build",
     "build_encoder",
+    "bytes_per_row",
     "from_layers",
     "initialise",
     "mixing_layers",
     "replace_batch_norm",
     "require_per_example",
+    "rows_in_memory",
 ]

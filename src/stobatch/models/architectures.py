@@ -38,8 +38,7 @@ def mnist_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
     pooled = (height // 2, width // 2)
     size = [(side + 4 - 5) // 2 + 1 for side in pooled]
     return nn.Sequential(
-        norm(hidden),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         nn.AvgPool2d(2),
         nn.Conv2d(maps, 64, 5, stride=2, padding=2),
         norm((64, *size)),
@@ -64,8 +63,7 @@ class _DenseConv(nn.Module):
 def cifar10_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
     maps, height, width = hidden
     return nn.Sequential(
-        norm(hidden),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         _DenseConv(maps),
         norm((2 * maps, height, width)),
         nn.Conv2d(2 * maps, 256, 5, padding=2),
@@ -151,8 +149,9 @@ def build(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, g
     """A network with freshly drawn parameters."""
     make_encoder, make_body = _parts(config)
     encoder = make_encoder(_shape(input_shape))
-    body = make_body(_shape(encoder.hidden_shape), NORMALISATIONS[config.normalisation], config.last_hidden_size)
-    network = Network(encoder, Head(body, nn.Linear(config.last_hidden_size, num_classes, bias=False)))
+    norm, hidden = NORMALISATIONS[config.normalisation], _shape(encoder.hidden_shape)
+    body = make_body(hidden, norm, config.last_hidden_size)
+    network = Network(encoder, Head(norm(hidden), body, nn.Linear(config.last_hidden_size, num_classes, bias=False)))
     initialise(network, generator)
     return network
 

@@ -14,19 +14,21 @@ class Head(nn.Module):
     """g: from the noisy hidden layer to class scores, through a last hidden layer bounded in [-1, 1].
 
     The output layer has no bias, so that the Taylor objective's coefficients are exactly h_π and h_π y (Lemma 4).
+    A head may overwrite the hidden values it is given.
     """
 
-    def __init__(self, body: nn.Module, output: nn.Linear) -> None:
+    def __init__(self, norm: nn.Module, body: nn.Module, output: nn.Linear) -> None:
         super().__init__()
-        self.body, self.output = body, output
+        self.norm, self.body, self.output = norm, body, output
 
-    def last_hidden(self, hidden: Tensor) -> Tensor:
-        values: Tensor = self.body(hidden)
-        return values.clamp(-1, 1)
+    def scores_of_normalised(self, hidden: Tensor) -> Tensor:
+        """What follows the first normalisation; apart, because verified inference normalises once for many draws."""
+        last_hidden: Tensor = self.body(hidden)
+        scores: Tensor = self.output(last_hidden.clamp(-1, 1))
+        return scores
 
     def forward(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.output(self.last_hidden(hidden))
-        return scores
+        return self.scores_of_normalised(self.norm(hidden))
 
 
 class Network(nn.Module):
@@ -111,4 +113,4 @@ def from_layers(
     encoder.weight.data.copy_(first.weight.data)
     output = nn.Linear(last.in_features, last.out_features, bias=False)
     output.weight.data.copy_(last.weight.data)
-    return Network(encoder, Head(body, output))
+    return Network(encoder, Head(nn.Identity(), body, output))

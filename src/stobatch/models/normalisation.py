@@ -40,6 +40,10 @@ class ReferenceNorm(nn.Module):
             self.spread = (values - self.mean).square().mean().add(_VARIANCE_FLOOR).sqrt()
         return (values - self.mean) / self.spread
 
+    def of_shift(self, shift: Tensor) -> Tensor:
+        """What a shift of the values becomes: the map is affine between calibrations."""
+        return shift / self.spread
+
 
 def anchors(input_shape: tuple[int, ...]) -> Tensor:
     """Public reference images: uniform noise from a fixed generator, the same for everyone."""
