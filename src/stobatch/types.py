@@ -30,6 +30,7 @@ class Neighbours(StrEnum):
 class Status(StrEnum):
     """Who vouches for a guarantee."""
 
+    NONE = "none"
     CLAIMED = "claimed"
     PROVED = "proved"
     REFUTED = "refuted"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from stobatch.config import RunConfig
 from stobatch.methods.base import Method
 from stobatch.methods.stobatch import StoBatch, StoBatchConfig
+from stobatch.methods.vanilla import VanillaAdversarialTraining, VanillaConfig
 
-METHODS: dict[str, Method] = {StoBatchConfig.name: StoBatch()}
+METHODS: dict[str, Method] = {method.config_class.name: method for method in (StoBatch(), VanillaAdversarialTraining())}
 
 
 def method_of(config: RunConfig) -> Method:
@@ -14,4 +15,12 @@ def method_of(config: RunConfig) -> Method:
     return METHODS[config.method.name]
 
 
-__all__ = ["METHODS", "Method", "StoBatch", "StoBatchConfig", "method_of"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "StoBatch",
+    "StoBatchConfig",
+    "VanillaAdversarialTraining",
+    "VanillaConfig",
+    "method_of",
+]

@@ -8,11 +8,14 @@ from torch import Tensor
 from stobatch.paper import implements
 
 
-@implements("Eq. 9", verdict="a definition; with noise on the label coefficients only, it is not private (Theorem 3).")
+@implements(
+    *("Eq. 9", "Eq. 15", "Appendix C"),
+    verdict="definitions; with noise on the label coefficients only, Eq. 9 is not private (Theorem 3).",
+)
 def example_weights(num_benign: int, num_adversarial: int, adversarial_weight: float) -> Tensor:
-    """What each example's loss counts in L: 1/(m(1+ξ)) if benign, ξ/(m(1+ξ)) if adversarial.
+    """What each example's loss counts in L: 1/(m1 + ξ m2) if benign, ξ/(m1 + ξ m2) if adversarial.
 
-    The benign examples come first. The weights sum to 1 when both halves have m examples.
+    The benign examples come first. Eq. 9 has m1 = m2 = m; Eq. 15 allows two sizes.
 
     >>> example_weights(2, 2, 1.0)
     tensor([0.2500, 0.2500, 0.2500, 0.2500])

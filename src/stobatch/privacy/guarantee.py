@@ -28,6 +28,8 @@ class PrivacyGuarantee:
     objections: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if self.status is Status.NONE:
+            return f"no privacy guarantee ({self.source})"
         budget = f"ε = {self.epsilon:g}" + (f", δ = {self.delta:g}" if self.delta else "")
         about = f"{self.neighbours}, per {self.unit}"
         if self.status is Status.PROVED:
@@ -36,10 +38,15 @@ class PrivacyGuarantee:
             return f"REFUTED {budget} ({about}; {self.source})"
         return f"claimed {budget} ({about}; {self.source}), NOT a proven guarantee"
 
+    @classmethod
+    def none(cls, source: str) -> PrivacyGuarantee:
+        """Of a method that promises nothing about its training data."""
+        return cls(float("inf"), 1.0, Neighbours.REPLACE_ONE, "training tuple", Status.NONE, source)
+
     def to_dict(self) -> dict[str, Any]:
+        budget = {f"{self.status}_epsilon": self.epsilon, f"{self.status}_delta": self.delta}
         return {
-            f"{self.status}_epsilon": self.epsilon,
-            f"{self.status}_delta": self.delta,
+            **({} if self.status is Status.NONE else budget),
             "status": str(self.status),
             "neighbours": str(self.neighbours),
             "unit": self.unit,

@@ -49,6 +49,28 @@ class Plan(ABC):
         return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows}
 
 
+@dataclass(frozen=True)
+class OpenPlan(Plan):
+    """The plan of a method that protects nothing: its sizes, and the plain statement."""
+
+    num_examples: int
+    batch_size: int
+    method: str
+
+    @property
+    def guarantee(self) -> PrivacyGuarantee:
+        return PrivacyGuarantee.none(f"{self.method} is not private")
+
+    def sizes(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def rows(self) -> list[PlanRow]:
+        return [
+            PlanRow("training examples", "N", self.num_examples, "", "Section 2"),
+            PlanRow("batch size", "m1 = m2", self.batch_size, "random batches", "Algorithm 2"),
+        ]
+
+
 OBJECTIONS = (
     "one draw of noise is shared by all examples, batches and steps: it is a translation of the data set and cancels "
     "in every difference of two examples",

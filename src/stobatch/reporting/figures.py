@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stobatch.files import write_atomically
+from stobatch.reporting.tables import guarantee_line
 
 
 def summary_figure(path: Path, training: dict[str, Any], certificates: dict[str, Any], scores: dict[str, Any]) -> None:
@@ -41,12 +42,9 @@ def summary_figure(path: Path, training: dict[str, Any], certificates: dict[str,
             [share["radius"] for share in shares], [100 * share["value"] for share in shares],
             marker="s", linestyle=line, color=colour, label=label,
         )  # fmt: skip
-    guarantee = scores["guarantee"]
-    status = guarantee["status"]
-    note = "claimed, not proved" if status == "claimed" else status
     radii.set(
         xlabel="radius, l-infinity over [-1, 1]", ylabel="accuracy, %", ylim=(0, 100),
-        title=f"ε = {guarantee[f'{status}_epsilon']:g} ({note})",
+        title=guarantee_line(scores["guarantee"]),
     )  # fmt: skip
     radii.legend(fontsize=8)
     for axes in (curve, radii):

@@ -7,6 +7,7 @@ from typing import Any
 
 from stobatch.files import write_atomically
 from stobatch.reporting.figures import summary_figure
+from stobatch.reporting.tables import guarantee_line
 from stobatch.runs import Run
 
 
@@ -20,13 +21,11 @@ def write_summary(run: Run) -> Path:
     certificates = run.read("certificates")
     summary_figure(run.path / "summary.png", training, certificates, scores)
     guarantee = scores["guarantee"]
-    status = guarantee["status"]
     kinds = certificates["kinds"]
     lines = [
         f"# Run {run.path.name}, configuration {scores['training_hash']}",
         "",
-        f"**Privacy: {'claimed, not proved' if status == 'claimed' else status}, "
-        f"ε = {guarantee[f'{status}_epsilon']:g}** "
+        f"**Privacy: {guarantee_line(guarantee)}** "
         f"({guarantee['neighbours']} neighbours, per {guarantee['unit']}, {guarantee['source']}).",
         *[f"- against it: {objection}" for objection in guarantee["objections"]],
         "",

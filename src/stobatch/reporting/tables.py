@@ -18,18 +18,20 @@ def _percent(share: dict[str, Any]) -> str:
     return f"{100 * share['value']:.1f}% [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
 
 
+def guarantee_line(guarantee: dict[str, Any]) -> str:
+    """The budget with its status in front, so that neither can be read without the other."""
+    status = guarantee["status"]
+    if status == "none":
+        return "NO PRIVACY GUARANTEE"
+    epsilon, delta = guarantee[f"{status}_epsilon"], guarantee[f"{status}_delta"]
+    word = {"claimed": "CLAIMED, NOT PROVED", "proved": "proved", "refuted": "REFUTED"}[status]
+    return f"{word}: ε = {epsilon:g}" + (f", δ = {delta:g}" if delta else "")
+
+
 def guarantee_card(guarantee: dict[str, Any]) -> RenderableType:
     """What is guaranteed, by whom, and what speaks against it."""
-    status = guarantee["status"]
-    epsilon, delta = guarantee[f"{status}_epsilon"], guarantee[f"{status}_delta"]
-    budget = f"ε = {epsilon:g}" + (f", δ = {delta:g}" if delta else "")
-    head = {
-        "claimed": f"CLAIMED, NOT PROVED: {budget}",
-        "proved": f"proved: {budget}",
-        "refuted": f"REFUTED: {budget}",
-    }[status]
-    style = {"claimed": "yellow", "proved": "green", "refuted": "red"}[status]
-    lines = [Text(head, style=f"bold {style}")]
+    style = {"none": "red", "claimed": "yellow", "proved": "green", "refuted": "red"}[guarantee["status"]]
+    lines = [Text(guarantee_line(guarantee), style=f"bold {style}")]
     lines.append(Text(f"{guarantee['neighbours']} neighbours, per {guarantee['unit']}, {guarantee['source']}"))
     lines += [Text(f"assumes: {line}") for line in guarantee["assumptions"]]
     lines += [Text(f"against it: {line}", style=style) for line in guarantee["objections"]]

@@ -1,0 +1,41 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set everything up by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check wheel-check benchmarks clean
+
+demo: $(STAMP)
+	$(BIN)/stobatch demo --out runs/demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The package installs from a wheel, with its data, into an environment that has only its dependencies.
+wheel-check: $(STAMP)
+	rm -rf build/wheel build/site
+	$(BIN)/pip wheel --quiet --no-deps -c constraints.txt -w build/wheel .
+	$(BIN)/pip install --quiet --no-deps --target build/site build/wheel/stobatch-*.whl
+	cd build && PYTHONPATH=site ../$(BIN)/python -P -c "import stobatch, stobatch_recipes, sys; \
+	assert stobatch.__file__.startswith(__import__('os').getcwd()), stobatch.__file__; \
+	from stobatch.data import load; from stobatch.config import DataConfig; print(load(DataConfig()).info)"
+
+benchmarks: $(STAMP)
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[benchmarks]"
+	$(BIN)/python benchmarks/crafting.py
+	$(BIN)/python benchmarks/verified_inference.py
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,48 @@
+"""Collect run directories into one file of records: `python results/collect.py RUN... > results/NAME.json`.
+
+A record holds what the README quotes: the claim with its status, the configuration's hash, and the measured scores.
+Nothing private is read.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from stobatch.runs import Run
+
+
+def record(run: Run) -> dict[str, object]:
+    scores, training, config = run.read("scores"), run.read("training"), run.read("config")["config"]
+    certificates = scores["certificates"]
+    return {
+        "training_hash": scores["training_hash"],
+        "method": config["method"]["name"],
+        "claimed_epsilon": scores["guarantee"]["claimed_epsilon"],
+        "status": scores["guarantee"]["status"],
+        "seed": config["seed"],
+        "steps": training["steps"],
+        "device": training["device"],
+        "torch": training["torch"],
+        "training_seconds": training["seconds_since_last_start"],
+        "test_examples": scores["rows"],
+        "clean": scores["clean_accuracy"]["value"],
+        "protocol": scores["protocol"]["name"],
+        "attacked_worst": {str(row["radius"]): row["worst"]["value"] for row in scores["attacked_accuracy"]},
+        "verified": certificates["verified_accuracy"]["correct"]["value"],
+        "abstained": certificates["verified_accuracy"]["abstained"]["value"],
+        "noise_draws": certificates["settings"]["noise_draws"],
+        "resampling_shrinkage": certificates["settings"]["resampling_shrinkage"],
+        "certified": {
+            kind["name"]: {
+                "status": kind["status"],
+                **{str(row["radius"]): row["value"] for row in certificates["certified_accuracy"][kind["name"]]},
+            }
+            for kind in certificates["kinds"]
+        },
+        "largest_certified_radius": certificates["largest_radius"],
+        "radius_unit": "linf over [-1, 1]",
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps([record(Run(Path(path))) for path in sys.argv[1:]], indent=2))

@@ -1,0 +1,111 @@
+"""Vanilla adversarial training (Algorithm 2): no privacy, no certificate, a ceiling for the other methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from stobatch.attacks import Ball, craft, ensemble_slices, training_ensemble
+from stobatch.certification import VerifiedInference
+from stobatch.config import MethodConfig, RunConfig
+from stobatch.data import DatasetInfo, Examples
+from stobatch.errors import DataError, ModelError
+from stobatch.methods.base import Method
+from stobatch.models import AffineEncoder, Network, rows_in_memory
+from stobatch.objectives import example_weights
+from stobatch.paper import implements
+from stobatch.privacy.plan import OpenPlan, Plan
+from stobatch.seeds import Seeds
+from stobatch.settings import setting
+from stobatch.training import Trainable
+from stobatch.training.engines import Gradients, TrainerTask
+from stobatch.types import PAPER_RANGE, Norm, Radius
+
+
+@dataclass(frozen=True)
+class VanillaConfig(MethodConfig, name="vanilla_adversarial"):
+    """Adversarial training as in Appendix C."""
+
+    batch_size: int = setting(2499, at_least=1, doc="Benign examples of a step, and as many adversarial ones")
+    adversarial_weight: float = setting(1.0, at_least=0, doc="The weight ξ of the adversarial loss")
+    attack_ensemble: tuple[str, ...] = setting(
+        ("ifgsm", "mim", "madry"), choices=("ifgsm", "mim", "madry"), doc="The attacks that craft training examples"
+    )
+    train_attack_steps: int = setting(10, at_least=1, doc="Steps of each training attack, T_μ")
+    train_attack_radius: float = setting(0.6, above=0, at_most=2, doc="Size of the training attacks, linf over [-1, 1]")
+
+
+@implements("Algorithm 2", verdict="standard adversarial training; it claims no privacy and has none.")
+class VanillaTrainable(Trainable):
+    """Each step: a random batch, another random batch made adversarial, one descent on all parameters."""
+
+    def __init__(
+        self, config: VanillaConfig, network: Network, train: Examples, seeds: Seeds, *, memory_mb: int
+    ) -> None:
+        device = network.encoder.weight.device
+        self.config, self.network, self.seeds = config, network, seeds
+        self.inputs, self.labels = train.inputs.to(device), train.labels.to(device)
+        self.ensemble = training_ensemble(config.attack_ensemble, config.train_attack_steps)
+        self.chunk = rows_in_memory(network, memory_mb, most=833)
+        self.after_update()
+
+    def tasks(self, step: int) -> list[TrainerTask]:
+        return [TrainerTask(trainer=0, benign_batch=0, adversarial_batch=1)]
+
+    def after_update(self) -> None:
+        self.network.calibrate()
+
+    def save_private(self, run: Path, config_hash: str) -> None:
+        """Nothing is private here."""
+
+    def gradients(self, task: TrainerTask, step: int) -> Gradients:
+        size, generator = self.config.batch_size, self.seeds.generator("step", step, "trainer", task.trainer)
+        order = torch.randperm(len(self.inputs), generator=generator)[: 2 * size].to(self.inputs.device)
+        ball = Ball.around(self.inputs[order[size:]], Radius(self.config.train_attack_radius, Norm.LINF, PAPER_RANGE))
+        adversarial = craft(self.network, ball, self.ensemble, generator, chunk=self.chunk)
+        inputs = torch.cat([self.inputs[order[:size]], adversarial])
+        labels = self.labels[order]
+        weights = example_weights(size, size, self.config.adversarial_weight).to(inputs)
+        parameters = dict(self.network.named_parameters())
+        sums = [torch.zeros_like(parameter) for parameter in parameters.values()]
+        for start in range(0, len(inputs), self.chunk):
+            part = slice(start, start + self.chunk)
+            losses = F.cross_entropy(self.network(inputs[part]), labels[part], reduction="none")
+            torch._foreach_add_(sums, torch.autograd.grad((weights[part] * losses).sum(), list(parameters.values())))
+        return dict(zip(parameters, sums, strict=True))
+
+
+class VanillaAdversarialTraining(Method):
+    """The non-private baseline."""
+
+    config_class = VanillaConfig
+
+    def plan(self, config: RunConfig, info: DatasetInfo, encoder: AffineEncoder) -> OpenPlan:
+        method = config.method
+        assert isinstance(method, VanillaConfig)
+        ensemble_slices(method.batch_size, len(method.attack_ensemble))
+        if 2 * method.batch_size > info.num_train:
+            raise DataError(
+                f"two batches of {method.batch_size} do not fit {info.num_train} examples.",
+                remedy="Lower method.batch_size.",
+            )
+        return OpenPlan(info.num_train, method.batch_size, "vanilla adversarial training")
+
+    def prepare(
+        self, config: RunConfig, plan: Plan, network: Network, train: Examples, seeds: Seeds
+    ) -> VanillaTrainable:
+        assert isinstance(config.method, VanillaConfig)
+        return VanillaTrainable(config.method, network, train, seeds, memory_mb=config.machine.memory_mb)
+
+    def restore(self, network: Network, run: Path) -> None:
+        """The weights are all there is."""
+
+    def verifier(self, config: RunConfig, plan: Plan, network: Network) -> VerifiedInference:
+        raise ModelError(
+            "vanilla adversarial training has no certificate.",
+            why="Verified inference needs noise in the network, and this method has none.",
+            remedy="Evaluate it with `stobatch evaluate`, or train a method with certificates.",
+        )

@@ -1,0 +1,110 @@
+"""The command line in this process: `cli("plan", "--json")` gives back the exit code and both streams."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stobatch.cli.app import main
+from stobatch.data import mnist
+
+SETTINGS = {
+    "data.train_limit": 120,
+    "data.test_limit": 60,
+    "method.batch_size": 30,
+    "method.train_attack_steps": 2,
+    "model.last_hidden_size": 16,
+    "training.steps": 4,
+    "training.monitor_every": 2,
+    "certification.noise_draws": 50,
+    "evaluation.attack_steps": 2,
+    "evaluation.radii": [0.05, 0.2],
+    "machine.checkpoint_every": 1,
+    "machine.threads": 1,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """Standard output as exactly one JSON document; anything beside it makes this fail."""
+        return json.loads(self.out)
+
+    def refusal(self) -> str:
+        """The one line of a refused call."""
+        assert self.code == 2, (self.code, self.err)
+        assert self.out == ""
+        assert self.err.startswith("stobatch: "), self.err
+        assert self.err.endswith("\n")
+        assert self.err.count("\n") == 1, self.err
+        return self.err.removeprefix("stobatch: ").strip()
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unpack_once() -> Iterator[None]:
+    """Every call reads the same embedded files; unpacking them is a quarter of a second each time."""
+    original, mnist.unpack = mnist.unpack, functools.cache(mnist.unpack)
+    yield
+    mnist.unpack = original
+
+
+@pytest.fixture(autouse=True)
+def same_threads_afterwards() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+    def call(*arguments: object) -> Result:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["stobatch", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return Result(int(left.value.code or 0), out, err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def tiny() -> list[str]:
+    """Arguments that make every verb take well under a second."""
+    return [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+
+
+@pytest.fixture(scope="session")
+def settings() -> dict[str, Any]:
+    return dict(SETTINGS)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny: list[str]) -> Path:
+    """One `stobatch demo` for tests that only read what it wrote."""
+    out = tmp_path_factory.mktemp("finished") / "demo"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["stobatch", "demo", "--out", str(out), "--json", *tiny])
+        patch.setattr(sys, "excepthook", sys.excepthook)
+        with pytest.raises(SystemExit) as left:
+            main()
+    assert not left.value.code
+    return out
