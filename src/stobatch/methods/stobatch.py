@@ -20,6 +20,7 @@ from stobatch.data.partition import fixed_disjoint_batches
 from stobatch.methods.base import Method
 from stobatch.models import AffineEncoder, Network, require_per_example, rows_in_memory
 from stobatch.objectives import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
+from stobatch.paper import implements
 from stobatch.privacy.noise import PrivateNoise
 from stobatch.privacy.plan import Plan, PublishedPlan
 from stobatch.seeds import Seeds
@@ -72,8 +73,16 @@ def _schedule(config: StoBatchConfig, num_batches: int, seeds: Seeds) -> Schedul
     return StochasticSchedule(num_batches, seeds, config.trainers_per_step)
 
 
+@implements(
+    "Algorithm 1",
+    verdict="implemented as printed; its privacy claim is false (Theorem 4), and every tuple serves as benign in one "
+    "step and as adversarial in the step before.",
+)
 class StoBatchTrainable(Trainable):
-    """Algorithms 1 and 4 after their first three lines: noise is drawn, inputs are perturbed, batches are fixed."""
+    """What a trainer does in a step of Algorithm 1, and of Algorithm 4: craft, then both gradients.
+
+    Lines 1 to 3 happen on construction: noise is fixed, inputs are perturbed, batches are cut.
+    """
 
     def __init__(
         self,

@@ -28,11 +28,6 @@ class Schedule(ABC):
 
 
 @final
-@implements(
-    "Algorithm 1",
-    verdict="implemented as printed; its privacy claim is false (Theorem 4), and every tuple serves as benign in one "
-    "step and as adversarial in the step before.",
-)
 @dataclass(frozen=True)
 class IterativeSchedule(Schedule):
     """Step t takes batch i = t mod N/m as benign and batch i + 1 as the source of adversarial examples."""

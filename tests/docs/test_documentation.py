@@ -1,0 +1,63 @@
+"""The documentation is run: tutorial blocks in order, links, the paper map, and the README's numbers."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stobatch import paper
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_as_written(tmp_path: Path) -> None:
+    script = tmp_path / "tutorial.py"
+    script.write_text("\n".join(python_blocks(ROOT / "docs" / "tutorial.md")))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "NOT a proven guarantee" in done.stdout
+    assert "corrected: proved" in done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_paper_map_lists_exactly_what_is_registered() -> None:
+    listed = dict(re.findall(r"^\| ([A-Z][^|]+?) \| `([^`]+)`", (ROOT / "docs" / "paper-map.md").read_text(), re.M))
+    assert listed == {name: item.code for name, item in paper.items().items()}
+
+
+def test_every_numbered_item_of_the_paper_is_registered() -> None:
+    wanted = ["Definition 1", "Corollary 1"]
+    wanted += [f"Lemma {n}" for n in range(1, 6)] + [f"Theorem {n}" for n in range(1, 6)]
+    wanted += [f"Algorithm {n}" for n in range(1, 5)] + [f"Eq. {n}" for n in range(1, 44)]
+    wanted += [f"Appendix {letter}" for letter in "BCNOP"]
+    assert [name for name in wanted if name not in paper.items()] == []
+
+
+def test_the_readme_quotes_its_records() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rows = {row[1]: row for row in re.findall(r"^\| ([\d.]+) \| `(\w+)` \| (.+) \|$", readme, re.M)}
+    records = json.loads((ROOT / "results" / "paper_mnist.json").read_text())
+    assert len(rows) == len(records) == 3
+    for record in records:
+        epsilon, _, cells = rows[record["training_hash"]]
+        numbers = [float(n) for n in re.findall(r"\d+\.\d", cells)]
+        attacked, certified = record["attacked_worst"], record["certified"]
+        measured = [record["clean"], attacked["0.1"], attacked["0.2"], attacked["0.6"], record["verified"]]
+        measured += [certified["published"]["0.05"], certified["corrected"]["0.05"]]
+        assert float(epsilon) == pytest.approx(record["claimed_epsilon"])
+        assert numbers == [round(100 * value + 1e-9, 1) for value in measured]
