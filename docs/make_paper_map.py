@@ -6,8 +6,8 @@ from stobatch.paper import items
 
 HEAD = """# Paper map
 
-Every numbered item of the paper, its one home in the code, and whether it holds. `stobatch where "Theorem 5"` prints the file
-and the line. Made by `python docs/make_paper_map.py`. Runs of equations that are steps of one proof share its home.
+Every numbered item of the paper, its one home in the code, and whether it holds. `stobatch where "Theorem 5"` prints
+the file and the line. Made by `python docs/make_paper_map.py`. Steps of one proof share its home.
 
 | item | code | verdict |
 |---|---|---|

@@ -119,6 +119,8 @@ class MethodConfig(Settings):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        if not isinstance(values, Mapping):
+            raise SettingError(f"method={values!r} is not a section.", remedy='Write method = { name = "stobatch" }.')
         rest = dict(values)
         name = rest.pop("name", None)
         if cls is not MethodConfig:

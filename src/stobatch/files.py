@@ -127,13 +127,15 @@ class Records:
         }
 
     def has(self, start: int) -> bool:
-        """Whether the part that begins at this row was written by this very configuration."""
+        """Whether the part that begins at this row is readable and was written by this very configuration."""
         from pyarrow import parquet
 
-        part = self._part(start)
-        if not part.exists():
+        try:
+            metadata = parquet.read_metadata(self._part(start)).metadata or {}
+            parquet.read_table(self._part(start), columns=["index"])
+        except (OSError, ValueError):
             return False
-        found = {k.decode(): v.decode() for k, v in (parquet.read_schema(part).metadata or {}).items()}
+        found = {k.decode(): v.decode() for k, v in metadata.items()}
         return all(found.get(key) == value for key, value in self._identity().items())
 
     def write(self, start: int, columns: Mapping[str, Any]) -> None:

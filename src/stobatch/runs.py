@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,14 @@ class Run:
     def read(self, kind: str, *, private: bool = False) -> dict[str, Any]:
         return read_json(self._file(kind, private), kind)
 
-    def has(self, kind: str) -> bool:
-        return self._file(kind, private=False).exists()
+    def has(self, kind: str, *, private: bool = False) -> bool:
+        return self._file(kind, private).exists()
 
     def _file(self, kind: str, private: bool) -> Path:
         return self.path / PRIVATE / f"{kind}.json" if private else self.path / f"{kind}.json"
 
     def command(self, verb: str) -> str:
-        return f"stobatch {verb} {self.path} --resume"
+        return f"stobatch {verb} {shlex.quote(str(self.path))} --resume"
 
     def records(self, verb: str, *, config_hash: str, expected_rows: int) -> Records:
         """The per-example table of a verb; another configuration of the verb gets another folder."""
@@ -54,11 +55,12 @@ class Run:
 
     def require_new(self, training_hash: str, *, resume: bool) -> None:
         """Refuse to touch a directory that holds something else; say how to continue what can be continued."""
-        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+        # A start that was killed while it wrote its first file leaves only that file's temporary, hidden one.
+        if not self.path.exists() or (self.path.is_dir() and all(p.name.startswith(".") for p in self.path.iterdir())):
             return
         if not self.exists:
             raise RunError(f"{self.path} exists and is not a run.", remedy="Choose another --out.")
-        found = self.read("config")["training_hash"]
+        found = self.read("config").get("training_hash")
         if found != training_hash:
             raise RunError(
                 f"{self.path} holds configuration {found}, not {training_hash}.",

@@ -44,7 +44,7 @@ def setting(
 
 
 def _allowed(value: float, limits: Mapping[str, float]) -> bool:
-    return isfinite(value) and all(
+    return (isinstance(value, int) or isfinite(value)) and all(
         {
             "at least": value >= bound,
             "above": value > bound,
@@ -75,6 +75,8 @@ class Settings:
 
     def _check(self, field: dataclasses.Field[Any], value: Any) -> None:
         choices, limits = field.metadata.get("choices"), field.metadata.get("limits", {})
+        if value == ():
+            raise SettingError(f"{field.name} is empty.", remedy=f"Give at least one value, {describe(field)}.")
         for one in value if isinstance(value, tuple) else (value,):
             if one is None:
                 continue
@@ -93,11 +95,18 @@ class Settings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`; an unknown key is an error that lists its nearest names."""
+        if not isinstance(values, Mapping):
+            raise SettingError(
+                f"'{values}' is not a section of settings.", remedy="Write a table of key = value pairs."
+            )
         hints = typing.get_type_hints(cls)
         known = [f.name for f in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
                 raise unknown_key(key, known)
+        for field in dataclasses.fields(cls):
+            if field.default is dataclasses.MISSING and field.name not in values:
+                raise SettingError(f"'{field.name}' is missing.", remedy=f"Add {field.name}, or start from a recipe.")
         return cls(**{key: _build(value, hints[key]) for key, value in values.items()})
 
     def replace(self, **changes: Any) -> Self:

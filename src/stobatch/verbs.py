@@ -5,6 +5,8 @@ Each verb checks everything it can before it writes anything, so bad input leave
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +18,12 @@ from stobatch import data
 from stobatch.certification import Verdicts, VerifiedInference
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples
-from stobatch.errors import ModelError, RunError, SettingError
+from stobatch.errors import DataError, ModelError, RunError, SettingError
 from stobatch.evaluation.accuracy import certified_accuracy, conventional_accuracy, verified_accuracy
 from stobatch.evaluation.protocols import DEPLOYED, attack_records
 from stobatch.evaluation.statistics import proportion
 from stobatch.files import read_tensors, write_tensors
+from stobatch.interrupts import finish_first
 from stobatch.methods import method_of
 from stobatch.models import Network, build, build_encoder
 from stobatch.privacy.guarantee import PrivacyGuarantee
@@ -68,7 +71,7 @@ def _root(config: RunConfig) -> Path | None:
 def _device(config: RunConfig) -> torch.device:
     try:
         device = torch.device(config.machine.device)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n", maxsplit=1)[0].rstrip(".")
         raise SettingError(
@@ -107,7 +110,7 @@ def _network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Network 
             f"{info.input_shape} with {info.num_classes}.",
             remedy="Give from_layers the shape of one input, and the output layer one unit per class.",
         )
-    return given
+    return copy.deepcopy(given)
 
 
 def train(
@@ -125,13 +128,17 @@ def train(
     the_plan = plan(config, dataset=dataset, network=network)
     device = _device(config)
     seeds = _seeds(config, run)
-    dataset = dataset or data.load(config.data, root=_root(config), seeds=seeds)
+    dataset = dataset or _read(config, seeds, quiet)
     net = _network(config, dataset.info, seeds, network).to(device)
     trainable = method.prepare(config, the_plan, net, dataset.train, seeds)
+    fingerprint = _fingerprint(dataset.train)
+    if run.has("data", private=True) and run.read("data", private=True)["sha256"] != fingerprint:
+        raise RunError(f"{run.path} was started with other training data.", remedy="Hand over the same data to resume.")
     # Nothing is written before everything above has passed.
-    document = {"training_hash": config.training_hash, "config": config.to_dict(), "dataset": dataset.info.to_dict()}
-    run.write("config", document)
+    content = {"config": config.to_dict(), "dataset": dataset.info.to_dict()}
+    run.write("config", {"training_hash": config.training_hash, "content_hash": content_hash(content), **content})
     run.write("plan", the_plan.to_dict())
+    run.write("data", {"sha256": fingerprint}, private=True)
     if not seeds.public:
         run.write("seeds", {"root": str(seeds.root)}, private=True)
     trainable.save_private(run.path, config.training_hash)
@@ -155,10 +162,18 @@ def train(
     return load(run.path, network=network, device=str(device), threads=config.machine.threads)
 
 
+def _fingerprint(examples: Examples) -> str:
+    """Tells whether a resumed run sees the same data. Private: whoever has it can confirm a guess of the data."""
+    digest = hashlib.sha256()
+    for tensor in (examples.inputs, examples.labels):
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
 def _seeds(config: RunConfig, run: Run) -> Seeds:
     if config.seed is not None:
         return Seeds.reproducible(config.seed)
-    if (run.path / "private" / "seeds.json").exists():
+    if run.has("seeds", private=True):
         return Seeds(int(run.read("seeds", private=True)["root"]), public=False)
     return Seeds.secret()
 
@@ -170,11 +185,17 @@ def load(
     directory = Run(Path(run))
     directory.require_trained()
     document = directory.read("config")
+    content = {name: document.get(name) for name in ("config", "dataset")}
+    if content_hash(content) != document.get("content_hash"):
+        raise RunError(
+            f"{directory.path / 'config.json'} was changed after the run was started.",
+            remedy="Restore it: what the run promises is read from it.",
+        )
     config = RunConfig.from_dict(document["config"])
     machine = config.machine.replace(device=device or config.machine.device, threads=threads or config.machine.threads)
     config = config.replace(machine=machine)
     tensors, metadata = read_tensors(directory.model_file)
-    if metadata.get("config_hash") != document["training_hash"]:
+    if not metadata.get("config_hash") == document.get("training_hash") == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
     info = DatasetInfo.from_dict(document["dataset"])
     network = _network(config, info, Seeds.reproducible(0), network)
@@ -186,16 +207,42 @@ def load(
         raise ModelError(
             f"the weights do not fit the network: {reason}", remedy="Hand over the same network."
         ) from None
-    method_of(config).restore(network, directory.path)
+    method_of(config).restore(network, directory.path, config.training_hash)
     network.to(_device(config)).eval().requires_grad_(False)
     network.calibrate()
     return TrainedModel(network, config, the_plan, directory)
 
 
-def _test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | None) -> Examples:
+def _read(config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
+    with progress("read data", 1, quiet=quiet) as advance:
+        dataset = data.load(config.data, root=_root(config), seeds=seeds)
+        advance(1)
+    return dataset
+
+
+def _test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | None, quiet: bool) -> Examples:
     """Test examples only; the training data is not needed any more, but data sets are read as one."""
-    whole = dataset or data.load(model.config.data, root=_root(model.config), seeds=_seeds(model.config, model.run))
+    whole = dataset or _read(model.config, _seeds(model.config, model.run), quiet)
+    encoder = model.network.encoder
+    if whole.info.input_shape != encoder.input_shape or whole.info.num_classes != model.network.num_classes:
+        raise DataError(
+            f"the data are {whole.info.input_shape} with {whole.info.num_classes} classes, the model takes "
+            f"{encoder.input_shape} with {model.network.num_classes}.",
+            remedy="Hand over the data set that the run was trained for.",
+        )
     return whole.test.limit(limit)
+
+
+def _with(config: RunConfig, overrides: dict[str, Any] | None) -> RunConfig:
+    """Apply overrides that leave the trained model what it is."""
+    for key in overrides or {}:
+        if not key.startswith(("certification.", "evaluation.", "machine.")):
+            raise SettingError(
+                f"'{key}' belongs to the training of this run.",
+                why="It was fixed when the run was started.",
+                remedy="Change certification., evaluation. or machine. settings, or train another run.",
+            )
+    return config.override_all(overrides or {})
 
 
 def certify(
@@ -204,22 +251,24 @@ def certify(
     overrides: dict[str, Any] | None = None,
     dataset: Dataset | None = None,
     network: Network | None = None,
+    seed: int | None = None,
     resume: bool = False,
     quiet: bool = False,
     device: str | None = None,
 ) -> dict[str, Any]:
     """Verified inference on the test set: one row per example, and a summary."""
     model = load(run, network=network, device=device)
-    config = model.config.override_all(overrides or {})
+    config = _with(model.config, overrides)
     settings = config.certification
-    test = _test_examples(model, dataset, settings.limit)
+    test = _test_examples(model, dataset, settings.limit, quiet)
     verifier = method_of(config).verifier(config, model.plan, model.network)
-    seeds = _seeds(config, model.run)
-    identity = content_hash([config.training_hash, "certify", settings.to_dict(), len(test)])
+    seeds = _seeds(config, model.run) if seed is None else Seeds.reproducible(seed)
+    identity = content_hash([config.training_hash, "certify", settings.to_dict(), len(test), seed])
     records = model.run.records("certify", config_hash=identity, expected_rows=len(test))
     started = time.monotonic()
-    with progress("certify", len(test), quiet=quiet) as advance:
+    with finish_first() as stop, progress("certify", len(test), quiet=quiet) as advance:
         for start in range(0, len(test), _TILE):
+            stop.raise_if_asked()
             part = test.take(slice(start, start + _TILE))
             if not (resume and records.has(start)):
                 verdicts = verifier.verify(part.inputs, seeds.generator("certify", start)).columns()
@@ -256,21 +305,23 @@ def evaluate(
     overrides: dict[str, Any] | None = None,
     dataset: Dataset | None = None,
     network: Network | None = None,
+    seed: int | None = None,
     resume: bool = False,
     quiet: bool = False,
     device: str | None = None,
 ) -> dict[str, Any]:
     """Accuracy on clean and attacked test inputs, with the certified accuracy beside it where `certify` has run."""
     model = load(run, network=network, device=device)
-    config = model.config.override_all(overrides or {})
+    config = _with(model.config, overrides)
     settings = config.evaluation
-    test = _test_examples(model, dataset, settings.limit)
-    seeds = _seeds(config, model.run)
+    test = _test_examples(model, dataset, settings.limit, quiet)
+    seeds = _seeds(config, model.run) if seed is None else Seeds.reproducible(seed)
     weight = model.network.encoder.weight
-    identity = content_hash([config.training_hash, "evaluate", settings.to_dict(), len(test)])
+    identity = content_hash([config.training_hash, "evaluate", settings.to_dict(), len(test), seed])
     records = model.run.records("evaluate", config_hash=identity, expected_rows=len(test))
-    with progress("evaluate", len(test), quiet=quiet) as advance:
+    with finish_first() as stop, progress("evaluate", len(test), quiet=quiet) as advance:
         for start in range(0, len(test), _TILE):
+            stop.raise_if_asked()
             part = test.take(slice(start, start + _TILE))
             if not (resume and records.has(start)):
                 generator = seeds.generator("evaluate", start)

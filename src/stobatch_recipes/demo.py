@@ -14,7 +14,7 @@ def demo() -> RunConfig:
         method=StoBatchConfig(total_epsilon=1.0, schedule="stochastic", train_attack_steps=3),
         training=full.training.replace(steps=60, learning_rate=1e-3, monitor_every=10),
         certification=full.certification.replace(noise_draws=500, resampling_shrinkage=10.0, limit=500),
-        evaluation=full.evaluation.replace(radii=(0.05, 0.1, 0.2, 0.4, 0.6), limit=500),
+        evaluation=full.evaluation.replace(radii=(0.01, 0.02, 0.05, 0.1, 0.2, 0.4), limit=500),
         machine=full.machine.replace(checkpoint_every=10),
         seed=1,
     )

@@ -22,6 +22,9 @@ from stobatch import RunConfig
 from stobatch.data import mnist
 from stobatch_recipes import recipe
 
+collect_ignore = ["conftest.py"]
+"""For doctests: two modules of one name cannot be collected."""
+
 SETTINGS: dict[str, Any] = {
     "data.train_limit": 120,
     "data.test_limit": 60,
@@ -92,9 +95,11 @@ def unpack_once() -> Iterator[None]:
     mnist.unpack = original
 
 
-@pytest.fixture(autouse=True)
-def same_threads_afterwards() -> Iterator[None]:
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from threads, and threads that wait for a busy core cost a hundredfold."""
     before = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
@@ -112,12 +117,10 @@ def tiny() -> list[str]:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, config: RunConfig) -> Path:
     """Trained, certified and evaluated without accident. Read only."""
-    before = torch.get_num_threads()
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     stobatch.train(config, out, quiet=True)
     stobatch.certify(out, quiet=True)
     stobatch.evaluate(out, quiet=True)
-    torch.set_num_threads(before)
     return out
 
 

@@ -17,8 +17,6 @@ from stobatch.errors import ModelError, RunError, StobatchError
 from stobatch.files import Records, read_json, write_json
 from stobatch.runs import Run
 
-BUG = pytest.mark.xfail(strict=True, reason="src: see the report; the damage is not noticed or not explained")
-
 
 def refusal(call: Callable[[], object], kind: type[StobatchError] = RunError) -> str:
     with pytest.raises(kind) as caught:
@@ -48,7 +46,7 @@ def garble(file: Path) -> None:
 
 
 VERBS: dict[str, Callable[[Path], object]] = {
-    "load": lambda run: stobatch.load(run),
+    "load": stobatch.load,
     "certify": lambda run: stobatch.certify(run, quiet=True),
     "evaluate": lambda run: stobatch.evaluate(run, quiet=True),
 }
@@ -112,7 +110,6 @@ def test_weights_of_another_run_are_refused(run, config, tmp_path):
     assert "belongs to another run" in refusal(lambda: stobatch.load(run))
 
 
-@BUG
 def test_noise_of_another_run_is_refused(run, config, tmp_path):
     """The deployed function with somebody else's noise is another function; the file says whose it is."""
     stobatch.train(config.override("seed", 99), tmp_path / "other", quiet=True)
@@ -141,7 +138,6 @@ EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@BUG
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edited_configuration_is_noticed(run, name):
     """What the run promises is read from this file; its own hash says whether it was changed."""
@@ -151,7 +147,7 @@ def test_an_edited_configuration_is_noticed(run, name):
 
 def test_an_edited_setting_that_is_not_allowed_is_refused(run):
     edit(run / "config.json", lambda d: d["config"]["training"].update(steps=-3))
-    assert "steps=-3" in refusal(lambda: stobatch.load(run), StobatchError)
+    assert "was changed" in refusal(lambda: stobatch.load(run))
 
 
 def test_an_edited_hash_is_noticed(run, config):
@@ -218,18 +214,17 @@ def test_a_foreign_part_in_a_run_is_made_again(run, rows):
     assert rows(run, "certify") == want
 
 
-@BUG
 @pytest.mark.parametrize("damage", [cut, empty, garble])
 def test_a_damaged_part_is_refused_or_made_again(run, rows, damage):
     (part,) = run.glob("records/certify-*/rows-*.parquet")
     want = rows(run, "certify")
     damage(part)
+    refused = ""
     try:
         stobatch.certify(run, resume=True, quiet=True)
     except RunError as error:
-        assert str(part) in str(error)
-    else:
-        assert rows(run, "certify") == want
+        refused = str(error)
+    assert str(part) in refused or rows(run, "certify") == want
 
 
 def test_json_never_holds_what_json_cannot_say(tmp_path):

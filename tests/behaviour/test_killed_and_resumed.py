@@ -17,11 +17,8 @@ from safetensors import safe_open
 # Every file is flushed once before it takes its place and its folder once afterwards. With a public seed a training of
 # four steps writes these, in this order.
 WRITES = ["config", "plan", "noise", *[f"checkpoint {n}" for n in range(1, 5)], "training", "model"]
-GAP = pytest.mark.xfail(
-    strict=True, reason="src: Run.require_new refuses a folder that holds only the torn config.json of a killed start"
-)
 MOMENTS = [
-    *[pytest.param(write, True, marks=[GAP] if write == "config" else []) for write in WRITES],
+    *[(write, True) for write in WRITES],
     ("checkpoint 2", False),
     ("model", False),
 ]
@@ -163,12 +160,10 @@ SLOWER = ["--set", "certification.noise_draws=400", "--set", "evaluation.attack_
         (signal.SIGINT, 130, ""),
         pytest.param(
             *(signal.SIGINT, 130, "stobatch: interrupted"),
-            marks=pytest.mark.xfail(strict=True, reason="src: typer answers Ctrl-C itself, main never sees it"),
             id="and says so",
         ),
         pytest.param(
             *(signal.SIGTERM, 130, ""),
-            marks=pytest.mark.xfail(strict=True, reason="src: SIGTERM outside of the training loop ends with -15"),
         ),
     ],
 )

@@ -16,6 +16,9 @@ import torch
 from stobatch.cli.app import main
 from stobatch.data import mnist
 
+collect_ignore = ["conftest.py"]
+"""For doctests: two modules of one name cannot be collected."""
+
 SETTINGS = {
     "data.train_limit": 120,
     "data.test_limit": 60,
@@ -63,9 +66,11 @@ def unpack_once() -> Iterator[None]:
     mnist.unpack = original
 
 
-@pytest.fixture(autouse=True)
-def same_threads_afterwards() -> Iterator[None]:
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from threads, and threads that wait for a busy core cost a hundredfold."""
     before = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 

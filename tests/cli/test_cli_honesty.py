@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 TOTAL = re.compile(r"ε = [0-9.]+")
-MARK = re.compile("claimed|CLAIMED, NOT PROVED")
+MARK = re.compile("claimed", re.IGNORECASE)
 
 
 def said_without_mark(text: str) -> list[str]:
@@ -43,7 +43,7 @@ def test_printed_epsilons_are_called_claimed(texts):
     for name in ("plan", "train", "evaluate", "demo"):
         assert "CLAIMED, NOT PROVED: ε = 1" in texts[name], name
         assert "against it: one draw of noise is shared" in texts[name], name
-    assert "claimed, not proved, ε = 1" in texts["summary.md"]
+    assert re.search("claimed, not proved.{1,3}ε = 1", texts["summary.md"], re.IGNORECASE)
     assert "against it: one draw of noise is shared" in texts["summary.md"]
 
 

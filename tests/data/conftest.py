@@ -9,6 +9,8 @@ import torch
 from stobatch.data import cifar10, tiny_imagenet
 from stobatch.errors import DataError
 
+collect_ignore = ["conftest.py"]
+
 Fails = Callable[..., str]
 
 

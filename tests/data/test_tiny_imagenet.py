@@ -106,7 +106,8 @@ def test_damaged_folders(root: Path, fails) -> None:
 
 @pytest.mark.usefixtures("no_network")
 def test_without_files_and_network_the_message_says_what_to_put_where(tmp_path: Path, fails) -> None:
-    message = fails(describe, config(), tmp_path)
+    assert describe(config(num_classes=30), tmp_path).num_train == 15_000
+    message = fails(lambda: load(config(), root=tmp_path))
     assert f"lie in {tmp_path}" in message
     assert "STOBATCH_DATA" in message
 

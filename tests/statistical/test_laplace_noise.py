@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import kstwo, laplace
 
-from stobatch.certification.monte_carlo import FreshNoise
+from stobatch.certification.monte_carlo import FreshNoise, two_streams
 from stobatch.models import DenseEncoder, Head, Network
 from stobatch.privacy.functional import functional_mechanism
 from stobatch.privacy.noise import PrivateNoise
@@ -60,7 +60,9 @@ def test_each_part_of_the_private_noise_has_its_own_scale() -> None:
 
 def test_fresh_noise_for_inference_has_its_own_scale_at_each_layer() -> None:
     network = Network(DenseEncoder((40,), 50), Head(torch.nn.Identity(), torch.nn.Identity(), torch.nn.Linear(50, 2)))
-    at_input, at_hidden = FreshNoise.shrunk(6.59, 13.18, 10.0).draw(network, 4000, torch.Generator().manual_seed(2))
+    at_input, at_hidden = FreshNoise.shrunk(6.59, 13.18, 10.0).draw(
+        network, 4000, two_streams(torch.Generator().manual_seed(2))
+    )
     assert not rejected(at_input.flatten().double().numpy(), 0.659)
     assert not rejected(at_hidden.flatten().double().numpy(), 1.318)
     assert rejected(at_hidden.flatten().double().numpy(), 0.659)

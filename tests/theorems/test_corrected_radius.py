@@ -128,10 +128,11 @@ def test_the_radius_never_exceeds_the_distance_to_a_half_space(
     assert radius(rule, top) <= distance * (1 + 1e-6)
 
 
-@given(st.floats(0.1, 10), st.floats(0.1, 5))
-def test_it_reaches_that_distance_on_the_line(scale: float, distance: float) -> None:
+@given(st.floats(0.1, 10), st.floats(0.1, 15))
+def test_it_reaches_that_distance_on_the_line(scale: float, distance_in_scales: float) -> None:
     rule = CorrectedRule(scale, 1.0, input_shift(Norm.LINF, 1), Shift(0.0, 0.0))
-    assert radius(rule, 1 - 0.5 * exp(-distance / scale)) == pytest.approx(distance, rel=1e-6)
+    found = radius(rule, 1 - 0.5 * exp(-distance_in_scales))
+    assert found == pytest.approx(distance_in_scales * scale, rel=1e-6)
 
 
 @pytest.mark.parametrize("ignored", [2.0, 10.0])

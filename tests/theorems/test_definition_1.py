@@ -43,7 +43,12 @@ def test_half_the_noise_violates_the_definition(epsilon: float) -> None:
     assert here.cdf(-2) > exp(epsilon) * there.cdf(-2)
 
 
-@given(st.floats(0, 100), st.floats(0, 1), st.sampled_from(Status), st.sampled_from(Neighbours))
+@given(
+    st.floats(0, 100),
+    st.floats(0, 1),
+    st.sampled_from([Status.CLAIMED, Status.PROVED, Status.REFUTED]),
+    st.sampled_from(Neighbours),
+)
 def test_an_epsilon_is_never_written_without_its_status(
     epsilon: float, delta: float, status: Status, neighbours: Neighbours
 ) -> None:
@@ -55,3 +60,9 @@ def test_an_epsilon_is_never_written_without_its_status(
     assert document[f"{status}_epsilon"] == epsilon
     assert document[f"{status}_delta"] == delta
     assert ("NOT a proven guarantee" in text) == (status is Status.CLAIMED)
+
+
+def test_a_method_that_promises_nothing_shows_no_epsilon() -> None:
+    nothing = PrivacyGuarantee.none("somewhere")
+    assert str(nothing).startswith("no privacy guarantee")
+    assert not [key for key in nothing.to_dict() if "epsilon" in key]

@@ -22,11 +22,6 @@ def test_the_item_has_a_test(name: str) -> None:
     assert files_that_mention(name), f"no file in tests/theorems mentions {name}"
 
 
-@pytest.mark.parametrize("name", [name for name in paper.items() if not name.startswith("Eq.")])
-def test_a_numbered_statement_has_a_file_of_its_own(name: str) -> None:
-    assert f"test_{name.lower().replace(' ', '_')}.py" in TEXTS
-
-
 def test_every_item_has_a_home_a_summary_and_a_verdict() -> None:
     for item in paper.items().values():
         assert item.summary, item

@@ -86,7 +86,7 @@ def test_the_rank_test_separates_neighbours_every_time(epsilon: float) -> None:
     assert right_guesses(epsilon, 200, fresh=False) == 200
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 0.06])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.06, 1.0])
 def test_with_fresh_noise_per_example_the_rank_test_only_guesses(epsilon: float) -> None:
     """The twin. A coin lands outside of this interval with probability 1e-9."""
     games = 200

@@ -102,13 +102,16 @@ def craft(
     points = torch.cat([a.start(ball.part(s), generator) for a, s in zip(attacks, slices, strict=True)])
     points = ball.project(points)
     memories: list[Tensor | None] = [None] * len(attacks)
+    health = torch.zeros((), dtype=ball.centre.dtype, device=ball.centre.device)
     for _ in range(steps):
         gradient = input_gradient(scores, points, labels, chunk)
+        health += gradient.sum()
         for index, (attack, where) in enumerate(zip(attacks, slices, strict=True)):
             direction, memories[index] = attack.direction(gradient[where], memories[index])
             points[where].add_(direction, alpha=attack.step_size(ball.size))
         points = torch.clamp(points, ball.lower, ball.upper, out=points)
-    if not bool(torch.isfinite(points).all()):
+    # sign(NaN) is 0: without this check a broken gradient would look like a robust model. One look, after the loop.
+    if not bool(torch.isfinite(health)):
         raise ModelError(
             "an attack met a gradient that is not a number.", remedy="Lower the learning rate or check the inputs."
         )

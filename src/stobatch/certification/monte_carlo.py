@@ -37,14 +37,23 @@ class FreshNoise:
     def shrunk(cls, input_noise_scale: float, hidden_noise_scale: float, shrinkage: float) -> FreshNoise:
         return cls(input_noise_scale / shrinkage, hidden_noise_scale / shrinkage)
 
-    def draw(self, network: Network, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def draw(self, network: Network, count: int, streams: Streams) -> tuple[Tensor, Tensor]:
         """`count` draws for the input and `count` independent ones for the hidden layer."""
         encoder = network.encoder
         like = encoder.weight
         return (
-            laplace((count, *encoder.input_shape), self.input_scale, generator).to(like),
-            laplace((count, *encoder.hidden_shape), self.hidden_scale, generator).to(like),
+            laplace((count, *encoder.input_shape), self.input_scale, streams[0]).to(like),
+            laplace((count, *encoder.hidden_shape), self.hidden_scale, streams[1]).to(like),
         )
+
+
+Streams = tuple[torch.Generator, torch.Generator]
+
+
+def two_streams(generator: torch.Generator) -> Streams:
+    """One stream for each layer's noise, so that how many draws are made at once does not change what is drawn."""
+    seeds = torch.randint(2**62, (2,), generator=generator).tolist()
+    return torch.Generator().manual_seed(seeds[0]), torch.Generator().manual_seed(seeds[1])
 
 
 @dataclass(frozen=True)
@@ -63,15 +72,16 @@ def tally_products(
     """Vote with argmax f^h · f^x over `draws` pairs of passes, in tiles of inputs x draws.
 
     Each pass randomises one layer only: f^x the input (hidden noise fixed), f^h the hidden layer (input noise fixed).
+    The draws depend on the generator alone, not on the memory budget or on how many inputs there are.
     """
-    scorer = ShiftScorer(network, inputs)
+    scorer, streams = ShiftScorer(network, inputs), two_streams(generator)
     votes = torch.zeros(len(inputs), network.num_classes, dtype=torch.int64, device=inputs.device)
     scores = torch.zeros(len(inputs), network.num_classes, dtype=torch.float64, device=inputs.device)
     rows = rows_in_memory(network, memory_mb, most=_CPU_ROWS)
     images = min(len(inputs), rows)
     draws_at_once = max(1, rows // images)
     for first in range(0, draws, draws_at_once):
-        at_input, at_hidden = noise.draw(network, min(draws_at_once, draws - first), generator)
+        at_input, at_hidden = noise.draw(network, min(draws_at_once, draws - first), streams)
         through = network.encoder(at_input)
         for start in range(0, len(inputs), images):
             part = slice(start, start + images)

@@ -7,14 +7,16 @@ Results go to standard output (as JSON with `--json`), progress and errors to st
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from stobatch.config import RunConfig, load_config
 from stobatch.errors import SettingError, StobatchError
+from stobatch.interrupts import Interrupted
 from stobatch.reporting import tables
 from stobatch.runs import Run
 from stobatch.settings import parse_assignment
@@ -34,7 +36,10 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what was interrupted.")]
 Limit = Annotated[int | None, typer.Option(help="Only the first so many test examples.")]
-RunPath = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
+RunPath = Annotated[Path | None, typer.Argument(help="A run directory.", show_default=False)]
+OutOfRun = Annotated[Path | None, typer.Option("--out", help="The run directory, instead of the argument.")]
+Section = Annotated[str | None, typer.Option("--recipe", help="Take this recipe's settings for the verb.")]
+Draws = Annotated[int | None, typer.Option(help="Draw other random numbers, reproducibly.")]
 
 
 def _assignments(pairs: list[str] | None) -> dict[str, Any]:
@@ -55,6 +60,21 @@ def _config(
     if device is not None:
         changes["machine.device"] = device
     return config.override_all(changes)
+
+
+def _run(argument: Path | None, option: Path | None) -> Path:
+    if (argument is None) == (option is None):
+        raise SettingError("no run directory, or two, are given.", remedy="Write `stobatch VERB RUN`.")
+    return argument or option or Path()
+
+
+def _overrides(section: str, recipe_name: str | None, pairs: list[str] | None, limit: int | None) -> dict[str, Any]:
+    """A verb's settings: from a recipe, then from --set, then from --limit."""
+    from stobatch_recipes import recipe
+
+    named = getattr(recipe(recipe_name), section).to_dict() if recipe_name else {}
+    limited = {f"{section}.limit": limit} if limit is not None else {}
+    return {f"{section}.{key}": value for key, value in named.items()} | _assignments(pairs) | limited
 
 
 def _print(document: dict[str, Any], as_json: bool, *parts: Any) -> None:
@@ -126,9 +146,12 @@ def _registered(values: dict[str, Any]) -> dict[str, Any]:
 
 @app.command()
 def certify(
-    run: RunPath,
+    run: RunPath = None,
+    out: OutOfRun = None,
+    recipe: Section = None,
     set_: Set = None,
     limit: Limit = None,
+    seed: Draws = None,
     device: Device = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -136,16 +159,19 @@ def certify(
     """Verified inference (Algorithm 3) on the test set: a label, two radii and a verdict per example."""
     from stobatch import verbs
 
-    overrides = _assignments(set_) | ({"certification.limit": limit} if limit is not None else {})
-    summary = verbs.certify(run, overrides=overrides, resume=resume, quiet=as_json, device=device)
+    overrides = _overrides("certification", recipe, set_, limit)
+    summary = verbs.certify(_run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device)
     _print(summary, as_json, tables.certificate_table(summary))
 
 
 @app.command()
 def evaluate(
-    run: RunPath,
+    run: RunPath = None,
+    out: OutOfRun = None,
+    recipe: Section = None,
     set_: Set = None,
     limit: Limit = None,
+    seed: Draws = None,
     device: Device = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -153,8 +179,8 @@ def evaluate(
     """Accuracy on clean and attacked test inputs, with certified accuracy beside it."""
     from stobatch import verbs
 
-    overrides = _assignments(set_) | ({"evaluation.limit": limit} if limit is not None else {})
-    scores = verbs.evaluate(run, overrides=overrides, resume=resume, quiet=as_json, device=device)
+    overrides = _overrides("evaluation", recipe, set_, limit)
+    scores = verbs.evaluate(_run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device)
     certified = [tables.certificate_table(scores["certificates"])] if scores["certificates"] else []
     _print(scores, as_json, tables.guarantee_card(scores["guarantee"]), tables.score_table(scores), *certified)
 
@@ -176,6 +202,7 @@ def where(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="The run directory to write.")] = Path("runs/demo"),
+    recipe: Annotated[str, typer.Option(help="Another recipe for the same job.")] = "demo",
     set_: Set = None,
     seed: Seed = None,
     device: Device = None,
@@ -185,7 +212,7 @@ def demo(
     from stobatch import verbs
     from stobatch.reporting.summary import write_summary
 
-    settings = _config("demo", None, set_, seed, device)
+    settings = _config(recipe, None, set_, seed, device)
     the_plan = verbs.plan(settings).to_dict()
     if not as_json:
         tables.show(tables.plan_table(the_plan))
@@ -202,13 +229,21 @@ def demo(
 
 def main() -> None:
     """Run the command line and turn every expected failure into one line and an exit code."""
-    from stobatch.training import Interrupted
-
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except StobatchError as error:
-        print(f"stobatch: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except (Interrupted, KeyboardInterrupt):
-        print("stobatch: interrupted; what was reported done is saved, continue with --resume.", file=sys.stderr)
-        raise SystemExit(130) from None
+        _complain(str(error), 2)
+    except Interrupted:
+        _complain("interrupted; what was reported done is saved, continue with --resume.", 130)
+    except OSError as error:
+        # Standard output itself failed; what the interpreter would flush at exit has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _complain(f"cannot write the output: {error.strerror}. Send it somewhere else.", 2)
+
+
+def _complain(message: str, code: int) -> NoReturn:
+    print(f"stobatch: {message}", file=sys.stderr)
+    raise SystemExit(code)

@@ -23,12 +23,13 @@ class Source:
     describe: Callable[[DataConfig, Path], DatasetInfo]
     read: Callable[[DatasetInfo, Path, torch.Generator | None], tuple[Examples, Examples]]
     can_augment: bool
+    fetch: Callable[[Path], None] = lambda root: None
 
 
 SOURCES = {
     "mnist": Source(mnist.describe, mnist.read, can_augment=False),
     "cifar10": Source(cifar10.describe, cifar10.read, can_augment=True),
-    "tiny_imagenet": Source(tiny_imagenet.describe, tiny_imagenet.read, can_augment=True),
+    "tiny_imagenet": Source(tiny_imagenet.describe, tiny_imagenet.read, can_augment=True, fetch=tiny_imagenet.fetch),
     "image_folder": Source(image_folder.describe, image_folder.read, can_augment=False),
 }
 
@@ -59,6 +60,7 @@ def load(config: DataConfig, *, root: Path | None = None, seeds: Seeds | None = 
     A limit counts training records after augmentation. `seeds` makes the augmentation reproducible; without it the
     randomness is secret, as everywhere.
     """
+    _source(config).fetch(data_root(root))
     info = describe(config, root)
     generator = (seeds or Seeds.secret()).generator("data", "augment") if config.augment else None
     train, test = _source(config).read(info, data_root(root), generator)

@@ -29,7 +29,7 @@ class Method(ABC):
         """Bind the method to data: check the network, draw what is private, perturb the inputs. Writes nothing."""
 
     @abstractmethod
-    def restore(self, network: Network, run: Path) -> None:
+    def restore(self, network: Network, run: Path, config_hash: str) -> None:
         """Give a loaded network what its deployment needs beside its weights."""
 
     @abstractmethod

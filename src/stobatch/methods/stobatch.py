@@ -201,8 +201,8 @@ class StoBatch(Method):
         memory_mb = config.machine.memory_mb
         return StoBatchTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb)
 
-    def restore(self, network: Network, run: Path) -> None:
-        noise = PrivateNoise.load(run)
+    def restore(self, network: Network, run: Path, config_hash: str) -> None:
+        noise = PrivateNoise.load(run, config_hash)
         network.set_noise(noise.input_noise, noise.hidden_noise)
 
     def verifier(self, config: RunConfig, plan: Plan, network: Network) -> VerifiedInference:

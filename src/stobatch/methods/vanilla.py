@@ -100,7 +100,7 @@ class VanillaAdversarialTraining(Method):
         assert isinstance(config.method, VanillaConfig)
         return VanillaTrainable(config.method, network, train, seeds, memory_mb=config.machine.memory_mb)
 
-    def restore(self, network: Network, run: Path) -> None:
+    def restore(self, network: Network, run: Path, config_hash: str) -> None:
         """The weights are all there is."""
 
     def verifier(self, config: RunConfig, plan: Plan, network: Network) -> VerifiedInference:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stobatch.config import ModelConfig
 from stobatch.errors import ModelError
 from stobatch.models.affine import AffineEncoder, ConvEncoder
-from stobatch.models.network import Head, Network
+from stobatch.models.network import Head, Network, require_fit
 from stobatch.models.normalisation import NORMALISATIONS
 
 Shape = tuple[int, int, int]
@@ -153,6 +153,7 @@ def build(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, g
     body = make_body(hidden, norm, config.last_hidden_size)
     network = Network(encoder, Head(norm(hidden), body, nn.Linear(config.last_hidden_size, num_classes, bias=False)))
     initialise(network, generator)
+    require_fit(network)
     return network
 
 

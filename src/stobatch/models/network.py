@@ -90,12 +90,19 @@ def from_layers(
     The last hidden values are clamped to [-1, 1] for you; biases of the first and the output layer are dropped.
     """
     encoder: AffineEncoder
+    if not isinstance(first, nn.Conv2d | nn.Linear) or not isinstance(last, nn.Linear):
+        raise ModelError(
+            f"the first layer is {type(first).__name__} and the last {type(last).__name__}.",
+            why="The mechanism needs an affine layer at either end.",
+            remedy="Start with a Conv2d or Linear layer and end with a Linear one.",
+        )
     if isinstance(first, nn.Conv2d):
         kernel, stride, padding = first.kernel_size, first.stride, first.padding
         plain = len(set(kernel)) == len(set(stride)) == len(set(padding)) == 1 and not isinstance(padding, str)
-        if not plain or first.groups != 1 or set(first.dilation) != {1} or len(input_shape) != 3:
+        plain = plain and first.groups == 1 and set(first.dilation) == {1} and first.padding_mode == "zeros"
+        if not plain or len(input_shape) != 3:
             raise ModelError(
-                "the first convolution must be square, undilated and ungrouped, with a number as padding.",
+                "the first convolution must be square, undilated and ungrouped, padded with a number of zeros.",
                 remedy="Start your network with such a Conv2d or with a Linear layer.",
             )
         channels, height, width = input_shape
@@ -113,4 +120,24 @@ def from_layers(
     encoder.weight.data.copy_(first.weight.data)
     output = nn.Linear(last.in_features, last.out_features, bias=False)
     output.weight.data.copy_(last.weight.data)
-    return Network(encoder, Head(nn.Identity(), body, output))
+    network = Network(encoder, Head(nn.Identity(), body, output))
+    require_fit(network)
+    return network
+
+
+@torch.no_grad()
+def require_fit(network: Network) -> None:
+    """Try the network on public images, so that layers that do not fit are found before anything is read."""
+    try:
+        scores = network(network.anchors[:2])
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ModelError(
+            f"the layers do not fit inputs of {network.encoder.input_shape}: {reason}.",
+            remedy="Change the layers, or give inputs of the size they are made for.",
+        ) from None
+    if scores.shape != (2, network.num_classes):
+        raise ModelError(
+            f"two inputs give scores of shape {tuple(scores.shape)}, not (2, {network.num_classes}).",
+            remedy="Flatten the hidden values before the last layer.",
+        )

@@ -29,14 +29,25 @@ def mixing_layers(module: nn.Module) -> list[str]:
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:
     """A copy with every batch normalisation replaced by a GroupNorm over the same channels."""
-    fixed = copy.deepcopy(module)
-    for name in mixing_layers(module):
-        parent_name, _, child = name.rpartition(".")
-        channels = module.get_submodule(name).num_features
-        assert isinstance(channels, int)
-        groups = next(g for g in (8, 4, 2, 1) if channels % g == 0)
-        setattr(fixed.get_submodule(parent_name), child, nn.GroupNorm(groups, channels))
-    return fixed
+    return _replaced(copy.deepcopy(module), {})
+
+
+def _replaced(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    if module not in done:
+        done[module] = _group_norm(module) if mixing_layers(module) == [""] else module
+        for name, child in list(module._modules.items()):
+            if child is not None:
+                setattr(module, name, _replaced(child, done))
+    return done[module]
+
+
+def _group_norm(layer: nn.Module) -> nn.GroupNorm:
+    channels = layer.num_features
+    assert isinstance(channels, int)
+    # A group of one value normalises to zero, so vectors get one group of all.
+    on_vectors = isinstance(layer, nn.BatchNorm1d)
+    groups = 1 if on_vectors else next(g for g in (8, 4, 2, 1) if channels % g == 0)
+    return nn.GroupNorm(groups, channels)
 
 
 def require_per_example(network: Network) -> None:
@@ -49,13 +60,21 @@ def require_per_example(network: Network) -> None:
         )
     generator = torch.Generator().manual_seed(1)
     device = network.encoder.weight.device
-    probe = (torch.rand(4, *network.encoder.input_shape, generator=generator) * 2 - 1).to(device)
-    other = probe.clone()
-    other[0] = -other[0]
+    # Small inputs, so that a replacement at the edge of the range becomes the batch's extreme.
+    probe = (torch.rand(4, *network.encoder.input_shape, generator=generator) - 0.5).to(device) / 10
     with torch.no_grad():
-        if not torch.equal(network(probe)[1:], network(other)[1:]):
-            raise ModelError(
-                "changing one example of a batch changes another example's output.",
-                why="Some layer mixes examples or draws random numbers, so no per-example bound exists.",
-                remedy="Remove that layer (dropout, batch statistics, mixing) or make it work on single examples.",
-            )
+        expected = network(probe)[1:]
+        for replacement in (
+            -probe[0],
+            torch.ones_like(probe[0]),
+            -torch.ones_like(probe[0]),
+            torch.zeros_like(probe[0]),
+        ):
+            other = probe.clone()
+            other[0] = replacement
+            if not torch.equal(network(other)[1:], expected):
+                raise ModelError(
+                    "changing one example of a batch changes another example's output.",
+                    why="Some layer mixes examples or draws random numbers, so no per-example bound exists.",
+                    remedy="Remove that layer (dropout, batch statistics, mixing) or make it work on single examples.",
+                )

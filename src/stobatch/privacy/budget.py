@@ -50,7 +50,13 @@ def fixed_label_epsilon(total_epsilon: float, base: float) -> float:
 
 
 def third_of_surplus(total_epsilon: float, base: float) -> float:
-    """ε2 = 1 + r/3 where the total is 2 + r: CIFAR-10."""
+    """ε2 = 1 + r/3 where the total is 2 + r with r >= 0: CIFAR-10."""
+    if total_epsilon < 2 * base:
+        raise BudgetError(
+            f"a total epsilon of {total_epsilon:g} is below the {2 * base:g} that this split starts from.",
+            why="Appendix P gives the labels 1 + r/3 of a total of 2 + r, with r at least 0.",
+            remedy=f"Raise method.total_epsilon to {2 * base:g} or more, or use method.budget_split=fixed_label.",
+        )
     return base + (total_epsilon - 2 * base) / 3
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from stobatch.errors import RunError
 from stobatch.files import PRIVATE, read_tensors, write_tensors
 from stobatch.seeds import Seeds
 
@@ -54,6 +55,10 @@ class PrivateNoise:
         write_tensors(run / PRIVATE / "noise.safetensors", vars(self), {"config_hash": config_hash}, private=True)
 
     @classmethod
-    def load(cls, run: Path) -> PrivateNoise:
-        tensors, _ = read_tensors(run / PRIVATE / "noise.safetensors")
+    def load(cls, run: Path, config_hash: str) -> PrivateNoise:
+        """Read a run's noise back; the noise of another run makes another function, so it is refused."""
+        path = run / PRIVATE / "noise.safetensors"
+        tensors, metadata = read_tensors(path)
+        if metadata.get("config_hash") != config_hash:
+            raise RunError(f"{path} belongs to another run.", remedy="Restore the run's own noise or train again.")
         return cls(**tensors)

@@ -1,5 +1,5 @@
 """The training loop, its schedules, its checkpoints, and the engines that run trainers."""
 
-from stobatch.training.loop import Interrupted, Trainable, train
+from stobatch.training.loop import Trainable, train
 
-__all__ = ["Interrupted", "Trainable", "train"]
+__all__ = ["Trainable", "train"]

@@ -55,7 +55,13 @@ class TrainingState:
             if name != "history":
                 kind, _, rest = name.partition(".")
                 parts[kind][rest] = value
-        self.network.load_state_dict(parts["network"])
+        try:
+            self.network.load_state_dict(parts["network"])
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise RunError(
+                f"the checkpoint in {run} does not fit the network: {reason}", remedy="Hand over the same network."
+            ) from None
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in parts["optimiser"].items():
             index, _, key = name.partition(".")

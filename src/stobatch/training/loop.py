@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +11,7 @@ from torch import Tensor
 from stobatch.config import RunConfig
 from stobatch.data import Examples
 from stobatch.errors import ModelError
+from stobatch.interrupts import finish_first
 from stobatch.models import Network
 from stobatch.progress import progress
 from stobatch.training.checkpoint import TrainingState
@@ -44,34 +38,6 @@ class Trainable(ABC):
     @abstractmethod
     def save_private(self, run: Path, config_hash: str) -> None:
         """Store, for the owner's eyes only, what a later load needs beside the weights."""
-
-
-class Interrupted(Exception):  # noqa: N818
-    """The user asked to stop; everything up to the last finished step is on disk."""
-
-
-@dataclass
-class _StopRequest:
-    asked: bool = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.asked = True
-
-
-@contextmanager
-def finish_step_on_signal() -> Iterator[_StopRequest]:
-    """Let the first Ctrl-C or SIGTERM end the loop after the present step; a second Ctrl-C ends it at once."""
-    request = _StopRequest()
-    previous: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield request
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
@@ -102,7 +68,7 @@ def train(
     labels = held_out.labels[: config.training.monitor_examples].to(inputs.device)
     note = ""
     with (
-        finish_step_on_signal() as stop,
+        finish_first() as stop,
         progress("train", config.training.steps, start=state.step, quiet=quiet) as advance,
     ):
         while state.step < config.training.steps:
@@ -117,8 +83,8 @@ def train(
             if state.step % config.machine.checkpoint_every == 0 or state.step == config.training.steps or stop.asked:
                 state.save(run, config.training_hash)
             advance(1, note=note)
-            if stop.asked and state.step < config.training.steps:
-                raise Interrupted
+            if state.step < config.training.steps:
+                stop.raise_if_asked()
     return state
 
 

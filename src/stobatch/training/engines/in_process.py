@@ -13,8 +13,8 @@ class InProcessEngine(Engine):
     """The reference engine: every other engine must give the same parameters as this one."""
 
     def average(self, tasks: Sequence[TrainerTask], compute: Callable[[TrainerTask], Gradients]) -> Gradients:
-        total = compute(tasks[0])
+        total = dict(compute(tasks[0]))
         for task in tasks[1:]:
             for name, gradient in compute(task).items():
-                total[name] += gradient
-        return {name: gradient / len(tasks) for name, gradient in total.items()} if len(tasks) > 1 else total
+                total[name] = total[name] + gradient
+        return {name: gradient / len(tasks) for name, gradient in total.items()}

@@ -1,0 +1,150 @@
+"""Layers through which one example reaches another are found, by type and by experiment."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stobatch.config import ModelConfig
+from stobatch.errors import ModelError
+from stobatch.models import build, from_layers, mixing_layers, replace_batch_norm, require_per_example
+
+
+def network(*body: nn.Module):
+    return from_layers(nn.Linear(16, 8), nn.Sequential(*body, nn.Linear(8, 6)), nn.Linear(6, 3), (1, 4, 4))
+
+
+class MeanOverBatch(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values - values.mean(0)
+
+
+class MaxOverBatch(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values / values.abs().max().clamp(min=1e-6)
+
+
+class Shuffle(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values.roll(1, dims=0)
+
+
+class Attention(nn.Module):
+    """Examples that look at each other."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.softmax(values @ values.t(), dim=1) @ values
+
+
+@pytest.mark.parametrize("layer", [MeanOverBatch(), Shuffle(), Attention()], ids=repr)
+def test_layers_that_mix_examples_are_refused_by_experiment(layer):
+    with pytest.raises(ModelError, match="changing one example of a batch changes another example's output") as caught:
+        require_per_example(network(nn.ReLU(), layer))
+    assert "Remove that layer" in str(caught.value)
+
+
+def test_a_maximum_over_the_batch_is_refused_whatever_the_weights():
+    missed = []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        try:
+            require_per_example(network(nn.ReLU(), MaxOverBatch()))
+        except ModelError:
+            continue
+        missed.append(seed)
+    assert not missed
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.AlphaDropout(0.5), nn.RReLU()], ids=repr)
+def test_layers_that_draw_random_numbers_are_refused_in_training_only(layer):
+    noisy = network(nn.Tanh(), layer)
+    with pytest.raises(ModelError, match="draws random numbers"):
+        require_per_example(noisy.train())
+    require_per_example(noisy.eval())
+
+
+@pytest.mark.parametrize("layer", [nn.ReLU(), nn.GroupNorm(2, 8), nn.LayerNorm(8), nn.Softmax(dim=1)], ids=repr)
+def test_layers_that_work_on_single_examples_pass(layer):
+    require_per_example(network(nn.Tanh(), layer))
+
+
+@pytest.mark.parametrize("normalisation", ["reference", "group", "none"])
+def test_the_three_normalisations_pass_and_batch_is_refused(normalisation):
+    generator = torch.Generator().manual_seed(0)
+    require_per_example(build(ModelConfig(normalisation=normalisation), (1, 28, 28), 10, generator))
+    with pytest.raises(ModelError, match=r"layer 'head\.norm' is BatchNorm2d: each output depends on the whole batch"):
+        require_per_example(build(ModelConfig(normalisation="batch"), (1, 28, 28), 10, generator))
+
+
+def test_batch_normalisation_is_refused_even_when_it_is_asleep():
+    """In evaluation mode the experiment sees nothing; the type does."""
+    asleep = network(nn.BatchNorm1d(8)).eval()
+    with pytest.raises(ModelError, match=r"head\.body\.0.*BatchNorm1d.*replace_batch_norm"):
+        require_per_example(asleep)
+
+
+MIXING = [nn.BatchNorm1d(8), nn.BatchNorm2d(8), nn.BatchNorm3d(8), nn.SyncBatchNorm(8), nn.LazyBatchNorm2d()]
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("layer", MIXING, ids=lambda layer: type(layer).__name__)
+def test_every_batch_normalisation_is_found(layer):
+    assert mixing_layers(nn.Sequential(nn.ReLU(), nn.Sequential(layer))) == ["1.0"]
+
+
+def test_layers_that_do_not_mix_are_left_alone():
+    fine = nn.Sequential(nn.GroupNorm(2, 4), nn.LayerNorm(4), nn.InstanceNorm2d(4), nn.Conv2d(4, 4, 1))
+    assert mixing_layers(fine) == []
+    assert [type(layer) for layer in replace_batch_norm(fine)] == [type(layer) for layer in fine]
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 6, 8, 12, 30])
+def test_replacing_mends_nested_modules_and_leaves_the_original(channels):
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(channels, channels, 1), nn.BatchNorm2d(channels))
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer = nn.ModuleDict({"a": block(), "b": nn.ModuleList([block()])})
+            self.norm = nn.BatchNorm2d(channels)
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.norm(self.outer["b"][0](self.outer["a"](values)))
+
+    module = Nested()
+    assert mixing_layers(module) == ["outer.a.1", "outer.b.0.1", "norm"]
+    mended = replace_batch_norm(module)
+    assert mixing_layers(mended) == []
+    assert len(mixing_layers(module)) == 3, "the original was changed"
+    norms = [layer for layer in mended.modules() if isinstance(layer, nn.GroupNorm)]
+    assert [norm.num_channels for norm in norms] == [channels] * 3
+    values = torch.randn(4, channels, 5, 5)
+    other = values.clone()
+    other[0] += 1
+    assert torch.equal(mended(values)[1:], mended(other)[1:])
+
+
+def test_a_mended_network_passes():
+    body = nn.Sequential(nn.ReLU(), nn.Flatten(1), nn.Linear(4 * 36, 8), nn.ReLU(), nn.Linear(8, 6))
+    with_norm = nn.Sequential(nn.BatchNorm2d(4), body)
+    make = lambda inner: from_layers(nn.Conv2d(1, 4, 3), inner, nn.Linear(6, 3), (1, 8, 8))  # noqa: E731
+    with pytest.raises(ModelError):
+        require_per_example(make(with_norm))
+    require_per_example(make(replace_batch_norm(with_norm)))
+
+
+def test_a_lone_batch_norm_is_replaced():
+    assert isinstance(replace_batch_norm(nn.BatchNorm2d(8)), nn.GroupNorm)
+
+
+def test_a_shared_batch_norm_is_replaced_everywhere():
+    shared = nn.BatchNorm2d(4)
+    assert mixing_layers(replace_batch_norm(nn.Sequential(shared, nn.ReLU(), shared))) == []
+
+
+def test_replacing_a_batch_norm_over_vectors_keeps_the_values():
+    mended = replace_batch_norm(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))
+    out = mended(torch.randn(5, 4))
+    assert float((out[0] - out[1]).detach().abs().max()) > 0.1
