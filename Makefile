@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/stobatch demo --out runs/demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -55,6 +55,9 @@ class Run:
 
     def require_new(self, training_hash: str, *, resume: bool) -> None:
         """Refuse to touch a directory that holds something else; say how to continue what can be continued."""
+        for folder in self.path.parents:
+            if folder.exists() and not folder.is_dir():
+                raise RunError(f"cannot write {self.path}: {folder} is a file.", remedy="Choose another --out.")
         # A start that was killed while it wrote its first file leaves only that file's temporary, hidden one.
         if not self.path.exists() or (self.path.is_dir() and all(p.name.startswith(".") for p in self.path.iterdir())):
             return

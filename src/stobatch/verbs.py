@@ -35,7 +35,7 @@ from stobatch.settings import content_hash
 from stobatch.training import train as run_training
 from stobatch.training.engines import InProcessEngine
 
-_TILE = 250
+_TILE = 200
 """Test examples of one part of a table: small enough that a killed verb repeats little."""
 
 
@@ -260,8 +260,8 @@ def certify(
     model = load(run, network=network, device=device)
     config = _with(model.config, overrides)
     settings = config.certification
-    test = _test_examples(model, dataset, settings.limit, quiet)
     verifier = method_of(config).verifier(config, model.plan, model.network)
+    test = _test_examples(model, dataset, settings.limit, quiet)
     seeds = _seeds(config, model.run) if seed is None else Seeds.reproducible(seed)
     identity = content_hash([config.training_hash, "certify", settings.to_dict(), len(test), seed])
     records = model.run.records("certify", config_hash=identity, expected_rows=len(test))

@@ -129,6 +129,6 @@ class TestWriting:
 
 def test_the_place_of_a_run_may_be_forbidden(tmp_path, config):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="Not a directory"):
+    with pytest.raises(RunError, match="is a file"):
         stobatch.train(config, tmp_path / "file" / "run", quiet=True)
     assert (tmp_path / "file").read_text() == ""

@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 # Every file is flushed once before it takes its place and its folder once afterwards. With a public seed a training of
 # four steps writes these, in this order.
-WRITES = ["config", "plan", "noise", *[f"checkpoint {n}" for n in range(1, 5)], "training", "model"]
+WRITES = ["config", "plan", "data", "noise", *[f"checkpoint {n}" for n in range(1, 5)], "training", "model"]
 MOMENTS = [
     *[(write, True) for write in WRITES],
     ("checkpoint 2", False),

@@ -8,6 +8,7 @@ errors of two certificates may coincide. Every certificate's own failure probabi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from stobatch.models import Network, ReferenceNorm, rows_in_memory
 from stobatch.paper import implements
 from stobatch.privacy.noise import laplace
 
-_CPU_ROWS = 200
+_CPU_ROWS = 400
 """Rows of one pass on a CPU: enough to fill the cores, few enough to stay in the cache."""
 
 
@@ -78,7 +79,8 @@ def tally_products(
     votes = torch.zeros(len(inputs), network.num_classes, dtype=torch.int64, device=inputs.device)
     scores = torch.zeros(len(inputs), network.num_classes, dtype=torch.float64, device=inputs.device)
     rows = rows_in_memory(network, memory_mb, most=_CPU_ROWS)
-    images = min(len(inputs), rows)
+    # Tiles of equal size: a small last tile would cost almost as much as a full one.
+    images = ceil(len(inputs) / ceil(len(inputs) / rows))
     draws_at_once = max(1, rows // images)
     for first in range(0, draws, draws_at_once):
         at_input, at_hidden = noise.draw(network, min(draws_at_once, draws - first), streams)

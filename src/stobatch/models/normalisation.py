@@ -38,7 +38,7 @@ class ReferenceNorm(nn.Module):
         if self.calibrating:
             self.mean = values.mean(0)
             self.spread = (values - self.mean).square().mean().add(_VARIANCE_FLOOR).sqrt()
-        return (values - self.mean) / self.spread
+        return (values - self.mean).div_(self.spread)
 
     def of_shift(self, shift: Tensor) -> Tensor:
         """What a shift of the values becomes: the map is affine between calibrations."""

@@ -19,9 +19,10 @@ from stobatch.seeds import Seeds
 
 def laplace(shape: tuple[int, ...], scale: float, generator: torch.Generator) -> Tensor:
     """Independent draws of Lap(scale), in float64 from the generator, returned in float32."""
-    uniform = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64).sub_(0.5)
     # -log1p(-2|u|) is exponential; u = -1/2 can occur and would give an infinity, so it moves by one float.
-    return (-scale * uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.5 - 2**-54))).float()
+    size = uniform.abs().clamp_(max=0.5 - 2**-54).mul_(-2).log1p_().mul_(-scale)
+    return size.copysign_(uniform).float()
 
 
 @dataclass(frozen=True)
