@@ -17,7 +17,7 @@ def record(run: Run) -> dict[str, object]:
     return {
         "training_hash": scores["training_hash"],
         "method": config["method"]["name"],
-        "claimed_epsilon": scores["guarantee"]["claimed_epsilon"],
+        "claimed_epsilon": round(scores["guarantee"]["claimed_epsilon"], 12),
         "status": scores["guarantee"]["status"],
         "seed": config["seed"],
         "steps": training["steps"],

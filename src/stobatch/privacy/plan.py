@@ -152,6 +152,11 @@ class PublishedPlan(Plan):
     def num_trainers(self) -> int:
         return self.num_batches // 2
 
+    def _sum_of_parts(self) -> float:
+        """Theorem 4's sum, which the split made equal to the total; rounded so that 1.0 does not print as 0.9999."""
+        e1, e2 = self.epsilons
+        return round(total_budget(e1, self.input_noise_surplus, self.hidden_noise_surplus, e2), 12)
+
     @property
     def guarantee(self) -> PrivacyGuarantee:
         group = (
@@ -159,9 +164,7 @@ class PublishedPlan(Plan):
             f"would be {self.records_per_person} times as large",
         )
         return PrivacyGuarantee(
-            epsilon=total_budget(
-                self.epsilons[0], self.input_noise_surplus, self.hidden_noise_surplus, self.epsilons[1]
-            ),
+            epsilon=self._sum_of_parts(),
             delta=0.0,
             neighbours=Neighbours.REPLACE_ONE,
             unit="training tuple",
