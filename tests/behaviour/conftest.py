@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import subprocess
@@ -19,11 +18,7 @@ from safetensors.torch import load_file
 
 import stobatch
 from stobatch import RunConfig
-from stobatch.data import mnist
 from stobatch_recipes import recipe
-
-collect_ignore = ["conftest.py"]
-"""For doctests: two modules of one name cannot be collected."""
 
 SETTINGS: dict[str, Any] = {
     "data.train_limit": 120,
@@ -86,22 +81,6 @@ def stobatch_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
     server = Server(tmp_path_factory.mktemp("server"))
     yield server
     server.close()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def unpack_once() -> Iterator[None]:
-    original, mnist.unpack = mnist.unpack, functools.cache(mnist.unpack)
-    yield
-    mnist.unpack = original
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and threads that wait for a busy core cost a hundredfold."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from stobatch.cli.app import main
-from stobatch.data import mnist
-
-collect_ignore = ["conftest.py"]
-"""For doctests: two modules of one name cannot be collected."""
 
 SETTINGS = {
     "data.train_limit": 120,
@@ -56,23 +50,6 @@ class Result:
 
 
 Cli = Callable[..., Result]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def unpack_once() -> Iterator[None]:
-    """Every call reads the same embedded files; unpacking them is a quarter of a second each time."""
-    original, mnist.unpack = mnist.unpack, functools.cache(mnist.unpack)
-    yield
-    mnist.unpack = original
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and threads that wait for a busy core cost a hundredfold."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ import torch
 from stobatch.data import cifar10, tiny_imagenet
 from stobatch.errors import DataError
 
-collect_ignore = ["conftest.py"]
-
 Fails = Callable[..., str]
 
 

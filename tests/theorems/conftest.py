@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import settings
 from torch import Tensor, nn
 
 from stobatch.data import Examples
@@ -15,27 +14,12 @@ from stobatch.models import Network, from_layers, initialise
 from stobatch.privacy.noise import PrivateNoise
 from stobatch.seeds import Seeds
 
-collect_ignore = ["conftest.py"]
-
-# Two cores are shared with other work: how long an example takes says nothing about the claim.
-settings.register_profile("theorems", deadline=None)
-settings.load_profile("theorems")
-
 SHAPE, HIDDEN, LAST, CLASSES = (1, 6, 6), (4, 3, 3), 6, 3
 
 MakeNetwork = Callable[..., Network]
 MakeExamples = Callable[..., Examples]
 MakeNoise = Callable[..., PrivateNoise]
 MakeTraining = Callable[..., StoBatchTrainable]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from a second thread, and on busy cores waiting for it costs seconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from stobatch.seeds import Seeds
 from stobatch.settings import setting
 from stobatch.training import Trainable
 from stobatch.training.engines import Gradients, TrainerTask
+from stobatch.training.gradients import summed_gradients
 from stobatch.training.schedule import IterativeSchedule, Schedule, StochasticSchedule
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
@@ -138,21 +139,19 @@ class StoBatchTrainable(Trainable):
 
     def _gradients(self, noisy_inputs: Tensor, labels: Tensor, weights: Tensor) -> Gradients:
         """∇θ1 R̄ (closed form, no labels) and ∇θ2 L̄ (autograd through the head only), in chunks."""
-        network, head = self.network, dict(self.network.head.named_parameters())
+        network = self.network
         encoder_gradient = torch.zeros_like(network.encoder.weight)
-        noise_term = label_noise_term(network.head.output.weight, self.label_noise)
-        totals = torch.autograd.grad(-noise_term, list(head.values()), allow_unused=True)
-        sums = [torch.zeros_like(p) if g is None else g for p, g in zip(head.values(), totals, strict=True)]
-        for start in range(0, len(noisy_inputs), self.chunk):
-            part = slice(start, start + self.chunk)
+
+        def loss(part: slice) -> Tensor:
             with torch.no_grad():
                 hidden = network.noisy_hidden(noisy_inputs[part])
-                encoder_gradient += reconstruction_gradient(network.encoder, noisy_inputs[part], hidden)
-            losses = taylor_loss(network.head(hidden), labels[part], self.config.taylor)
-            fresh = torch.autograd.grad((weights[part] * losses).sum(), list(head.values()))
-            torch._foreach_add_(sums, fresh)
-        named = {f"head.{name}": gradient for name, gradient in zip(head, sums, strict=True)}
-        return {"encoder.weight": encoder_gradient, **named}
+                encoder_gradient.add_(reconstruction_gradient(network.encoder, noisy_inputs[part], hidden))
+            total = (weights[part] * taylor_loss(network.head(hidden), labels[part], self.config.taylor)).sum()
+            # Every example carries χ3/m and the weights sum to 1, so the whole batch carries it once.
+            return total if part.start else total - label_noise_term(network.head.output.weight, self.label_noise)
+
+        head = {name: p for name, p in network.named_parameters() if name.startswith("head.")}
+        return {**summed_gradients(head, len(noisy_inputs), self.chunk, loss), "encoder.weight": encoder_gradient}
 
 
 class StoBatch(Method):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.attacks import Ball, craft, ensemble_slices, training_ensemble
@@ -22,6 +23,7 @@ from stobatch.seeds import Seeds
 from stobatch.settings import setting
 from stobatch.training import Trainable
 from stobatch.training.engines import Gradients, TrainerTask
+from stobatch.training.gradients import summed_gradients
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
 
@@ -69,13 +71,11 @@ class VanillaTrainable(Trainable):
         inputs = torch.cat([self.inputs[order[:size]], adversarial])
         labels = self.labels[order]
         weights = example_weights(size, size, self.config.adversarial_weight).to(inputs)
-        parameters = dict(self.network.named_parameters())
-        sums = [torch.zeros_like(parameter) for parameter in parameters.values()]
-        for start in range(0, len(inputs), self.chunk):
-            part = slice(start, start + self.chunk)
-            losses = F.cross_entropy(self.network(inputs[part]), labels[part], reduction="none")
-            torch._foreach_add_(sums, torch.autograd.grad((weights[part] * losses).sum(), list(parameters.values())))
-        return dict(zip(parameters, sums, strict=True))
+
+        def loss(part: slice) -> Tensor:
+            return (weights[part] * F.cross_entropy(self.network(inputs[part]), labels[part], reduction="none")).sum()
+
+        return summed_gradients(dict(self.network.named_parameters()), len(inputs), self.chunk, loss)
 
 
 class VanillaAdversarialTraining(Method):

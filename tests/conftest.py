@@ -1,0 +1,36 @@
+"""For every test: one thread, no deadlines, and the embedded images unpacked once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+from stobatch.data import mnist
+
+collect_ignore_glob = ["**/conftest.py"]
+"""For doctests: two modules of one name cannot be collected."""
+
+# Cores may be shared with other work: how long an example takes says nothing about the claim.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from threads, and threads that wait for a busy core cost a hundredfold."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unpack_once() -> Iterator[None]:
+    """Every run reads the same embedded files; unpacking them is a quarter of a second each time."""
+    original, mnist.unpack = mnist.unpack, functools.cache(mnist.unpack)
+    yield
+    mnist.unpack = original
