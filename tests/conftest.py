@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from stobatch.data import mnist
 
-collect_ignore_glob = ["**/conftest.py"]
+collect_ignore_glob = ["*conftest.py"]
 """For doctests: two modules of one name cannot be collected."""
 
 # Cores may be shared with other work: how long an example takes says nothing about the claim.

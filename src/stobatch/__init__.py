@@ -9,10 +9,11 @@ claimed ε = 0.2 (replace-one, per training tuple; the paper's Theorem 4), NOT a
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, from_tensors
 from stobatch.errors import StobatchError
+from stobatch.loading import TrainedModel, load
 from stobatch.models import Network, from_layers
 from stobatch.paper import where
 from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
-from stobatch.verbs import TrainedModel, certify, evaluate, load, plan, train
+from stobatch.verbs import certify, evaluate, plan, train
 
 __version__ = "0.1.0"
 

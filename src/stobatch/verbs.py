@@ -5,28 +5,26 @@ Each verb checks everything it can before it writes anything, so bad input leave
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from stobatch import data
-from stobatch.certification import Verdicts, VerifiedInference
 from stobatch.config import RunConfig
-from stobatch.data import Dataset, DatasetInfo, Examples
-from stobatch.errors import DataError, ModelError, RunError, SettingError
+from stobatch.data import Dataset, Examples
+from stobatch.errors import DataError, RunError, SettingError
 from stobatch.evaluation.accuracy import certified_accuracy, conventional_accuracy, verified_accuracy
 from stobatch.evaluation.protocols import DEPLOYED, attack_records
 from stobatch.evaluation.statistics import proportion
-from stobatch.files import read_tensors, write_tensors
+from stobatch.files import write_tensors
 from stobatch.interrupts import finish_first
+from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of, use_device
 from stobatch.methods import method_of
-from stobatch.models import Network, build, build_encoder
-from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.models import Network
 from stobatch.privacy.plan import Plan
 from stobatch.progress import progress
 from stobatch.runs import Run
@@ -38,79 +36,17 @@ from stobatch.training.engines import InProcessEngine
 _TILE = 200
 """Test examples of one part of a table: small enough that a killed verb repeats little."""
 
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A trained network with everything that is known about it.
-
-    `network` is a plain torch module from inputs in [-1, 1] to logits: the function that is deployed, its fixed noise
-    included. Hand it to any attack library as it is.
-    """
-
-    network: Network
-    config: RunConfig
-    plan: Plan
-    run: Run
-
-    @property
-    def guarantee(self) -> PrivacyGuarantee:
-        return self.plan.guarantee
-
-    def verifier(self, config: RunConfig | None = None) -> VerifiedInference:
-        return method_of(self.config).verifier(config or self.config, self.plan, self.network)
-
-    def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Verdicts:
-        """Algorithm 3 on a batch of inputs in [-1, 1]."""
-        return self.verifier().verify(inputs, (seeds or Seeds.secret()).generator("verify"))
+Columns = dict[str, list[Any]]
 
 
 def _root(config: RunConfig) -> Path | None:
     return Path(config.machine.data_root) if config.machine.data_root else None
 
 
-def _device(config: RunConfig) -> torch.device:
-    try:
-        device = torch.device(config.machine.device)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n", maxsplit=1)[0].rstrip(".")
-        raise SettingError(
-            f"device '{config.machine.device}' cannot be used: {reason}.", remedy="Use --device cpu."
-        ) from None
-    # TF32 keeps ten bits: next to noise a hundred times larger than the signal that is nothing.
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    if config.machine.threads:
-        torch.set_num_threads(config.machine.threads)
-    return device
-
-
 def plan(config: RunConfig, *, dataset: Dataset | None = None, network: Network | None = None) -> Plan:
     """Every number that privacy depends on, before any data is read."""
     info = dataset.info if dataset else data.describe(config.data, _root(config))
-    return _plan(config, info, network)
-
-
-def _plan(config: RunConfig, info: DatasetInfo, network: Network | None) -> Plan:
-    if network is not None and network.last_hidden_size != config.model.last_hidden_size:
-        raise ModelError(
-            f"your network's last hidden layer has {network.last_hidden_size} neurons, "
-            f"model.last_hidden_size is {config.model.last_hidden_size}.",
-            remedy=f"Set model.last_hidden_size={network.last_hidden_size}.",
-        )
-    encoder = network.encoder if network is not None else build_encoder(config.model, info.input_shape)
-    return method_of(config).plan(config, info, encoder)
-
-
-def _network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Network | None) -> Network:
-    if given is None:
-        return build(config.model, info.input_shape, info.num_classes, seeds.generator("initial weights"))
-    if given.num_classes != info.num_classes or given.encoder.input_shape != info.input_shape:
-        raise ModelError(
-            f"your network maps {given.encoder.input_shape} to {given.num_classes} classes, the data are "
-            f"{info.input_shape} with {info.num_classes}.",
-            remedy="Give from_layers the shape of one input, and the output layer one unit per class.",
-        )
-    return copy.deepcopy(given)
+    return make_plan(config, info, network)
 
 
 def train(
@@ -126,10 +62,10 @@ def train(
     run, method = Run(Path(out)), method_of(config)
     run.require_new(config.training_hash, resume=resume)
     the_plan = plan(config, dataset=dataset, network=network)
-    device = _device(config)
-    seeds = _seeds(config, run)
+    device = use_device(config)
+    seeds = seeds_of(config, run)
     dataset = dataset or _read(config, seeds, quiet)
-    net = _network(config, dataset.info, seeds, network).to(device)
+    net = make_network(config, dataset.info, seeds, network).to(device)
     trainable = method.prepare(config, the_plan, net, dataset.train, seeds)
     fingerprint = _fingerprint(dataset.train)
     if run.has("data", private=True) and run.read("data", private=True)["sha256"] != fingerprint:
@@ -170,49 +106,6 @@ def _fingerprint(examples: Examples) -> str:
     return digest.hexdigest()
 
 
-def _seeds(config: RunConfig, run: Run) -> Seeds:
-    if config.seed is not None:
-        return Seeds.reproducible(config.seed)
-    if run.has("seeds", private=True):
-        return Seeds(int(run.read("seeds", private=True)["root"]), public=False)
-    return Seeds.secret()
-
-
-def load(
-    run: str | Path, *, network: Network | None = None, device: str | None = None, threads: int | None = None
-) -> TrainedModel:
-    """Load a trained model. A network of your own has to be handed over again, in the same shape."""
-    directory = Run(Path(run))
-    directory.require_trained()
-    document = directory.read("config")
-    content = {name: document.get(name) for name in ("config", "dataset")}
-    if content_hash(content) != document.get("content_hash"):
-        raise RunError(
-            f"{directory.path / 'config.json'} was changed after the run was started.",
-            remedy="Restore it: what the run promises is read from it.",
-        )
-    config = RunConfig.from_dict(document["config"])
-    machine = config.machine.replace(device=device or config.machine.device, threads=threads or config.machine.threads)
-    config = config.replace(machine=machine)
-    tensors, metadata = read_tensors(directory.model_file)
-    if not metadata.get("config_hash") == document.get("training_hash") == config.training_hash:
-        raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
-    info = DatasetInfo.from_dict(document["dataset"])
-    network = _network(config, info, Seeds.reproducible(0), network)
-    the_plan = _plan(config, info, network)
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise ModelError(
-            f"the weights do not fit the network: {reason}", remedy="Hand over the same network."
-        ) from None
-    method_of(config).restore(network, directory.path, config.training_hash)
-    network.to(_device(config)).eval().requires_grad_(False)
-    network.calibrate()
-    return TrainedModel(network, config, the_plan, directory)
-
-
 def _read(config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
     with progress("read data", 1, quiet=quiet) as advance:
         dataset = data.load(config.data, root=_root(config), seeds=seeds)
@@ -222,7 +115,7 @@ def _read(config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
 
 def _test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | None, quiet: bool) -> Examples:
     """Test examples only; the training data is not needed any more, but data sets are read as one."""
-    whole = dataset or _read(model.config, _seeds(model.config, model.run), quiet)
+    whole = dataset or _read(model.config, seeds_of(model.config, model.run), quiet)
     encoder = model.network.encoder
     if whole.info.input_shape != encoder.input_shape or whole.info.num_classes != model.network.num_classes:
         raise DataError(
@@ -245,6 +138,35 @@ def _with(config: RunConfig, overrides: dict[str, Any] | None) -> RunConfig:
     return config.override_all(overrides or {})
 
 
+def _tabulate(
+    verb: str,
+    model: TrainedModel,
+    settings: dict[str, Any],
+    test: Examples,
+    rows_of: Callable[[Examples, torch.Generator], Columns],
+    *,
+    seed: int | None,
+    resume: bool,
+    quiet: bool,
+) -> tuple[str, Columns]:
+    """Fill a verb's table part by part, and read it back whole. Returns the table's identity and its columns.
+
+    A part depends on its examples, the settings and the seeds alone, so parts that are there already are kept.
+    """
+    seeds = seeds_of(model.config, model.run) if seed is None else Seeds.reproducible(seed)
+    identity = content_hash([model.config.training_hash, verb, settings, len(test), seed])
+    records = model.run.records(verb, config_hash=identity, expected_rows=len(test))
+    with finish_first() as stop, progress(verb, len(test), quiet=quiet) as advance:
+        for start in range(0, len(test), _TILE):
+            stop.raise_if_asked()
+            part = test.take(slice(start, start + _TILE))
+            if not (resume and records.has(start)):
+                index = {"index": list(range(start, start + len(part)))}
+                records.write(start, index | rows_of(part, seeds.generator(verb, start)))
+            advance(len(part))
+    return identity, records.read()
+
+
 def certify(
     run: str | Path,
     *,
@@ -262,21 +184,15 @@ def certify(
     settings = config.certification
     verifier = method_of(config).verifier(config, model.plan, model.network)
     test = _test_examples(model, dataset, settings.limit, quiet)
-    seeds = _seeds(config, model.run) if seed is None else Seeds.reproducible(seed)
-    identity = content_hash([config.training_hash, "certify", settings.to_dict(), len(test), seed])
-    records = model.run.records("certify", config_hash=identity, expected_rows=len(test))
+
+    def rows_of(part: Examples, generator: torch.Generator) -> Columns:
+        verdicts = {name: column.tolist() for name, column in verifier.verify(part.inputs, generator).columns().items()}
+        return {"label": part.labels.tolist(), "prediction": verdicts.pop("label"), **verdicts}
+
     started = time.monotonic()
-    with finish_first() as stop, progress("certify", len(test), quiet=quiet) as advance:
-        for start in range(0, len(test), _TILE):
-            stop.raise_if_asked()
-            part = test.take(slice(start, start + _TILE))
-            if not (resume and records.has(start)):
-                verdicts = verifier.verify(part.inputs, seeds.generator("certify", start)).columns()
-                rows = {"index": list(range(start, start + len(part))), "label": part.labels.tolist()}
-                prediction = {"prediction": verdicts.pop("label").tolist()}
-                records.write(start, rows | prediction | {name: column.tolist() for name, column in verdicts.items()})
-            advance(len(part))
-    columns = records.read()
+    identity, columns = _tabulate(
+        "certify", model, settings.to_dict(), test, rows_of, seed=seed, resume=resume, quiet=quiet
+    )
     certified = certified_accuracy(columns, config.evaluation.radii)
     summary = {
         "config_hash": identity,
@@ -315,21 +231,15 @@ def evaluate(
     config = _with(model.config, overrides)
     settings = config.evaluation
     test = _test_examples(model, dataset, settings.limit, quiet)
-    seeds = _seeds(config, model.run) if seed is None else Seeds.reproducible(seed)
     weight = model.network.encoder.weight
-    identity = content_hash([config.training_hash, "evaluate", settings.to_dict(), len(test), seed])
-    records = model.run.records("evaluate", config_hash=identity, expected_rows=len(test))
-    with finish_first() as stop, progress("evaluate", len(test), quiet=quiet) as advance:
-        for start in range(0, len(test), _TILE):
-            stop.raise_if_asked()
-            part = test.take(slice(start, start + _TILE))
-            if not (resume and records.has(start)):
-                generator = seeds.generator("evaluate", start)
-                inputs, labels = part.inputs.to(weight), part.labels.to(weight.device)
-                columns = attack_records(model.network, inputs, labels, settings, generator)
-                records.write(start, {"index": list(range(start, start + len(part))), **columns})
-            advance(len(part))
-    rows = records.read()
+
+    def rows_of(part: Examples, generator: torch.Generator) -> Columns:
+        inputs, labels = part.inputs.to(weight), part.labels.to(weight.device)
+        return attack_records(model.network, inputs, labels, settings, generator)
+
+    identity, rows = _tabulate(
+        "evaluate", model, settings.to_dict(), test, rows_of, seed=seed, resume=resume, quiet=quiet
+    )
     clean = proportion([a == b for a, b in zip(rows["prediction"], rows["label"], strict=True)])
     attacked = conventional_accuracy(rows, settings.attacks, settings.radii)
     scores = {

@@ -34,7 +34,7 @@ DEPLOYED = Protocol(
 
 def attack_records(
     network: nn.Module, inputs: Tensor, labels: Tensor, config: EvaluationConfig, generator: torch.Generator
-) -> dict[str, list[int]]:
+) -> dict[str, list[Any]]:
     """Predictions on clean inputs and on every attack's output at every radius."""
     with torch.no_grad():
         columns = {"label": labels.tolist(), "prediction": network(inputs).argmax(1).tolist()}

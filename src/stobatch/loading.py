@@ -1,0 +1,133 @@
+"""A trained model from its run directory, and the pieces that training and loading have in common."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stobatch.certification import Verdicts, VerifiedInference
+from stobatch.config import RunConfig
+from stobatch.data import DatasetInfo
+from stobatch.errors import ModelError, RunError, SettingError
+from stobatch.files import read_tensors
+from stobatch.methods import method_of
+from stobatch.models import Network, build, build_encoder
+from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.privacy.plan import Plan
+from stobatch.runs import Run
+from stobatch.seeds import Seeds
+from stobatch.settings import content_hash
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained network with everything that is known about it.
+
+    `network` is a plain torch module from inputs in [-1, 1] to logits: the function that is deployed, its fixed noise
+    included. Hand it to any attack library as it is.
+    """
+
+    network: Network
+    config: RunConfig
+    plan: Plan
+    run: Run
+
+    @property
+    def guarantee(self) -> PrivacyGuarantee:
+        return self.plan.guarantee
+
+    def verifier(self, config: RunConfig | None = None) -> VerifiedInference:
+        return method_of(self.config).verifier(config or self.config, self.plan, self.network)
+
+    def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Verdicts:
+        """Algorithm 3 on a batch of inputs in [-1, 1]."""
+        return self.verifier().verify(inputs, (seeds or Seeds.secret()).generator("verify"))
+
+
+def use_device(config: RunConfig) -> torch.device:
+    """The configured device, tried out; also sets threads and keeps TF32 off."""
+    try:
+        device = torch.device(config.machine.device)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n", maxsplit=1)[0].rstrip(".")
+        raise SettingError(
+            f"device '{config.machine.device}' cannot be used: {reason}.", remedy="Use --device cpu."
+        ) from None
+    # TF32 keeps ten bits: next to noise a hundred times larger than the signal that is nothing.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if config.machine.threads:
+        torch.set_num_threads(config.machine.threads)
+    return device
+
+
+def make_plan(config: RunConfig, info: DatasetInfo, network: Network | None) -> Plan:
+    """The method's plan for data of these sizes and this network."""
+    if network is not None and network.last_hidden_size != config.model.last_hidden_size:
+        raise ModelError(
+            f"your network's last hidden layer has {network.last_hidden_size} neurons, "
+            f"model.last_hidden_size is {config.model.last_hidden_size}.",
+            remedy=f"Set model.last_hidden_size={network.last_hidden_size}.",
+        )
+    encoder = network.encoder if network is not None else build_encoder(config.model, info.input_shape)
+    return method_of(config).plan(config, info, encoder)
+
+
+def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Network | None) -> Network:
+    """A fresh network, or a copy of the one handed over."""
+    if given is None:
+        return build(config.model, info.input_shape, info.num_classes, seeds.generator("initial weights"))
+    if given.num_classes != info.num_classes or given.encoder.input_shape != info.input_shape:
+        raise ModelError(
+            f"your network maps {given.encoder.input_shape} to {given.num_classes} classes, the data are "
+            f"{info.input_shape} with {info.num_classes}.",
+            remedy="Give from_layers the shape of one input, and the output layer one unit per class.",
+        )
+    return copy.deepcopy(given)
+
+
+def seeds_of(config: RunConfig, run: Run) -> Seeds:
+    """The run's seeds: public if asked for, else those in its private folder, else new secret ones."""
+    if config.seed is not None:
+        return Seeds.reproducible(config.seed)
+    if run.has("seeds", private=True):
+        return Seeds(int(run.read("seeds", private=True)["root"]), public=False)
+    return Seeds.secret()
+
+
+def load(
+    run: str | Path, *, network: Network | None = None, device: str | None = None, threads: int | None = None
+) -> TrainedModel:
+    """Load a trained model. A network of your own has to be handed over again, in the same shape."""
+    directory = Run(Path(run))
+    directory.require_trained()
+    document = directory.read("config")
+    content = {name: document.get(name) for name in ("config", "dataset")}
+    if content_hash(content) != document.get("content_hash"):
+        raise RunError(
+            f"{directory.path / 'config.json'} was changed after the run was started.",
+            remedy="Restore it: what the run promises is read from it.",
+        )
+    config = RunConfig.from_dict(document["config"])
+    machine = config.machine.replace(device=device or config.machine.device, threads=threads or config.machine.threads)
+    config = config.replace(machine=machine)
+    tensors, metadata = read_tensors(directory.model_file)
+    if not metadata.get("config_hash") == document.get("training_hash") == config.training_hash:
+        raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
+    info = DatasetInfo.from_dict(document["dataset"])
+    network = make_network(config, info, Seeds.reproducible(0), network)
+    the_plan = make_plan(config, info, network)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise ModelError(
+            f"the weights do not fit the network: {reason}", remedy="Hand over the same network."
+        ) from None
+    method_of(config).restore(network, directory.path, config.training_hash)
+    network.to(use_device(config)).eval().requires_grad_(False)
+    network.calibrate()
+    return TrainedModel(network, config, the_plan, directory)
