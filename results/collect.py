@@ -6,9 +6,17 @@ Nothing private is read.
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 from stobatch.runs import Run
+
+
+def commonest_share(run: Run, certificates: dict[str, object]) -> float:
+    """How much of the test set verified inference gives the same label: 1 means that it ignores its input."""
+    records = run.records("certify", config_hash=certificates["config_hash"], expected_rows=certificates["rows"])
+    predictions = records.read()["prediction"]
+    return Counter(predictions).most_common(1)[0][1] / len(predictions)
 
 
 def record(run: Run) -> dict[str, object]:
@@ -28,7 +36,9 @@ def record(run: Run) -> dict[str, object]:
         "clean": scores["clean_accuracy"]["value"],
         "protocol": scores["protocol"]["name"],
         "attacked_worst": {str(row["radius"]): row["worst"]["value"] for row in scores["attacked_accuracy"]},
-        "verified": certificates["verified_accuracy"]["correct"]["value"],
+        "verified": certificates["verified_accuracy"]["correct_without_abstaining"]["value"],
+        "verified_or_abstained": certificates["verified_accuracy"]["correct"]["value"],
+        "share_of_commonest_prediction": commonest_share(run, certificates),
         "abstained": certificates["verified_accuracy"]["abstained"]["value"],
         "noise_draws": certificates["settings"]["noise_draws"],
         "resampling_shrinkage": certificates["settings"]["resampling_shrinkage"],

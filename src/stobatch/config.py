@@ -53,7 +53,9 @@ class TrainingConfig(Settings):
 
     steps: int = setting(4002, at_least=1, doc="The number of descent steps T")
     learning_rate: float = setting(1e-4, above=0, doc="The learning rate of both parts")
-    optimiser: str = setting("adam", choices=("adam", "sgd"), doc="The descent rule applied to the averaged gradients")
+    optimiser: str = setting(
+        "adam", choices=("adam", "sgd"), doc="The descent rule for θ2, and for θ1 unless the method has its own"
+    )
     monitor_every: int = setting(200, at_least=1, doc="Steps between two looks at accuracy on held-out test images")
     monitor_examples: int = setting(1000, at_least=1, doc="How many test images such a look takes")
 

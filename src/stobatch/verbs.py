@@ -99,7 +99,7 @@ def train(
 
 
 def _fingerprint(examples: Examples) -> str:
-    """Tells whether a resumed run sees the same data. Private: whoever has it can confirm a guess of the data."""
+    """Tells whether a resumed verb sees the same data. That of training data stays private: it confirms a guess."""
     digest = hashlib.sha256()
     for tensor in (examples.inputs, examples.labels):
         digest.update(tensor.contiguous().numpy().data)
@@ -154,7 +154,7 @@ def _tabulate(
     A part depends on its examples, the settings and the seeds alone, so parts that are there already are kept.
     """
     seeds = seeds_of(model.config, model.run) if seed is None else Seeds.reproducible(seed)
-    identity = content_hash([model.config.training_hash, verb, settings, len(test), seed])
+    identity = content_hash([model.config.training_hash, verb, settings, _fingerprint(test), seed])
     records = model.run.records(verb, config_hash=identity, expected_rows=len(test))
     with finish_first() as stop, progress(verb, len(test), quiet=quiet) as advance:
         for start in range(0, len(test), _TILE):

@@ -58,6 +58,7 @@ def test_the_readme_quotes_its_records() -> None:
         numbers = [float(n) for n in re.findall(r"\d+\.\d", cells)]
         attacked, certified = record["attacked_worst"], record["certified"]
         measured = [record["clean"], attacked["0.1"], attacked["0.2"], attacked["0.6"], record["verified"]]
+        measured += [record["abstained"]]
         measured += [certified["published"]["0.05"], certified["corrected"]["0.05"]]
         assert float(epsilon) == pytest.approx(record["claimed_epsilon"])
         assert numbers == [round(100 * value + 1e-9, 1) for value in measured]

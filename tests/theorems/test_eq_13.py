@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stobatch
 from stobatch.certification.confidence import clopper_pearson
 from stobatch.certification.radius import PublishedRule
+from stobatch_recipes import recipe
 
 NUM_INPUTS, SENSITIVITY, BATCH = 784, 4950, 2499
 RADII = (0.05, 0.1, 0.2, 0.3, 0.6)
@@ -67,3 +69,13 @@ def test_units_are_mixed_so_a_smaller_attack_raises_the_certified_size() -> None
     """A radius that holds around x cannot depend on the attack one asks about."""
     made = rule(0.0611)
     assert float(made.radius(*unanimous(), 0.05)[0]) > 5 * float(made.radius(*unanimous(), 0.6)[0])
+
+
+@pytest.mark.parametrize(("total", "most"), [(0.2, 0.363), (1.0, 0.121)])
+def test_no_encoder_lets_the_rule_certify_more_than_this(total: float, most: float) -> None:
+    """The hidden layer's part only shrinks the size, so a vanishing θ1 is the best case."""
+    plan = stobatch.plan(recipe("paper.mnist").override("method.total_epsilon", total))
+    best = PublishedRule(plan.input_noise_scale, plan.hidden_noise_scale, 784, 1e-9)
+    real = PublishedRule(plan.input_noise_scale, plan.hidden_noise_scale, 784, 196 * 0.3)
+    assert float(best.largest_attack(*unanimous())[0]) == pytest.approx(most, abs=5e-4)
+    assert float(real.largest_attack(*unanimous())[0]) < float(best.largest_attack(*unanimous())[0])

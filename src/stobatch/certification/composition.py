@@ -43,8 +43,8 @@ def product_score(*scores: Tensor) -> Tensor:
 
 @implements(
     *("Theorem 5", "Eq. 12", "Eq. 32", "Eq. 33"),
-    verdict="holds in form, for the true expectations; composing two noises never helps, the composed radius lies "
-    "between the two single ones.",
+    verdict="holds in form, for the true expectations; with expected products the composed radius lies between the "
+    "two single ones, so composing never helps there.",
 )
 def published_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -> Floats:
     """The largest Σ ε_s for which Ê_lb > e^{2 Σ ε_s} max Ê_ub: half the log-ratio, at least 0."""
@@ -54,7 +54,7 @@ def published_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -
 
 
 def pure_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -> Floats:
-    """L* = max(½ ln(p_A/p_B), -ln(1 - p_A + p_B)): the exact limit for every pure-DP smoothing.
+    """L* = max(½ ln(p_A/p_B), -ln(1 - p_A + p_B)): the exact limit for every pure-DP smoothing with p_A + p_B <= 1.
 
     **Guarantee.** For any ε-DP smoothing with ε < L*, expected score A stays above expected score B: the trade-off
     function of ε-DP gives E_A >= f(1 - p_A) and E_B <= 1 - f(p_B), and f(1 - p_A) + f(p_B) > 1 iff ε < L*.

@@ -111,7 +111,7 @@ class CorrectedRule:
     """The radius that the same votes really prove, for two passes with fresh Laplace noise.
 
     **Guarantee.** With p_A a lower bound on the expected score of A and p_B an upper bound on every other, no
-    perturbation smaller than the radius changes the class with the largest expected score. Two proofs, the larger
+    perturbation up to the radius changes the class with the largest expected score. Two proofs, the larger
     radius counts: pure DP (losses add up linearly, limit L*), and Gaussian DP (each Lap(b) coordinate is at least as
     private as a Gaussian of deviation b√(2/π), so shifts add up in squares, limit Z). The scales are those of the
     fresh noise alone: the fixed part χ1, χ2 is a constant and hides nothing.
@@ -129,4 +129,5 @@ class CorrectedRule:
         )
         deviation = sqrt((self.at_input.l2 / b_x) ** 2 + (self.at_hidden.l2 / b_h) ** 2)
         gaussian = LAPLACE_AS_GAUSSIAN * gaussian_margin(score_lower, runner_up_upper) / deviation
-        return np.where(score_lower > runner_up_upper, np.maximum(pure, gaussian), 0.0)
+        # The theorem is about perturbations strictly inside; the last billionth keeps the closed ball inside, too.
+        return np.where(score_lower > runner_up_upper, (1 - 1e-9) * np.maximum(pure, gaussian), 0.0)

@@ -20,6 +20,12 @@ from stobatch.models import Network, require_per_example
 from stobatch.paper import implements
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 
+ASSUMPTIONS = (
+    "exact arithmetic",
+    "ideal random numbers",
+    "every output depends on its own input alone (checked by experiment)",
+)
+
 Flags = NDArray[np.bool_]
 Labels = NDArray[np.int64]
 
@@ -32,7 +38,8 @@ class CertificateKind:
     status: Status
     source: str
     unit: Radius
-    failure_probability: float
+    failure_probability: float | None
+    assumptions: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -42,6 +49,7 @@ class CertificateKind:
             "norm": str(self.unit.norm),
             "input_range": str(self.unit.range),
             "failure_probability": self.failure_probability,
+            "assumptions": list(self.assumptions),
         }
 
 
@@ -67,7 +75,7 @@ class VerifiedInference:
     """Verified inference for a network with Laplace noise at its input and its first hidden layer.
 
     **Guarantee** (corrected radius). For each input separately, with probability at least 1 - failure_probability over
-    the draws, no l-infinity perturbation smaller than the radius changes the class with the largest expected score.
+    the draws, no l-infinity perturbation up to the radius changes the class with the largest expected score.
     All K lower and K upper bounds hold at once, each failing with probability failure_probability/(2K), so choosing
     the class on the same draws costs nothing. Assumes a per-example network (checked) and exact arithmetic.
     """
@@ -97,8 +105,8 @@ class VerifiedInference:
     def kinds(self) -> tuple[CertificateKind, CertificateKind]:
         unit, failure = Radius(1.0, Norm.LINF, PAPER_RANGE), self.config.failure_probability
         return (
-            CertificateKind("published", Status.CLAIMED, "the paper's Eq. 13, not valid", unit, failure),
-            CertificateKind("corrected", Status.PROVED, "docs/guarantees.md, the corrected rule", unit, failure),
+            CertificateKind("published", Status.CLAIMED, "the paper's Eq. 13, not valid", unit, None),
+            CertificateKind("corrected", Status.PROVED, "docs/guarantees.md, section 3", unit, failure, ASSUMPTIONS),
         )
 
     @implements(

@@ -33,11 +33,10 @@ def fetch_folder(url: str, md5: str, target: Path, *, by_hand: str) -> None:
     if target.exists():
         return
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as name:
-            scratch = Path(name)
+        # The answer comes first: without a network not even the data root is created.
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as response, _scratch(target.parent) as scratch:
             archive = scratch / url.rsplit("/", 1)[-1]
-            _download(url, md5, archive)
+            _save(response, url, md5, archive)
             _unpack(archive, scratch / "unpacked")
             _put_in_place(scratch / "unpacked" / target.name, target)
     except (OSError, http.client.HTTPException) as error:
@@ -53,9 +52,17 @@ def _reason(error: Exception) -> str:
     return f"The reason: {text.splitlines()[0].rstrip('.:')}."
 
 
-def _download(url: str, md5: str, archive: Path) -> None:
+@contextmanager
+def _scratch(root: Path) -> Iterator[Path]:
+    """A temporary folder on the same file system as the data, so that a rename puts things in place."""
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as name:
+        yield Path(name)
+
+
+def _save(response: IO[bytes], url: str, md5: str, archive: Path) -> None:
     digest = hashlib.md5(usedforsecurity=False)
-    with urllib.request.urlopen(url, timeout=TIMEOUT) as response, archive.open("wb") as out:
+    with archive.open("wb") as out:
         while block := response.read(1 << 20):
             digest.update(block)
             out.write(block)

@@ -85,6 +85,9 @@ class StoBatchTrainable(Trainable):
     Lines 1 to 3 happen on construction: noise is fixed, inputs are perturbed, batches are cut.
     """
 
+    # As in the released code on every data set: the summed gradient of R̄ is far too long for plain descent.
+    encoder_optimiser = "adam"
+
     def __init__(
         self,
         config: StoBatchConfig,

@@ -6,6 +6,7 @@ bound what an attacker or a neighbouring data set can change. It has no bias, as
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod, sqrt
@@ -88,7 +89,7 @@ class AffineEncoder(nn.Module, ABC):
         θ1ᵀx is in [-1, 1] for x in [-1, 1]^d, which is the assumption of Lemma 2, without clipping anything.
         """
         size = self.weight.flatten(1).abs().sum(1)
-        # One unit in the last place below the bound, so that rounding in the sum cannot exceed it.
+        # A few units in the last place below the bound, so that rounding in the sum cannot exceed it.
         factor = torch.where(size > bound, bound / size * (1 - 4 * torch.finfo(size.dtype).eps), torch.ones_like(size))
         self.weight.mul_(factor.reshape(-1, *[1] * (self.weight.ndim - 1)))
 
@@ -117,8 +118,6 @@ class AffineEncoder(nn.Module, ABC):
         return torch.cat([encoder.decode(encoder(part)).flatten(1) for part in torch.split(basis, 256)])
 
     def copy(self) -> AffineEncoder:
-        import copy
-
         return copy.deepcopy(self)
 
 

@@ -78,7 +78,7 @@ OBJECTIONS = (
     "labels reach every parameter below the output layer without any noise",
     "verified inference needs χ1 and χ2, so the deployed model contains the noise",
     "Δ_x = 1 and Δ_h are Lipschitz ratios, not sensitivities; Δ_R is too small by 2.9 times per map",
-    "an independent audit measured ε >= 5.35 (95% confidence) where 0.2 is claimed",
+    "an independent review's audit measured ε >= 5.35 (95% confidence) where 0.2 is claimed; not repeated here yet",
 )
 """Why the published claim does not hold; docs/guarantees.md has the proofs and the experiments."""
 

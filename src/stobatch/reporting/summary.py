@@ -31,8 +31,8 @@ def write_summary(run: Run) -> Path:
         "",
         f"Clean accuracy {_share(scores['clean_accuracy'])} on {scores['rows']} test images. "
         f"Radii are {kinds[0]['norm']} over {kinds[0]['input_range']}; certificates on {certificates['rows']} test "
-        "images, "
-        f"each failing with probability at most {kinds[0]['failure_probability']:g}.",
+        f"images, each corrected one failing with probability at most "
+        f"{certificates['settings']['failure_probability']:g}.",
         "",
         "| radius | under attack (worst) | "
         + " | ".join(f"certified, {k['name']} ({k['status']})" for k in kinds)

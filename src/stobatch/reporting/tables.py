@@ -63,11 +63,14 @@ def certificate_table(summary: dict[str, Any]) -> RenderableType:
     shares = [summary["certified_accuracy"][kind["name"]] for kind in summary["kinds"]]
     for row in zip(*shares, strict=True):
         table.add_row(f"{row[0]['radius']:g}", *[_percent(share) for share in row])
-    table.add_row("largest", *[f"{summary['largest_radius'][kind['name']]:.4f}" for kind in summary["kinds"]])
+    table.add_row(
+        "largest radius, any label", *[f"{summary['largest_radius'][kind['name']]:.4f}" for kind in summary["kinds"]]
+    )
     verified = summary["verified_accuracy"]
     note = Text(
-        f"verified inference: {_percent(verified['correct'])} correct, {_percent(verified['abstained'])} abstained; "
-        f"each corrected certificate fails with probability at most {unit['failure_probability']:g}"
+        f"verified inference: {_percent(verified['correct_without_abstaining'])} correct, "
+        f"{_percent(verified['abstained'])} abstained; each corrected certificate fails with probability at most "
+        f"{summary['settings']['failure_probability']:g}"
     )
     return Group(table, note)
 

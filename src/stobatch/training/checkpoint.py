@@ -23,7 +23,7 @@ class TrainingState:
     """What a training is made of at the end of a step."""
 
     network: Network
-    optimiser: torch.optim.Optimizer
+    optimisers: list[torch.optim.Optimizer]
     step: int = 0
     history: list[tuple[float, float, float]] = field(default_factory=list)
     """Rows of (step, accuracy on held-out test images, ‖θ1‖₁,₁). Nothing here is computed from training data other
@@ -31,8 +31,9 @@ class TrainingState:
 
     def tensors(self) -> dict[str, Tensor]:
         named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
-        for index, values in self.optimiser.state_dict()["state"].items():
-            named |= {f"optimiser.{index}.{key}": torch.as_tensor(value) for key, value in values.items()}
+        for part, optimiser in enumerate(self.optimisers):
+            for index, values in optimiser.state_dict()["state"].items():
+                named |= {f"optimiser.{part}.{index}.{key}": torch.as_tensor(v) for key, v in values.items()}
         named["history"] = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
         return named
 
@@ -62,11 +63,13 @@ class TrainingState:
             raise RunError(
                 f"the checkpoint in {run} does not fit the network: {reason}", remedy="Hand over the same network."
             ) from None
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in parts["optimiser"].items():
-            index, _, key = name.partition(".")
-            state.setdefault(int(index), {})[key] = value
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
+        for part, optimiser in enumerate(self.optimisers):
+            state: dict[int, dict[str, Tensor]] = {}
+            for name, value in parts["optimiser"].items():
+                owner, index, key = name.split(".")
+                if int(owner) == part:
+                    state.setdefault(int(index), {})[key] = value
+            optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
         self.history = [(row[0], row[1], row[2]) for row in tensors["history"].tolist()]
         self.step = int(metadata["step"])
         return True

@@ -22,6 +22,8 @@ class Trainable(ABC):
     """What a method hands to the loop."""
 
     network: Network
+    encoder_optimiser: str | None = None
+    """A descent rule of its own for θ1; the configured one if unset."""
 
     @abstractmethod
     def tasks(self, step: int) -> list[TrainerTask]:
@@ -59,8 +61,7 @@ def train(
     the same bits as an undisturbed one: a step depends on the parameters, the optimiser and the seeds alone.
     """
     network = trainable.network
-    optimiser = OPTIMISERS[config.training.optimiser](network.parameters(), lr=config.training.learning_rate)  # type: ignore[call-arg]
-    state = TrainingState(network, optimiser)
+    state = TrainingState(network, _optimisers(trainable, config))
     if resume and state.restore(run, config.training_hash):
         trainable.after_update()
     parameters = dict(network.named_parameters())
@@ -73,7 +74,7 @@ def train(
     ):
         while state.step < config.training.steps:
             average = engine.average(trainable.tasks(state.step), lambda task: trainable.gradients(task, state.step))
-            _descend(parameters, average, optimiser)
+            _descend(parameters, average, state.optimisers)
             trainable.after_update()
             state.step += 1
             if state.step % config.training.monitor_every == 0 or state.step == config.training.steps:
@@ -88,7 +89,16 @@ def train(
     return state
 
 
-def _descend(parameters: dict[str, torch.nn.Parameter], gradients: Gradients, optimiser: torch.optim.Optimizer) -> None:
+def _optimisers(trainable: Trainable, config: RunConfig) -> list[torch.optim.Optimizer]:
+    """One descent rule for θ1 and one for θ2."""
+    network, usual = trainable.network, config.training.optimiser
+    rules = ((trainable.encoder_optimiser or usual, network.encoder), (usual, network.head))
+    return [OPTIMISERS[name](part.parameters(), lr=config.training.learning_rate) for name, part in rules]  # type: ignore[call-arg]
+
+
+def _descend(
+    parameters: dict[str, torch.nn.Parameter], gradients: Gradients, optimisers: list[torch.optim.Optimizer]
+) -> None:
     for name, gradient in gradients.items():
         if not bool(torch.isfinite(gradient).all()):
             raise ModelError(
@@ -97,8 +107,9 @@ def _descend(parameters: dict[str, torch.nn.Parameter], gradients: Gradients, op
                 remedy="Lower training.learning_rate, or start again with another seed.",
             )
         parameters[name].grad = gradient
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
+    for optimiser in optimisers:
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
 
 
 @torch.no_grad()
