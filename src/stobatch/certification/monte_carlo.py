@@ -109,6 +109,7 @@ class ShiftScorer:
         if self.affine:
             self.base = self.head.norm(self.base)
         self.base = self._channels_last(self.base)
+        self._room: Tensor | None = None
 
     def scores(self, part: slice, shifts: Tensor) -> Tensor:
         """(shifts, inputs, classes) for the inputs in `part`."""
@@ -120,8 +121,12 @@ class ShiftScorer:
         return logits.softmax(1).reshape(len(shifts), len(base), -1)
 
     def _sum(self, base: Tensor, shifts: Tensor) -> Tensor:
-        """Every input plus every shift, as one batch."""
-        total = (base.unsqueeze(0) + self._channels_last(shifts).unsqueeze(1)).flatten(0, 1)
+        """Every input plus every shift, as one batch, in room that is used again: fresh pages cost as much as sums."""
+        shape = (len(shifts), *base.shape)
+        if self._room is None or self._room.shape != shape:
+            self._room = base.new_empty(shape)
+        torch.add(base.unsqueeze(0), self._channels_last(shifts).unsqueeze(1), out=self._room)
+        total = self._room.flatten(0, 1)
         return total.permute(0, 3, 1, 2) if self.images else total
 
     def _channels_last(self, values: Tensor) -> Tensor:
