@@ -39,8 +39,8 @@ class TrainedModel:
     def guarantee(self) -> PrivacyGuarantee:
         return self.plan.guarantee
 
-    def verifier(self, config: RunConfig | None = None) -> VerifiedInference:
-        return method_of(self.config).verifier(config or self.config, self.plan, self.network)
+    def verifier(self) -> VerifiedInference:
+        return method_of(self.config).verifier(self.config, self.plan, self.network)
 
     def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Verdicts:
         """Algorithm 3 on a batch of inputs in [-1, 1]."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from stobatch.files import write_tensors
 from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of, use_device
 from stobatch.methods import method_of
-from stobatch.models import Network
+from stobatch.models import Network, rows_in_memory
 from stobatch.privacy.plan import Plan
 from stobatch.progress import progress
 from stobatch.runs import Run
@@ -126,16 +127,20 @@ def _test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | No
     return whole.test.limit(limit)
 
 
-def _with(config: RunConfig, overrides: dict[str, Any] | None) -> RunConfig:
-    """Apply overrides that leave the trained model what it is."""
-    for key in overrides or {}:
+def _open(
+    run: str | Path, overrides: dict[str, Any] | None, network: Network | None, device: str | None
+) -> TrainedModel:
+    """A trained model with settings changed that leave it what it is."""
+    changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
+    for key in changes:
         if not key.startswith(("certification.", "evaluation.", "machine.")):
             raise SettingError(
                 f"'{key}' belongs to the training of this run.",
                 why="It was fixed when the run was started.",
                 remedy="Change certification., evaluation. or machine. settings, or train another run.",
             )
-    return config.override_all(overrides or {})
+    model = load(run, network=network, device=changes.get("machine.device"), threads=changes.get("machine.threads"))
+    return replace(model, config=model.config.override_all(changes))
 
 
 def _tabulate(
@@ -179,10 +184,8 @@ def certify(
     device: str | None = None,
 ) -> dict[str, Any]:
     """Verified inference on the test set: one row per example, and a summary."""
-    model = load(run, network=network, device=device)
-    config = _with(model.config, overrides)
-    settings = config.certification
-    verifier = method_of(config).verifier(config, model.plan, model.network)
+    model = _open(run, overrides, network, device)
+    settings, verifier = model.config.certification, model.verifier()
     test = _test_examples(model, dataset, settings.limit, quiet)
 
     def rows_of(part: Examples, generator: torch.Generator) -> Columns:
@@ -193,10 +196,10 @@ def certify(
     identity, columns = _tabulate(
         "certify", model, settings.to_dict(), test, rows_of, seed=seed, resume=resume, quiet=quiet
     )
-    certified = certified_accuracy(columns, config.evaluation.radii)
+    certified = certified_accuracy(columns, model.config.evaluation.radii)
     summary = {
         "config_hash": identity,
-        "training_hash": config.training_hash,
+        "training_hash": model.config.training_hash,
         "settings": settings.to_dict(),
         "rows": len(test),
         "seconds": round(time.monotonic() - started, 1),
@@ -227,15 +230,14 @@ def evaluate(
     device: str | None = None,
 ) -> dict[str, Any]:
     """Accuracy on clean and attacked test inputs, with the certified accuracy beside it where `certify` has run."""
-    model = load(run, network=network, device=device)
-    config = _with(model.config, overrides)
-    settings = config.evaluation
+    model = _open(run, overrides, network, device)
+    settings, memory_mb = model.config.evaluation, model.config.machine.memory_mb
     test = _test_examples(model, dataset, settings.limit, quiet)
-    weight = model.network.encoder.weight
+    weight, chunk = model.network.encoder.weight, rows_in_memory(model.network, memory_mb, most=_TILE)
 
     def rows_of(part: Examples, generator: torch.Generator) -> Columns:
         inputs, labels = part.inputs.to(weight), part.labels.to(weight.device)
-        return attack_records(model.network, inputs, labels, settings, generator)
+        return attack_records(model.network, inputs, labels, settings, generator, chunk=chunk)
 
     identity, rows = _tabulate(
         "evaluate", model, settings.to_dict(), test, rows_of, seed=seed, resume=resume, quiet=quiet
@@ -244,7 +246,7 @@ def evaluate(
     attacked = conventional_accuracy(rows, settings.attacks, settings.radii)
     scores = {
         "config_hash": identity,
-        "training_hash": config.training_hash,
+        "training_hash": model.config.training_hash,
         "settings": settings.to_dict(),
         "rows": len(test),
         "protocol": DEPLOYED.to_dict(),

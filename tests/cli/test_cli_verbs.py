@@ -282,3 +282,24 @@ def test_where_alone_lists_everything(cli):
     assert len(names) == len(set(names))
     text = cli("where").out
     assert all(f"{name}: src/stobatch/" in text for name in names)
+
+
+def test_the_data_may_have_moved_since_the_training(cli, tiny, tmp_path):
+    """A run trained on one machine is certified on another: the data root is no part of what was trained."""
+    from PIL import Image
+
+    for part, count in (("train", 60), ("test", 6)):
+        for index in range(count):
+            folder = tmp_path / "here" / part / "ab"[index % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (28, 28), 40 + 150 * (index % 2)).save(folder / f"{index}.png")
+    images = ["--set", "data.name=image_folder", "--set", "data.train_limit=60", "--set", "data.test_limit=6"]
+    here = ["--set", f"machine.data_root={tmp_path / 'here'}"]
+    trained = cli("train", "--out", tmp_path / "run", *tiny, *images, *here)
+    assert trained.code == 0, trained.err
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert cli("certify", tmp_path / "run").code == 2
+    for verb in ("certify", "evaluate"):
+        done = cli(verb, tmp_path / "run", "--set", f"machine.data_root={tmp_path / 'there'}", "--json")
+        assert done.code == 0, done.err
+        assert done.json()["rows"] == 6

@@ -62,3 +62,15 @@ def test_the_readme_quotes_its_records() -> None:
         measured += [certified["published"]["0.05"], certified["corrected"]["0.05"]]
         assert float(epsilon) == pytest.approx(record["claimed_epsilon"])
         assert numbers == [round(100 * value + 1e-9, 1) for value in measured]
+
+
+def test_the_readme_quotes_its_benchmarks() -> None:
+    readme = (ROOT / "README.md").read_text()
+    (record,) = re.findall(r"\]\((benchmarks/results/[^)]+)\)", readme)
+    lines = [json.loads(line) for line in (ROOT / record).read_text().splitlines() if line.startswith("{")]
+    ratios = {name: value for line in lines for name, value in line["ratios"].items()}
+    assert f"bare passes it needs | {ratios['ensemble_over_bare']} |" in readme
+    assert f"per noisy pass | {ratios['naive_over_ours']:.1f} |" in readme
+    assert f"| {ratios['art_over_ours']:.1f} / {ratios['art_large_batches_over_ours']:.1f} |" in readme
+    assert f"(identical votes) | {ratios['naive_over_ours_noise_given']:.1f} |" in readme
+    assert ratios["votes_identical"] == 1.0

@@ -33,7 +33,13 @@ DEPLOYED = Protocol(
 
 
 def attack_records(
-    network: nn.Module, inputs: Tensor, labels: Tensor, config: EvaluationConfig, generator: torch.Generator
+    network: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    config: EvaluationConfig,
+    generator: torch.Generator,
+    *,
+    chunk: int,
 ) -> dict[str, list[Any]]:
     """Predictions on clean inputs and on every attack's output at every radius."""
     with torch.no_grad():
@@ -41,7 +47,7 @@ def attack_records(
     for radius in config.radii:
         ball = Ball.around(inputs, Radius(radius, Norm.LINF, PAPER_RANGE))
         for name in config.attacks:
-            points = craft(network, ball, [ATTACKS[name](config.attack_steps)], generator, labels=labels)
+            points = craft(network, ball, [ATTACKS[name](config.attack_steps)], generator, labels=labels, chunk=chunk)
             with torch.no_grad():
                 columns[attacked_column(name, radius)] = network(points).argmax(1).tolist()
     return columns
