@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from side_by_side import alternate, report
 
-from stobatch.attacks import Ball, craft, training_ensemble
+from stobatch.attacks import Ball, craft, paper_ensemble
 from stobatch.config import ModelConfig
 from stobatch.models import build
 from stobatch.types import Radius
@@ -21,7 +21,7 @@ def main() -> None:
     network = build(ModelConfig(), (1, 28, 28), 10, torch.Generator().manual_seed(0))
     network.calibrate()
     images = torch.rand(BATCH, 1, 28, 28, generator=torch.Generator().manual_seed(1)) * 2 - 1
-    ensemble = training_ensemble(("ifgsm", "mim", "madry"), STEPS)
+    ensemble = paper_ensemble(("ifgsm", "mim", "madry"), STEPS)
     ball = Ball.around(images, Radius(0.3))
 
     def bare() -> None:

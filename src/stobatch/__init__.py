@@ -13,7 +13,7 @@ from stobatch.loading import TrainedModel, load
 from stobatch.models import Network, from_layers
 from stobatch.paper import where
 from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
-from stobatch.verbs import certify, evaluate, plan, train
+from stobatch.verbs import attack, certify, evaluate, plan, report, train
 
 __version__ = "0.1.0"
 
@@ -28,12 +28,14 @@ __all__ = [
     "Status",
     "StobatchError",
     "TrainedModel",
+    "attack",
     "certify",
     "evaluate",
     "from_layers",
     "from_tensors",
     "load",
     "plan",
+    "report",
     "train",
     "where",
 ]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from stobatch.errors import SettingError
 from stobatch.settings import Settings, content_hash, setting, unknown_key
+from stobatch.types import PAPER_RANGE
 
 
 @dataclass(frozen=True)
@@ -78,20 +79,69 @@ class CertificationConfig(Settings):
     limit: int | None = setting(None, at_least=1, doc="Certify only the first so many test examples")
 
 
+PAPER_ATTACKS = ("fgsm", "ifgsm", "mim", "madry")
+ALL_ATTACKS = (*PAPER_ATTACKS, "apgd_ce", "apgd_dlr", "apgd_t", "square")
+
+
 @dataclass(frozen=True)
 class EvaluationConfig(Settings):
-    """Which radii and attacks the scores are for."""
+    """How the trained model is attacked: radii, protocols, and what each attack may spend."""
 
+    norm: str = setting("linf", choices=("linf", "l2", "l1"), doc="The norm of all radii")
     radii: tuple[float, ...] = setting(
-        (0.05, 0.1, 0.2, 0.4, 0.6), above=0, at_most=2, doc="Radii of the table, l-infinity over [-1, 1]"
+        (0.05, 0.1, 0.2, 0.4, 0.6), above=0, doc="Radii of the table, in that norm over [-1, 1]"
+    )
+    protocols: tuple[str, ...] = setting(
+        ("published", "adaptive"),
+        choices=("published", "adaptive"),
+        doc="As the paper's authors attacked (a noise-free copy), and as an adversary would (the deployed function)",
+    )
+    functions: tuple[str, ...] = setting(
+        ("single_pass", "vote"),
+        choices=("single_pass", "vote"),
+        doc="What is deployed: one pass with the fixed noise, or the vote of verified inference",
     )
     attacks: tuple[str, ...] = setting(
-        ("ifgsm", "mim", "madry"),
-        choices=("fgsm", "ifgsm", "mim", "madry"),
-        doc="The attacks tried on every test input",
+        PAPER_ATTACKS, choices=PAPER_ATTACKS, doc="The published protocol's attacks, tried on every test input"
     )
-    attack_steps: int = setting(10, at_least=1, doc="Gradient steps of each iterative attack")
+    attack_steps: int = setting(10, at_least=1, doc="Gradient steps of the published protocol's attacks, T_a")
+    adaptive_attacks: tuple[str, ...] = setting(
+        ("fgsm", "ifgsm", "mim", "madry", "apgd_ce", "apgd_t", "square"),
+        choices=ALL_ATTACKS,
+        doc="The adaptive protocol's attacks on a single pass",
+    )
+    adaptive_steps: int = setting(40, at_least=1, doc="Gradient steps of the adaptive protocol's attacks")
+    restarts: int = setting(2, at_least=1, doc="Random starts of each adaptive attack that has them")
+    num_aims: int = setting(3, at_least=1, doc="Other classes that apgd_t walks towards, most likely first")
+    queries: int = setting(200, at_least=1, doc="Queries of the square attack")
+    labels: str = setting("true", choices=("true", "predicted"), doc="What adaptive attacks lead away from")
+    target: str = setting(
+        "none",
+        choices=("none", "random", "least_likely"),
+        doc="Lead adaptive attacks to another class instead of away from the label",
+    )
+    vote_attacks: tuple[str, ...] = setting(
+        ("ifgsm", "madry"), choices=ALL_ATTACKS, doc="The adaptive protocol's attacks on the vote"
+    )
+    noise_draws: int | None = setting(
+        None,
+        at_least=1,
+        doc="Noise draws per gradient step on the vote; unset takes as many as gradients need to agree",
+    )
+    vote_draws: int = setting(200, at_least=1, doc="Draws of each vote on an attacked input")
+    vote_limit: int | None = setting(100, at_least=1, doc="Attack the vote on only so many test examples")
     limit: int | None = setting(None, at_least=1, doc="Attack only the first so many test examples")
+    num_images: int = setting(8, at_least=0, doc="Attacked test images kept for the report")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        widest = PAPER_RANGE.width
+        if self.norm == "linf" and max(self.radii) > widest:
+            raise SettingError(
+                f"radii={max(self.radii)} is not allowed.",
+                why=f"In l-infinity over {PAPER_RANGE} a radius of {widest:g} covers everything.",
+                remedy="Give radii in units of inputs in [-1, 1]: 8/255 of the pixel scale is 0.063.",
+            )
 
 
 @dataclass(frozen=True)

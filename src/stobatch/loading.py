@@ -39,6 +39,11 @@ class TrainedModel:
     def guarantee(self) -> PrivacyGuarantee:
         return self.plan.guarantee
 
+    @property
+    def certifies(self) -> bool:
+        """Whether there is verified inference for this model."""
+        return method_of(self.config).certifies
+
     def verifier(self) -> VerifiedInference:
         return method_of(self.config).verifier(self.config, self.plan, self.network)
 
@@ -61,7 +66,18 @@ def use_device(config: RunConfig) -> torch.device:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if config.machine.threads:
         torch.set_num_threads(config.machine.threads)
+    if device.type == "cpu":
+        _keep_freed_memory()
     return device
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep up to 64 MiB of freed memory instead of handing every large tensor back.
+
+    glibc learns from the largest block that was freed, up to 32 MiB. Fresh pages cost as much as the sums written to
+    them: attacks and training are a fifth faster.
+    """
+    torch.empty(32 * 2**20 - 2**13, dtype=torch.uint8)
 
 
 def make_plan(config: RunConfig, info: DatasetInfo, network: Network | None) -> Plan:
@@ -79,7 +95,8 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: Network | None) -> 
 def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Network | None) -> Network:
     """A fresh network, or a copy of the one handed over."""
     if given is None:
-        return build(config.model, info.input_shape, info.num_classes, seeds.generator("initial weights"))
+        network = build(config.model, info.input_shape, info.num_classes, seeds.generator("initial weights"))
+        return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
     if given.num_classes != info.num_classes or given.encoder.input_shape != info.input_shape:
         raise ModelError(
             f"your network maps {given.encoder.input_shape} to {given.num_classes} classes, the data are "

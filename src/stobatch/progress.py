@@ -37,7 +37,7 @@ def progress(title: str, total: int, *, start: int = 0, quiet: bool = False) -> 
     with Progress(*columns, console=Console(stderr=True)) as display:
         task = display.add_task(title, total=total, completed=start, note="")
 
-        def advance(count: int = 1, note: str | None = None) -> None:
+        def advance(count: float = 1, note: str | None = None) -> None:
             if note is None:
                 display.advance(task, count)
             else:

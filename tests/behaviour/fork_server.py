@@ -40,9 +40,9 @@ def disturb(request: dict[str, Any]) -> None:
 
     os.fsync = fsync
     if (tile := request.get("tile")) is not None:
-        from stobatch import verbs
+        from stobatch.verbs import tables
 
-        verbs._TILE = tile
+        tables.CPU_TILE = tile
 
 
 def child(request: dict[str, Any]) -> int:

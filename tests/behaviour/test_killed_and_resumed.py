@@ -88,15 +88,15 @@ def test_killed_again_and_again_at_random_moments(stobatch_process, longer, same
     same_training(out, longer.run)
 
 
-VERBS = {"certify": "certificates.json", "evaluate": "scores.json"}
+VERBS = {"certify": "certificates.json", "attack": "attack.json"}
 
 
 @pytest.fixture(scope="module")
 def tables(stobatch_process, undisturbed, tmp_path_factory) -> Path:
     """Both tables in three parts of 20 rows, undisturbed."""
     out = tmp_path_factory.mktemp("tables") / "run"
-    shutil.copytree(undisturbed, out, ignore=shutil.ignore_patterns("records", "certificates.json", "scores.json"))
-    for verb in ("evaluate", "certify"):  # in this order scores.json has no certificates in it, as below
+    shutil.copytree(undisturbed, out, ignore=shutil.ignore_patterns("records", *VERBS.values()))
+    for verb in VERBS:
         assert stobatch_process(verb, out, "--json", tile=20).code == 0
     return out
 
@@ -119,12 +119,26 @@ def test_a_killed_table_resumes_to_the_same_rows(stobatch_process, trained, tabl
     assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
 
 
-def test_resuming_with_other_parts_never_counts_a_row_twice(stobatch_process, trained, rows):
+def test_resuming_with_other_parts_never_counts_a_row_twice(stobatch_process, trained):
+    """A part's draws depend on where it begins, so parts of another size are another table."""
     assert stobatch_process("certify", trained, "--json", tile=20).code == 0
-    again = stobatch_process("certify", trained, "--json", "--resume", tile=15)
-    assert again.code == 2
-    assert "rows for configuration" in again.err
-    assert f"stobatch certify {trained} --resume" in again.err
+    assert stobatch_process("certify", trained, "--json", "--resume", tile=15).code == 0
+    parts = {folder: len(list(folder.iterdir())) for folder in trained.glob("records/certify-*")}
+    assert sorted(parts.values()) == [3, 4]
+    assert json.loads((trained / "certificates.json").read_text())["rows"] == 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", [0, 3, 9, 12, 16, 18])
+def test_a_killed_evaluation_resumes_to_the_same_scores(stobatch_process, trained, undisturbed, point):
+    """Four tables, the probe, the images and the scores, in turn."""
+    killed = stobatch_process("evaluate", trained, "--json", kill_at_fsync=point, torn=point % 2 == 0)
+    assert killed.code == -signal.SIGKILL
+    assert not (trained / "scores.json").exists()
+    resumed = stobatch_process("evaluate", trained, "--resume", "--json")
+    assert resumed.code == 0, resumed.err
+    ours, theirs = (json.loads((run / "scores.json").read_text()) for run in (trained, undisturbed))
+    assert {**ours, "certificates": None, "flags": None} == {**theirs, "certificates": None, "flags": None}
 
 
 @pytest.mark.slow
@@ -149,7 +163,7 @@ def test_a_polite_stop_saves_the_step_and_exits_130(stobatch_process, longer, sa
     same_training(out, longer.run)
 
 
-SLOWER = ["--set", "certification.noise_draws=400", "--set", "evaluation.attack_steps=30"]
+SLOWER = ["--set", "certification.noise_draws=400", "--set", "evaluation.adaptive_steps=200"]
 
 
 @pytest.mark.slow

@@ -194,10 +194,13 @@ def test_limit_and_set_change_what_is_certified_and_not_the_model(cli, run):
     assert len(list((run / "records").glob("certify-*"))) == 2
 
 
+FOLDERS = {"certify": "certify", "evaluate": "attack"}
+
+
 def test_certify_and_evaluate_are_repeatable_and_resume_reads_what_is_there(cli, run):
     for verb in ("certify", "evaluate"):
         first = cli(verb, run, "--json").json()
-        (part,) = (run / "records").glob(f"{verb}-*/rows-*.parquet")
+        part = next((run / "records").glob(f"{FOLDERS[verb]}-*/rows-*.parquet"))
         rows, written = pyarrow.parquet.read_table(part), part.stat().st_mtime_ns
         resumed = cli(verb, run, "--resume", "--json").json()
         assert part.stat().st_mtime_ns == written
@@ -216,13 +219,22 @@ def test_evaluate_reports_attacks_beside_certificates(cli, run):
     assert result.err == ""
     assert document["rows"] == 20
     assert document["certificates"] == Run(run).read("certificates")
-    assert [row["radius"] for row in document["attacked_accuracy"]] == [0.05, 0.2]
-    for row in document["attacked_accuracy"]:
-        assert row["worst"]["count"] <= min(row[name]["count"] for name in ("ifgsm", "mim", "madry"))
-        assert row["norm"] == "linf"
-        assert row["input_range"] == "[-1, 1]"
+    tables = [(under["protocol"]["name"], under["function"]) for under in document["under_attack"]]
+    assert tables == [(p, f) for f in ("single_pass", "vote") for p in ("published", "adaptive")]
+    for under in document["under_attack"]:
+        assert under["rows"] == (20 if under["function"] == "single_pass" else 10)
+        for radius in (0.05, 0.2):
+            counts = {row["attack"]: row["count"] for row in under["accuracy"] if row["radius"] == radius}
+            assert set(counts) == {*under["attacks"], "worst"}
+            assert counts["worst"] <= min(counts.values())
+        for row in under["accuracy"]:
+            assert (row["norm"], row["input_range"]) == ("linf", "[-1, 1]")
+            assert (row["protocol"], row["function"]) == (under["protocol"]["name"], under["function"])
+    for gap in document["gaps"]["single_pass"]:
+        assert gap["gap"]["value"] == pytest.approx(gap["published"]["value"] - gap["adaptive"]["value"])
     text = cli("evaluate", run, "--limit", 20)
-    assert "deployed-single-pass" in text.out
+    assert "published protocol" in text.out
+    assert "adaptive protocol" in text.out
     assert "20/20" in text.err
     assert "certified accuracy" in text.out
 
@@ -246,14 +258,14 @@ def test_demo_twice_resumes_to_the_same_result(cli, tiny, finished_run):
             assert file.stat().st_mtime_ns == written, f"{name} was made again"
 
 
-def test_demo_writes_a_summary_a_picture_and_says_where(cli, tiny, finished_run):
+def test_demo_writes_a_report_and_says_where(cli, tiny, finished_run):
     result = cli("demo", "--out", finished_run, *tiny)
     assert result.code == 0
-    assert f"summary: {finished_run / 'summary.md'}" in result.out
-    assert (finished_run / "summary.png").read_bytes().startswith(b"\x89PNG")
-    scores, summary = Run(finished_run).read("scores"), (finished_run / "summary.md").read_text()
-    for row in scores["attacked_accuracy"]:
-        assert f"| {row['radius']:g} | {100 * row['worst']['value']:.1f}% |" in summary
+    assert f"report: {finished_run / 'report.html'}" in result.out
+    scores, page = Run(finished_run).read("scores"), (finished_run / "report.html").read_text()
+    for under in scores["under_attack"]:
+        for row in under["accuracy"]:
+            assert f"{100 * row['value']:.1f}" in page
 
 
 def test_where_finds_a_theorem_in_the_code(cli):

@@ -64,7 +64,7 @@ def test_a_killed_baseline_resumes_to_the_same_scores(cli, vanilla, tmp_path):
     (two / "private" / "checkpoint.safetensors").unlink()
     assert cli("train", "--out", two, "--resume", "--json").code == 0
     assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
-    scores = [cli("evaluate", run, "--json").json()["attacked_accuracy"] for run in (one, two)]
+    scores = [cli("evaluate", run, "--json").json()["under_attack"] for run in (one, two)]
     assert scores[0] == scores[1]
 
 

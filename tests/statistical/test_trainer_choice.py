@@ -75,7 +75,7 @@ def attack_radius(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], float]:
     examples = Examples(torch.zeros(6, 1, 1, 1), torch.zeros(6, dtype=torch.int64), 2)
     training = StoBatchTrainable(StoBatchConfig(batch_size=3), network, examples, noise, Seeds.reproducible(0))
     sizes: list[float] = []
-    monkeypatch.setattr(stobatch_method, "craft", lambda scores, ball, *rest, **options: sizes.append(ball.size))
+    monkeypatch.setattr(stobatch_method, "craft", lambda scores, ball, *rest, **options: sizes.append(ball.radius.size))
 
     def draw(step: int) -> float:
         training.craft(training.noisy_inputs[:1], training.seeds.generator("step", step, "trainer", 0))

@@ -32,6 +32,8 @@ def config(**changes: object) -> RunConfig:
         "training.steps": 8,
         "training.learning_rate": 1e-3,
         "evaluation.attack_steps": 2,
+        "evaluation.adaptive_steps": 2,
+        "evaluation.adaptive_attacks": ["madry"],
     }
     return recipe("demo").replace(method=method).override_all(settings | changes)
 

@@ -58,6 +58,9 @@ def config() -> RunConfig:
             "certification.resampling_shrinkage": 1.0,
             "evaluation.radii": [0.02, 0.9],
             "evaluation.attack_steps": 3,
+            "evaluation.adaptive_steps": 3,
+            "evaluation.vote_limit": 10,
+            "evaluation.vote_draws": 20,
             "machine.threads": 1,
         }
     )
@@ -96,8 +99,9 @@ def test_load_certify_evaluate(run):
     assert certificates["verified_accuracy"]["correct"]["value"] > 0.9
     scores = stobatch.evaluate(run, dataset=data, network=make_network(), quiet=True)
     assert scores["clean_accuracy"]["value"] == pytest.approx(float(hits))
-    small, large = scores["attacked_accuracy"]
-    assert small["worst"]["value"] > large["worst"]["value"], "an attack as large as the bars must win"
+    adaptive = next(u for u in scores["under_attack"] if u["protocol"]["name"] == "adaptive")
+    small, large = (row["value"] for row in adaptive["accuracy"] if row["attack"] == "worst")
+    assert small > large, "an attack as large as the bars must win"
     assert scores["certificates"]["config_hash"] == certificates["config_hash"]
 
 

@@ -1,18 +1,35 @@
-"""Attacks in the l-infinity ball: one loop, small classes, fused ensembles."""
+"""Attacks inside norm balls: one loop, small classes, every returned point checked."""
 
-from stobatch.attacks.gradient import Ball, GradientAttack, craft, ensemble_slices, input_gradient
-from stobatch.attacks.rules import ATTACKS, FGSM, IFGSM, MIM, Madry, training_ensemble
+from stobatch.attacks.apgd import APGD
+from stobatch.attacks.ensemble import ATTACKS, Budget, EveryAim, Restarts, paper_ensemble
+from stobatch.attacks.expectation import Expectation, of_module
+from stobatch.attacks.geometry import Ball
+from stobatch.attacks.goals import Goal
+from stobatch.attacks.gradient import Attack, GradientAttack, Plain, Scores, Victim, craft, ensemble_slices
+from stobatch.attacks.rules import FGSM, IFGSM, MIM, Madry
+from stobatch.attacks.square import Square
 
 __all__ = [
+    "APGD",
     "ATTACKS",
     "FGSM",
     "IFGSM",
     "MIM",
+    "Attack",
     "Ball",
+    "Budget",
+    "EveryAim",
+    "Expectation",
+    "Goal",
     "GradientAttack",
     "Madry",
+    "Plain",
+    "Restarts",
+    "Scores",
+    "Square",
+    "Victim",
     "craft",
     "ensemble_slices",
-    "input_gradient",
-    "training_ensemble",
+    "of_module",
+    "paper_ensemble",
 ]

@@ -1,87 +1,126 @@
-"""One gradient loop for every attack; an attack is only how it starts and which way it steps.
+"""One gradient loop for every attack that follows gradients; an attack is only how it starts and how it steps.
 
-Every attack maximises the cross-entropy inside an l-infinity ball. The ball owns ranges and projection, so no attack
-can return a point outside of it. Several attacks run as one fused batch: each gets its own slice, all share the
-forward and backward passes.
+The ball owns range and projection, the goal owns loss and success, the victim owns its randomness. Training runs
+several attacks as one fused batch, each on its own slice, and takes the last points; evaluation runs one attack, keeps
+the best point seen, and lets go of examples whose goal is reached.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
-from stobatch.errors import ModelError, SettingError
-from stobatch.types import Norm, Radius
+from stobatch.attacks.geometry import Ball
+from stobatch.attacks.goals import Goal
+from stobatch.errors import DataError, ModelError, SettingError, UnitError
 
 Scores = Callable[[Tensor], Tensor]
+Memory = dict[str, Tensor]
+"""What an attack remembers from step to step: tensors with one row for each example."""
+
+_LET_GO_EVERY = 5
+"""Steps between two looks at which examples still resist; a look costs a synchronisation on a GPU."""
+
+
+class Victim(Protocol):
+    """What is attacked. A randomised one draws anew for every step."""
+
+    @property
+    def passes(self) -> int:
+        """Passes through the network that one evaluation of one point costs."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether one look at a point settles what the function says there."""
+
+    def draw(self, generator: torch.Generator) -> Scores:
+        """The function from points to logits that holds for one step."""
+
+    def draw_to_judge(self, generator: torch.Generator) -> Scores:
+        """The same with as many draws as it takes to compare points."""
 
 
 @dataclass(frozen=True)
-class Ball:
-    """The points within an l-infinity radius of each centre that also lie in the box [low, high]."""
+class Plain:
+    """A deterministic function from points to logits."""
 
-    centre: Tensor
-    lower: Tensor
-    upper: Tensor
-    size: float
+    scores: Scores
+    passes: int = 1
+    deterministic: bool = True
 
-    @classmethod
-    def around(cls, centre: Tensor, radius: Radius, *, shift: Tensor | None = None) -> Ball:
-        """A ball in the input range; `shift` moves the range for inputs that already carry a fixed noise."""
-        if radius.norm is not Norm.LINF:
-            raise SettingError(f"attacks in {radius.norm} are not available.", remedy="Use an linf radius.")
-        low: Tensor | float = radius.range.low if shift is None else radius.range.low + shift
-        high: Tensor | float = radius.range.high if shift is None else radius.range.high + shift
-        lower = torch.maximum(centre - radius.size, torch.as_tensor(low, dtype=centre.dtype, device=centre.device))
-        upper = torch.minimum(centre + radius.size, torch.as_tensor(high, dtype=centre.dtype, device=centre.device))
-        return cls(centre, lower, upper, radius.size)
+    def draw(self, generator: torch.Generator) -> Scores:
+        return self.scores
 
-    def project(self, points: Tensor) -> Tensor:
-        return torch.clamp(points, self.lower, self.upper)
-
-    def part(self, where: slice) -> Ball:
-        return Ball(self.centre[where], self.lower[where], self.upper[where], self.size)
+    def draw_to_judge(self, generator: torch.Generator) -> Scores:
+        return self.scores
 
 
 @dataclass(frozen=True)
-class GradientAttack(ABC):
-    """How one attack starts and steps; frozen, so an attack is a value."""
+class Sight:
+    """What an attack sees at its present points."""
+
+    gradient: Tensor
+    objective: Tensor
+    step: int
+
+
+class Attack(ABC):
+    """A way to find bad points in a ball. Frozen, so that an attack is a value."""
+
+    @torch.no_grad()
+    def run(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, *, chunk: int = 357) -> Tensor:
+        """The worst point found for each example; `chunk` is how many rows pass through the network at once.
+
+        **Guarantee.** Every returned point is inside the ball and the input range, checked in float64; every gradient
+        was finite.
+        """
+        require_sound(victim, ball, goal, generator)
+        return ball.settle(self.search(victim, ball, goal, generator, max(1, chunk // victim.passes)))
+
+    @abstractmethod
+    def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
+        """Points of the ball; `run` checks what goes in and what comes out."""
+
+
+@dataclass(frozen=True)
+class GradientAttack(Attack, ABC):
+    """An attack that walks along gradients."""
 
     steps: int = 10
     relative_step: float = 1.0
+    loss: str = "cross_entropy"
 
-    def step_size(self, radius: float) -> float:
-        return self.relative_step * radius / self.steps
+    def step_size(self, ball: Ball) -> float:
+        """A share of the way that the norm needs; a single step goes straight."""
+        path = ball.geometry.path if self.steps > 1 else 1.0
+        return self.relative_step * path * ball.radius.size / self.steps
 
     def start(self, ball: Ball, generator: torch.Generator) -> Tensor:
         return ball.centre.clone()
 
     @abstractmethod
-    def direction(self, gradient: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The signed direction of one step, and what the attack remembers for the next."""
+    def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
+        """The next points, inside the ball; may change what it remembers."""
+
+    def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
+        goal, points = replace(goal, loss=self.loss), self.start(ball, generator)
+        if not victim.deterministic:
+            # A lucky draw proves nothing: no point is kept for it and no example let go.
+            return _walk(victim, ball, [(self, slice(None))], points, goal, generator, chunk, None)
+        best = Best(ball.centre)
+        if not torch.equal(points, ball.centre):
+            # An example that is lost already must not be called robust because the attack started elsewhere.
+            best.see(best.resisting(), ball.centre, *outcome(victim.draw(generator), ball.centre, goal, chunk))
+        _walk(victim, ball, [(self, slice(None))], points, goal, generator, chunk, best)
+        return best.points
 
 
-def input_gradient(scores: Scores, points: Tensor, labels: Tensor | None, chunk: int) -> Tensor:
-    """The gradient of the cross-entropy with respect to the inputs only; the model's own `.grad` is never touched.
-
-    Without labels the model's own prediction at the present point is used, so that no true label leaks (Eq. 8).
-    """
-    gradients = []
-    for start in range(0, len(points), chunk):
-        part = points[start : start + chunk].detach().requires_grad_()
-        with torch.enable_grad():
-            logits = scores(part)
-            target = logits.detach().argmax(1) if labels is None else labels[start : start + chunk]
-            loss = F.cross_entropy(logits, target, reduction="sum")
-        gradients.append(torch.autograd.grad(loss, part)[0])
-    return gradients[0] if len(gradients) == 1 else torch.cat(gradients)
-
-
+@torch.no_grad()
 def craft(
     scores: Scores,
     ball: Ball,
@@ -91,31 +130,167 @@ def craft(
     labels: Tensor | None = None,
     chunk: int = 833,
 ) -> Tensor:
-    """Adversarial points in the ball, an equal slice of the batch for each attack.
+    """Adversarial points for training, an equal slice of the batch for each attack, all in the same passes.
 
-    **Guarantee.** Every returned point is inside the ball and the input range, and every gradient was finite.
+    Without labels the model's own prediction at the present point is used, so that no true label leaks (Eq. 8).
     """
     slices = ensemble_slices(len(ball.centre), len(attacks))
-    steps = attacks[0].steps
-    if any(attack.steps != steps for attack in attacks):
+    if len({attack.steps for attack in attacks}) > 1:
         raise SettingError("attacks of one fused batch take different numbers of steps.", remedy="Give all the same.")
     points = torch.cat([a.start(ball.part(s), generator) for a, s in zip(attacks, slices, strict=True)])
-    points = ball.project(points)
-    memories: list[Tensor | None] = [None] * len(attacks)
-    health = torch.zeros((), dtype=ball.centre.dtype, device=ball.centre.device)
-    for _ in range(steps):
-        gradient = input_gradient(scores, points, labels, chunk)
+    shares = list(zip(attacks, slices, strict=True))
+    return _walk(Plain(scores), ball, shares, points, Goal(labels), generator, chunk, None)
+
+
+class Best:
+    """The best point seen for each example: one that reaches the goal, else the one with the largest objective."""
+
+    def __init__(self, points: Tensor) -> None:
+        self.points = points.clone()
+        self.objective = torch.full((len(points),), -torch.inf, dtype=points.dtype, device=points.device)
+        self.reached = torch.zeros(len(points), dtype=torch.bool, device=points.device)
+
+    def see(self, rows: Tensor, points: Tensor, objective: Tensor, reached: Tensor) -> None:
+        """Take the points of these rows where they are better."""
+        before = self.reached[rows]
+        better = (reached & ~before) | ((reached == before) & (objective > self.objective[rows]))
+        which = rows[better]
+        self.points[which], self.objective[which] = points[better], objective[better]
+        self.reached[which] = reached[better]
+
+    def resisting(self) -> Tensor:
+        """The rows whose goal is not reached."""
+        return (~self.reached).nonzero()[:, 0]
+
+
+def _walk(
+    victim: Victim,
+    ball: Ball,
+    shares: Sequence[tuple[GradientAttack, slice]],
+    points: Tensor,
+    goal: Goal,
+    generator: torch.Generator,
+    chunk: int,
+    best: Best | None,
+) -> Tensor:
+    """The loop. With `best` every visited point is judged, and examples that are done are let go."""
+    steps = shares[0][0].steps
+    memories: list[Memory] = [{} for _ in shares]
+    rows = torch.arange(len(points), device=points.device)
+    health = torch.zeros((), dtype=points.dtype, device=points.device)
+    for step in range(steps):
+        gradient, objective, reached = _look(victim.draw(generator), points, goal, chunk, success=best is not None)
         health += gradient.sum()
-        for index, (attack, where) in enumerate(zip(attacks, slices, strict=True)):
-            direction, memories[index] = attack.direction(gradient[where], memories[index])
-            points[where].add_(direction, alpha=attack.step_size(ball.size))
-        points = torch.clamp(points, ball.lower, ball.upper, out=points)
+        if best is not None:
+            best.see(rows, points, objective, reached)
+        parts = []
+        for (attack, where), memory in zip(shares, memories, strict=True):
+            sight = Sight(gradient[where], objective[where], step)
+            parts.append(attack.move(ball.part(where), points[where], sight, memory))
+        points = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if best is not None and step % _LET_GO_EVERY == _LET_GO_EVERY - 1:
+            resist = ~best.reached[rows]
+            if not bool(resist.all()):
+                rows, points, ball, goal = rows[resist], points[resist], ball.part(resist), goal.part(resist)
+                memories = [{name: value[resist] for name, value in memory.items()} for memory in memories]
+            if not len(rows):
+                break
     # sign(NaN) is 0: without this check a broken gradient would look like a robust model. One look, after the loop.
     if not bool(torch.isfinite(health)):
         raise ModelError(
             "an attack met a gradient that is not a number.", remedy="Lower the learning rate or check the inputs."
         )
+    if best is not None and len(rows):
+        best.see(rows, points, *outcome(victim.draw(generator), points, goal, chunk))
     return points
+
+
+def _look(scores: Scores, points: Tensor, goal: Goal, chunk: int, *, success: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient and value of the objective, and whether the goal is reached, chunk by chunk.
+
+    Gradients are taken for the inputs only; the model's own `.grad` is never touched.
+    """
+    gradients, objectives, reached = [], [], []
+    for start in range(0, len(points), chunk):
+        which = slice(start, start + chunk)
+        leaf = points[which].detach().requires_grad_()
+        with torch.enable_grad():
+            logits = scores(leaf)
+            objective = goal.objective(logits, which)
+            total = objective.sum()
+        if not total.requires_grad:
+            raise ModelError(
+                "the model's scores have no gradient with respect to its inputs.",
+                why="A threshold, rounding or detach() in it cuts the way back.",
+                remedy="Attack with square, which needs no gradients.",
+            )
+        gradients.append(torch.autograd.grad(total, leaf)[0])
+        objectives.append(objective.detach().to(points.dtype))
+        if success:
+            reached.append(goal.part(which).reached(logits.detach()))
+    return _join(gradients), _join(objectives), _join(reached) if success else objectives[0]
+
+
+@torch.no_grad()
+def outcome(scores: Scores, points: Tensor, goal: Goal, chunk: int) -> tuple[Tensor, Tensor]:
+    """The value of the objective and whether the goal is reached, without gradients."""
+    objectives, reached = [], []
+    for start in range(0, len(points), chunk):
+        which = slice(start, start + chunk)
+        logits = scores(points[which])
+        objectives.append(goal.objective(logits, which).to(points.dtype))
+        reached.append(goal.part(which).reached(logits))
+    # The largest of scores that are no numbers is no prediction: without this check it would count as a success.
+    objective = _join(objectives)
+    if bool(objective.isnan().any()):
+        raise ModelError("an attack met scores that are not numbers.", remedy="Check the model inside of the ball.")
+    return objective, _join(reached)
+
+
+def appraise(
+    victim: Victim, points: Tensor, goal: Goal, generator: torch.Generator, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """`outcome` for comparing points. Of a randomised victim no point is ever called a success by a few draws."""
+    objective, reached = outcome(victim.draw_to_judge(generator), points, goal, chunk)
+    return objective, reached & victim.deterministic
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@torch.no_grad()
+def require_sound(victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator) -> None:
+    """Refuse what would end in a quietly wrong accuracy: other units, NaNs, labels out of range, probabilities."""
+    centre, limits = ball.centre, ball.radius.range
+    if not bool(centre.isfinite().all()):
+        raise DataError("inputs to attack are not numbers.", remedy="Remove NaNs and infinities.")
+    if not len(centre):
+        raise DataError("there are no inputs to attack.", remedy="Give at least one.")
+    if not bool(((centre >= ball.lower) & (centre <= ball.upper)).all()):
+        raise UnitError(
+            f"inputs run from {float(centre.min()):g} to {float(centre.max()):g}, the radius is over {limits}.",
+            remedy=f"Scale the inputs to {limits}, or give the radius over their own range.",
+        )
+    # A copy of the state, so that looking does not change what the attack draws.
+    probe = torch.Generator()
+    probe.set_state(generator.get_state())
+    logits = victim.draw(probe)(centre[:64])
+    if logits.ndim != 2 or len(logits) != len(centre[:64]):
+        raise ModelError(
+            f"the model returns {tuple(logits.shape)} for {len(centre[:64])} inputs.",
+            remedy="Return one row of logits for each input.",
+        )
+    if not bool(logits.isfinite().all()):
+        raise ModelError("the model returns scores that are not numbers.", remedy="Train it again.")
+    sums = logits.sum(1)
+    if bool((logits >= 0).all()) and bool((sums - 1).abs().max() < 1e-3):
+        raise ModelError(
+            "the model returns probabilities where logits are meant.",
+            why="Their gradients vanish where the model is sure, so every attack would look weak.",
+            remedy="Return the scores before the softmax, or torch.log of the probabilities.",
+        )
+    goal.require(len(centre), logits.shape[1])
 
 
 def ensemble_slices(batch_size: int, num_attacks: int) -> list[slice]:

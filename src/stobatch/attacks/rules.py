@@ -1,15 +1,15 @@
-"""The paper's attacks as small final classes over the one loop."""
+"""The paper's four attacks as small final classes over the one loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from stobatch.attacks.gradient import Ball, GradientAttack
+from stobatch.attacks.geometry import Ball, per_example
+from stobatch.attacks.gradient import GradientAttack, Memory, Sight
 from stobatch.paper import implements
 
 
@@ -17,12 +17,12 @@ from stobatch.paper import implements
 @final
 @dataclass(frozen=True)
 class FGSM(GradientAttack):
-    """One step of the sign of the gradient, as large as the radius."""
+    """One steepest step, as long as the radius."""
 
     steps: int = 1
 
-    def direction(self, gradient: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return gradient.sign(), None
+    def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
+        return ball.climb(points, sight.gradient, self.step_size(ball))
 
 
 @implements("Eq. 8", verdict="a definition; see Eq. 7.")
@@ -31,8 +31,8 @@ class FGSM(GradientAttack):
 class IFGSM(GradientAttack):
     """FGSM in T small steps, projected after each."""
 
-    def direction(self, gradient: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return gradient.sign(), None
+    def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
+        return ball.climb(points, sight.gradient, self.step_size(ball))
 
 
 @final
@@ -42,11 +42,11 @@ class MIM(GradientAttack):
 
     decay: float = 1.0
 
-    def direction(self, gradient: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        size = gradient.abs().flatten(1).mean(1).clamp(min=torch.finfo(gradient.dtype).tiny)
-        fresh = gradient / size.reshape(-1, *[1] * (gradient.ndim - 1))
-        momentum = fresh if memory is None else fresh.add_(memory, alpha=self.decay)
-        return momentum.sign(), momentum
+    def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
+        size = sight.gradient.abs().flatten(1).mean(1).clamp(min=torch.finfo(points.dtype).tiny)
+        fresh = sight.gradient / per_example(size, points)
+        memory["momentum"] = fresh.add_(memory["momentum"], alpha=self.decay) if "momentum" in memory else fresh
+        return ball.climb(points, memory["momentum"], self.step_size(ball))
 
 
 @final
@@ -57,22 +57,7 @@ class Madry(GradientAttack):
     relative_step: float = 2.5
 
     def start(self, ball: Ball, generator: torch.Generator) -> Tensor:
-        noise = torch.rand(ball.centre.shape, generator=generator).to(ball.centre) * 2 - 1
-        return ball.centre + ball.size * noise
+        return ball.random(generator)
 
-    def direction(self, gradient: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return gradient.sign(), None
-
-
-ATTACKS: dict[str, Callable[[int], GradientAttack]] = {
-    "fgsm": lambda steps: FGSM(),
-    "ifgsm": IFGSM,
-    "mim": MIM,
-    "madry": Madry,
-}
-"""Makes an attack of so many steps; FGSM takes one whatever is asked."""
-
-
-def training_ensemble(names: tuple[str, ...], steps: int) -> list[GradientAttack]:
-    """The ensemble A of Algorithm 1: every attack takes T_μ steps of size μ/T_μ (Eq. 8)."""
-    return [replace(ATTACKS[name](steps), relative_step=1.0) for name in names]
+    def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
+        return ball.climb(points, sight.gradient, self.step_size(ball))

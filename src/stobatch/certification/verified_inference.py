@@ -32,7 +32,7 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CertificateKind:
-    """What a column of radii means: who vouches for it, in which units, how often it may fail."""
+    """What a column of radii means: who vouches for it, for which function, in which units, how often it may fail."""
 
     name: str
     status: Status
@@ -40,10 +40,12 @@ class CertificateKind:
     unit: Radius
     failure_probability: float | None
     assumptions: tuple[str, ...] = ()
+    function: str = "vote"
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
+            "function": self.function,
             "status": str(self.status),
             "source": self.source,
             "norm": str(self.unit.norm),

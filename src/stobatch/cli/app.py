@@ -1,7 +1,7 @@
-"""`stobatch plan | train | certify | evaluate | where | demo`.
+"""`stobatch plan | train | certify | attack | evaluate | report | where | demo`.
 
 Results go to standard output (as JSON with `--json`), progress and errors to standard error. Exit codes: 0 done,
-2 something to mend in the call, 130 interrupted with everything saved.
+1 a proved certificate was broken, 2 something to mend in the call, 130 interrupted with everything saved.
 """
 
 from __future__ import annotations
@@ -165,6 +165,41 @@ def certify(
 
 
 @app.command()
+def attack(
+    run: RunPath = None,
+    out: OutOfRun = None,
+    protocol: Annotated[str, typer.Option(help="adaptive (the deployed function) or published (as the paper)")] = (
+        "adaptive"
+    ),
+    function: Annotated[str, typer.Option(help="What is deployed: single_pass or vote")] = "single_pass",
+    attack_: Annotated[list[str] | None, typer.Option("--attack", help="Only this one; may be repeated.")] = None,
+    radius: Annotated[list[float] | None, typer.Option(help="Over [-1, 1]; may be repeated.")] = None,
+    norm: Annotated[str | None, typer.Option(help="linf, l2 or l1")] = None,
+    steps: Annotated[int | None, typer.Option(help="Gradient steps, up to thousands.")] = None,
+    recipe: Section = None,
+    set_: Set = None,
+    limit: Limit = None,
+    seed: Draws = None,
+    device: Device = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Attack the test set under one protocol: one row per example, and the accuracy that is left."""
+    from stobatch import verbs
+
+    published = protocol == "published"
+    names = "attacks" if published else "adaptive_attacks" if function == "single_pass" else "vote_attacks"
+    said = {names: attack_, "radii": radius, "norm": norm, "attack_steps" if published else "adaptive_steps": steps}
+    overrides = _overrides("evaluation", recipe, set_, limit)
+    overrides |= {f"evaluation.{key}": value for key, value in said.items() if value}
+    document = verbs.attack(
+        _run(run, out), protocol=protocol, function=function, overrides=overrides, seed=seed, resume=resume,
+        quiet=as_json, device=device,
+    )  # fmt: skip
+    _print(document, as_json, tables.guarantee_card(document["guarantee"]), tables.attack_table(document))
+
+
+@app.command()
 def evaluate(
     run: RunPath = None,
     out: OutOfRun = None,
@@ -176,13 +211,34 @@ def evaluate(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Accuracy on clean and attacked test inputs, with certified accuracy beside it."""
+    """Every protocol side by side, the gap between them, certified accuracy, and flags for what looks too good."""
     from stobatch import verbs
 
     overrides = _overrides("evaluation", recipe, set_, limit)
     scores = verbs.evaluate(_run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device)
     certified = [tables.certificate_table(scores["certificates"])] if scores["certificates"] else []
     _print(scores, as_json, tables.guarantee_card(scores["guarantee"]), tables.score_table(scores), *certified)
+    _exit_if_refuted(scores)
+
+
+def _exit_if_refuted(scores: dict[str, Any]) -> None:
+    """A broken certificate that only claims is a finding; one that was proved is a fault that must stop a pipeline."""
+    if any(flag["level"] == "error" and "(proved)" in flag["evidence"] for flag in scores["flags"]):
+        raise SystemExit(1)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One run directory, or several to compare.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write; RUN/report.html for a single run.")] = None,
+    images: Annotated[bool, typer.Option(help="Show a few test images, clean and attacked.")] = True,
+    as_json: Json = False,
+) -> None:
+    """One HTML file that can be mailed: curves, attacked images, the guarantee with its status, the flags."""
+    from stobatch import verbs
+
+    document = verbs.report(runs, out, images=images)
+    _print(document, as_json, f"report: {document['report']}")
 
 
 @app.command()
@@ -208,9 +264,8 @@ def demo(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """The whole job on the embedded data: plan, train, certify, evaluate, a summary and a picture. Resumes itself."""
+    """The whole job on the embedded data: plan, train, certify, evaluate, an HTML report. Resumes itself."""
     from stobatch import verbs
-    from stobatch.reporting.summary import write_summary
 
     settings = _config(recipe, None, set_, seed, device)
     the_plan = verbs.plan(settings).to_dict()
@@ -222,9 +277,9 @@ def demo(
     }
     certificates = verbs.certify(out, overrides=changed, resume=True, quiet=as_json, device=device)
     scores = verbs.evaluate(out, overrides=changed, resume=True, quiet=as_json, device=device)
-    summary = write_summary(Run(out))
-    files = f"summary: {summary}, picture: {out / 'summary.png'}"
-    _print(scores, as_json, tables.score_table(scores), tables.certificate_table(certificates), files)
+    written = verbs.report([out])["report"]
+    _print(scores, as_json, tables.score_table(scores), tables.certificate_table(certificates), f"report: {written}")
+    _exit_if_refuted(scores)
 
 
 def main() -> None:

@@ -1,19 +1,106 @@
-"""Conventional and certified accuracy, from per-example records alone."""
+"""Conventional and certified accuracy, from per-example records alone. Every score carries how it was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stobatch.evaluation.statistics import Proportion, proportion
+from stobatch.evaluation.protocols import attacked_column
+from stobatch.evaluation.statistics import PairedDifference, Proportion, paired_difference, proportion
+from stobatch.types import Radius
 
 Columns = dict[str, list[Any]]
+Flags = NDArray[np.bool_]
+
+WORST = "worst"
+"""The name under which the worst of all attacks, example by example, is reported."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """An accuracy with everything one must know to compare it with another."""
+
+    protocol: str
+    function: str
+    attack: str
+    radius: Radius
+    accuracy: Proportion
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "protocol": self.protocol,
+            "function": self.function,
+            "attack": self.attack,
+            "radius": self.radius.size,
+            "norm": str(self.radius.norm),
+            "input_range": str(self.radius.range),
+            **self.accuracy.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class AttackedTable:
+    """The records of one protocol on one function, and the accuracies they hold."""
+
+    protocol: str
+    function: str
+    attacks: tuple[str, ...]
+    radii: tuple[Radius, ...]
+    records: Columns
+
+    @property
+    def label(self) -> NDArray[np.int64]:
+        return np.asarray(self.records["label"])
+
+    def column(self, attack: str, radius: Radius, part: str = "prediction") -> NDArray[Any]:
+        return np.asarray(self.records[attacked_column(attack, radius.size, part)])
+
+    def clean(self) -> Flags:
+        """Right on the clean input."""
+        right: Flags = np.asarray(self.records["prediction"]) == self.label
+        return right
+
+    def survives(self, attack: str, radius: Radius) -> Flags:
+        """Right on the attacked input; under `WORST` on every attacked input."""
+        names = self.attacks if attack == WORST else (attack,)
+        right: Flags = np.logical_and.reduce([self.column(name, radius) == self.label for name in names])
+        return right
+
+    def conventional(self) -> list[Score]:
+        """Σ isCorrect(x_adv) / |test| for each attack, and for the worst of them on each example."""
+        return [
+            Score(self.protocol, self.function, attack, radius, proportion(self.survives(attack, radius)))
+            for radius in self.radii
+            for attack in (*self.attacks, WORST)
+        ]
+
+    def certified_at_attacked(self, rule: str) -> list[Score]:
+        """Σ isCorrect(x_adv) & isRobust(x_adv) / |test|: the paper's certified accuracy, at the attacked input.
+
+        It says that the *attacked* input is right and cannot be moved further, not that the clean input is safe.
+        """
+        scores = []
+        for radius in self.radii:
+            sound = {
+                attack: (self.column(attack, radius) == self.label)
+                & (self.column(attack, radius, rule) >= radius.size)
+                & ~self.column(attack, radius, "abstain").astype(bool)
+                for attack in self.attacks
+            }
+            sound[WORST] = np.logical_and.reduce(list(sound.values()))
+            scores += [
+                Score(self.protocol, self.function, attack, radius, proportion(flags))
+                for attack, flags in sound.items()
+            ]
+        return scores
 
 
 def certified_accuracy(records: Columns, radii: Sequence[float]) -> dict[str, dict[float, Proportion]]:
-    """Correct *and* robust at each radius, on clean inputs, for the published and the corrected rule.
+    """Correct *and* robust at each radius, on clean inputs (the standard definition), for both rules.
 
     The published rule depends on the attack size it is asked about, so its column is the largest size that passes.
     """
@@ -33,18 +120,28 @@ def verified_accuracy(records: Columns) -> dict[str, Proportion]:
             "abstained": proportion(abstain)}  # fmt: skip
 
 
-def attacked_column(attack: str, radius: float) -> str:
-    return f"{attack}@{radius:g}"
+@dataclass(frozen=True)
+class Gap:
+    """How much accuracy the published protocol shows that an adaptive attack takes away."""
+
+    radius: Radius
+    published: Proportion
+    adaptive: Proportion
+    difference: PairedDifference
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "radius": self.radius.size,
+            "published": self.published.to_dict(),
+            "adaptive": self.adaptive.to_dict(),
+            "gap": self.difference.to_dict(),
+        }
 
 
-def conventional_accuracy(
-    records: Columns, attacks: Sequence[str], radii: Sequence[float]
-) -> dict[float, dict[str, Proportion]]:
-    """Accuracy at each radius under each attack, and under the worst of them for each example."""
-    label = np.asarray(records["label"])
-    scores: dict[float, dict[str, Proportion]] = {}
-    for radius in radii:
-        hits = {name: np.asarray(records[attacked_column(name, radius)]) == label for name in attacks}
-        worst = np.logical_and.reduce(list(hits.values()))
-        scores[radius] = {name: proportion(hit) for name, hit in hits.items()} | {"worst": proportion(worst)}
-    return scores
+def gaps(published: AttackedTable, adaptive: AttackedTable) -> list[Gap]:
+    """The worst case under both protocols, on the same examples, radius by radius."""
+    found = []
+    for radius in published.radii:
+        first, second = published.survives(WORST, radius), adaptive.survives(WORST, radius)
+        found.append(Gap(radius, proportion(first), proportion(second), paired_difference(first, second)))
+    return found

@@ -1,13 +1,17 @@
-"""Proportions with confidence intervals: no accuracy is reported without how sure it is."""
+"""Proportions with confidence intervals, paired differences, and t-tests over seeds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import sqrt
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from stobatch.certification.confidence import clopper_pearson
+from stobatch.errors import DataError
 
 CONFIDENCE = 0.95
 
@@ -29,7 +33,10 @@ class Proportion:
 
     @property
     def interval(self) -> tuple[float, float]:
-        lower, upper = clopper_pearson(np.array([float(self.count)]), self.total, (1 - CONFIDENCE) / 2)
+        return self.interval_at(CONFIDENCE)
+
+    def interval_at(self, confidence: float) -> tuple[float, float]:
+        lower, upper = clopper_pearson(np.array([float(self.count)]), self.total, (1 - confidence) / 2)
         return float(lower[0]), float(upper[0])
 
     def __str__(self) -> str:
@@ -45,3 +52,73 @@ def proportion(flags: Any) -> Proportion:
     """The share of true entries."""
     values = np.asarray(flags, dtype=bool)
     return Proportion(int(values.sum()), len(values))
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The difference of two proportions on the same examples, with a 95% interval (normal approximation)."""
+
+    value: float
+    low: float
+    high: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def paired_difference(first: Any, second: Any) -> PairedDifference:
+    """How much more often the first is true than the second.
+
+    >>> paired_difference([True] * 60 + [False] * 40, [True] * 40 + [False] * 60).value
+    0.2
+    """
+    one, two = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    only_one, only_two, total = int((one & ~two).sum()), int((two & ~one).sum()), len(one)
+    value = (only_one - only_two) / total
+    error = sqrt(max(only_one + only_two - total * value**2, 0.0)) / total
+    reach = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * error
+    return PairedDifference(value, value - reach, value + reach)
+
+
+def sign_test(first_only: int, second_only: int) -> float:
+    """The probability of at least `first_only` successes if both outcomes were equally likely (one-sided, exact)."""
+    total = first_only + second_only
+    return float(stats.binom.sf(first_only - 1, total, 0.5)) if total else 1.0
+
+
+@dataclass(frozen=True)
+class TTest:
+    """Two-tailed t-test on the mean over seeds; its false-alarm rate at level p is p for normal errors."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    paired: bool
+    num_seeds: tuple[int, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "num_seeds": list(self.num_seeds)}
+
+
+def compare_over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> TTest:
+    """Whether two settings differ: paired where both have the same seeds, else Welch's test.
+
+    >>> test = compare_over_seeds({1: 0.91, 2: 0.92, 3: 0.93}, {1: 0.81, 2: 0.82, 3: 0.84})
+    >>> round(test.difference, 3), test.paired, test.p_value < 0.01
+    (0.097, True, True)
+    """
+    if min(len(first), len(second)) < 2:
+        raise DataError(
+            f"a t-test over {len(first)} and {len(second)} seeds says nothing.",
+            remedy="Give two seeds of each or more.",
+        )
+    paired = first.keys() == second.keys()
+    a, b = (np.array([values[seed] for seed in sorted(values)]) for values in (first, second))
+    difference, sizes = float(a.mean() - b.mean()), (len(a), len(b))
+    if (paired and np.ptp(a - b) == 0) or (not paired and np.ptp(a) == np.ptp(b) == 0):
+        # No spread at all: the test has no variance to work with, equal means are equal and others are not.
+        return TTest(difference, difference, difference, 1.0 if difference == 0 else 0.0, paired, sizes)
+    result = stats.ttest_rel(a, b) if paired else stats.ttest_ind(a, b, equal_var=False)
+    low, high = result.confidence_interval(CONFIDENCE)
+    return TTest(difference, float(low), float(high), float(result.pvalue), paired, sizes)

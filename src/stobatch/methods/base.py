@@ -19,6 +19,8 @@ class Method(ABC):
     """One way to train. Stateless: everything a run needs is in its configuration and its directory."""
 
     config_class: ClassVar[type[MethodConfig]]
+    certifies: ClassVar[bool] = True
+    """Whether there is verified inference for what this method trains."""
 
     @abstractmethod
     def plan(self, config: RunConfig, info: DatasetInfo, encoder: AffineEncoder) -> Plan:

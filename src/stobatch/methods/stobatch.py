@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stobatch.attacks import Ball, craft, ensemble_slices, training_ensemble
+from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
 from stobatch.certification import VerifiedInference
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples
@@ -108,7 +108,7 @@ class StoBatchTrainable(Trainable):
         self.batches = batches.to(device)
         self.noisy_inputs = train.inputs.to(device) + network.input_noise
         self.labels = train.labels.to(device)
-        self.ensemble = training_ensemble(config.attack_ensemble, config.train_attack_steps)
+        self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
         self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
         self.after_update()
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.attacks import Ball, craft, ensemble_slices, training_ensemble
+from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
 from stobatch.certification import VerifiedInference
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples
@@ -50,7 +50,7 @@ class VanillaTrainable(Trainable):
         device = network.encoder.weight.device
         self.config, self.network, self.seeds = config, network, seeds
         self.inputs, self.labels = train.inputs.to(device), train.labels.to(device)
-        self.ensemble = training_ensemble(config.attack_ensemble, config.train_attack_steps)
+        self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
         self.chunk = rows_in_memory(network, memory_mb, most=833)
         self.after_update()
 
@@ -82,6 +82,7 @@ class VanillaAdversarialTraining(Method):
     """The non-private baseline."""
 
     config_class = VanillaConfig
+    certifies = False
 
     def plan(self, config: RunConfig, info: DatasetInfo, encoder: AffineEncoder) -> OpenPlan:
         method = config.method

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from stobatch.errors import ModelError
 from stobatch.models.affine import AffineEncoder, ConvEncoder, DenseEncoder
-from stobatch.models.normalisation import anchors, calibrating
+from stobatch.models.normalisation import ReferenceNorm, anchors, calibrating
 
 
 class Head(nn.Module):
@@ -20,6 +20,8 @@ class Head(nn.Module):
     def __init__(self, norm: nn.Module, body: nn.Module, output: nn.Linear) -> None:
         super().__init__()
         self.norm, self.body, self.output = norm, body, output
+        if isinstance(norm, ReferenceNorm):
+            norm.overwrites = True
 
     def scores_of_normalised(self, hidden: Tensor) -> Tensor:
         """What follows the first normalisation; apart, because verified inference normalises once for many draws."""
@@ -57,7 +59,7 @@ class Network(nn.Module):
     def noisy_hidden(self, noisy_inputs: Tensor) -> Tensor:
         """h̄ = θ1ᵀx̄ + 2χ2/m."""
         hidden: Tensor = self.encoder(noisy_inputs)
-        return hidden + self.hidden_noise
+        return hidden.add_(self.hidden_noise)
 
     def scores_of_noisy(self, noisy_inputs: Tensor) -> Tensor:
         """Class scores of inputs that already carry χ1/m: all that training ever sees of the data."""

@@ -30,15 +30,15 @@ class ReferenceNorm(nn.Module):
 
     def __init__(self, unit_shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.calibrating = False
+        self.calibrating, self.overwrites = False, False
         self.register_buffer("mean", torch.zeros(unit_shape), persistent=False)
         self.register_buffer("spread", torch.ones(()), persistent=False)
 
     def forward(self, values: Tensor) -> Tensor:
         if self.calibrating:
-            self.mean = values.mean(0)
+            self.mean = torch.empty_like(values[:1]).copy_(values.mean(0, keepdim=True))[0]
             self.spread = (values - self.mean).square().mean().add(_VARIANCE_FLOOR).sqrt()
-        return (values - self.mean).div_(self.spread)
+        return (values.sub_(self.mean) if self.overwrites else values - self.mean).div_(self.spread)
 
     def of_shift(self, shift: Tensor) -> Tensor:
         """What a shift of the values becomes: the map is affine between calibrations."""

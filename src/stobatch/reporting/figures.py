@@ -1,52 +1,254 @@
-"""Pictures from a run's own files."""
+"""The report's curves, as SVG that stands inside the page and takes its colours from the page's style sheet."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
-from stobatch.files import write_atomically
-from stobatch.reporting.tables import guarantee_line
+from stobatch.reporting.facts import Facts, Row, at_radius, kind_unit, of_attack
+from stobatch.reporting.markup import Html, tag
+from stobatch.reporting.style import LIGHT
+from stobatch.reporting.words import STATUS_WORDS, spoken
 
-
-def summary_figure(path: Path, training: dict[str, Any], certificates: dict[str, Any], scores: dict[str, Any]) -> None:
-    """Learning curve on the left; accuracy against radius, attacked and certified, on the right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    curve, radii = figure.subplots(1, 2)
-    history = training["history"]
-    curve.plot([row["step"] for row in history], [100 * row["test_accuracy"] for row in history], color="#1f6f8b")
-    curve.set(xlabel="step", ylabel="accuracy on held-out test images, %", title="training", ylim=(0, 100))
+_STATUS_LOOKS: dict[str, dict[str, Any]] = {
+    "proved": {"linestyle": "-", "markersize": 6.5},
+    "claimed": {"linestyle": "--", "markersize": 4, "zorder": 3},
+    "refuted": {"linestyle": ":", "markersize": 4, "zorder": 3},
+}
+"""What is not proved lies above and thinner, so that equal curves both show."""
+_PROTOCOL_MARKERS = {"published": "o", "adaptive": "s"}
+_MARKERS = "o^vDs<>P"
+_RC: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "text.parse_math": False,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": LIGHT["line"],
+    "axes.labelcolor": LIGHT["muted"],
+    "axes.titlecolor": LIGHT["ink"],
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": LIGHT["line"],
+    "grid.linewidth": 0.6,
+    "xtick.color": LIGHT["line"],
+    "ytick.color": LIGHT["line"],
+    "xtick.labelcolor": LIGHT["muted"],
+    "ytick.labelcolor": LIGHT["muted"],
+    "text.color": LIGHT["ink"],
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "legend.columnspacing": 1.4,
+    "figure.constrained_layout.h_pad": 0.1,
+    "figure.constrained_layout.w_pad": 0.08,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+}
 
-    attacked = scores["attacked_accuracy"]
-    sizes = [0.0] + [row["radius"] for row in attacked]
-    worst = [scores["clean_accuracy"]] + [row["worst"] for row in attacked]
-    radii.plot(sizes, [100 * share["value"] for share in worst], marker="o", color="#333333", label="under attack")
-    radii.fill_between(
-        sizes,
-        [100 * share["low"] for share in worst],
-        [100 * share["high"] for share in worst],
-        alpha=0.15,
-        color="#333333",
+
+@dataclass(frozen=True)
+class _Curve:
+    label: str
+    rows: Sequence[Row]
+    look: dict[str, Any]
+    band: bool = True
+
+
+@dataclass
+class _Panel:
+    title: str
+    x_label: str
+    curves: list[_Curve] = field(default_factory=list)
+
+
+def accuracy_curves(facts: Facts, name: str) -> Html:
+    """Accuracy against radius for each deployed function: both protocols, and what is certified."""
+    panels: dict[tuple[str, str], _Panel] = {}
+    for function in facts.functions:
+        panel = panels[function, facts.unit] = _Panel(spoken(function), f"radius, {facts.unit}")
+        panel.curves += [_worst(facts, p, function) for p in facts.protocols if facts.entry(p, function)]
+    for kind in facts.all_kinds:
+        key = (kind["function"], kind_unit(kind))
+        panel = panels.setdefault(key, _Panel(spoken(kind["function"]), f"radius, {kind_unit(kind)}"))
+        panel.curves.append(_certified(facts, kind))
+    return _draw(list(panels.values()), name)
+
+
+def attack_curves(facts: Facts, name: str) -> Html:
+    """Each adaptive attack on its own, and the worst of them for each example."""
+    panels = []
+    for function in facts.functions:
+        entry = facts.entry("adaptive", function)
+        if entry:
+            curves = [_attack(entry, attack, place) for place, attack in enumerate(entry["attacks"])]
+            worst = _from_clean(entry, "worst")
+            look = {"color": LIGHT["adaptive"], "marker": "s", "linewidth": 2.0}
+            curves.append(_Curve("worst of them", worst, look, band=False))
+            panels.append(_Panel(spoken(function), f"radius, {facts.unit}", curves))
+    return _draw(panels, name, legend_in_panel=True) if panels else Html("")
+
+
+def learning_curve(history: Sequence[Row], name: str) -> Html:
+    """Accuracy on held-out test images while training."""
+    with _figure(1, 6.2, 2.7) as (figure, (axes,)):
+        axes.plot([row["step"] for row in history], _percents(history, "test_accuracy"), color=LIGHT["published"])
+        axes.set(xlabel="training step", ylabel="accuracy, %", ylim=(-2, 102))
+        return _svg(figure, name)
+
+
+def epsilon_curves(runs: Sequence[Facts], function: str, radius: float | None, name: str) -> Html:
+    """Accuracy against ε, one panel for each method: seeds as dots, their mean as a line."""
+    methods = list(dict.fromkeys(facts.method for facts in runs))
+    with _figure(len(methods), *_size(len(methods))) as (figure, places):
+        for axes, method in zip(places, methods, strict=False):
+            own = [facts for facts in runs if facts.method == method]
+            _epsilon_panel(axes, own, function, radius)
+            axes.set_title(method)
+        _shared_legend(figure, places)
+        return _svg(figure, name)
+
+
+def _epsilon_panel(axes: Axes, runs: Sequence[Facts], function: str, radius: float | None) -> None:
+    epsilons = sorted({facts.epsilon for facts in runs if facts.epsilon is not None})
+    one_setting_each = len({facts.setting for facts in runs}) == len(epsilons)
+    for label, colour, marker, values in _epsilon_series(runs, function, radius):
+        axes.plot(*zip(*values, strict=True), linestyle="", marker=marker, color=LIGHT[colour], label=label)
+        if one_setting_each:
+            means = [fmean(y for x, y in values if x == epsilon) for epsilon in sorted({x for x, _ in values})]
+            axes.plot(sorted({x for x, _ in values}), means, color=LIGHT[colour], linewidth=1.3)
+    if epsilons[-1] > 10 * epsilons[0]:
+        axes.set_xscale("log")
+    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axes.minorticks_off()
+    statuses = " / ".join(dict.fromkeys(STATUS_WORDS[facts.status] for facts in runs))
+    axes.set(xlabel=f"ε ({statuses})", ylabel="accuracy, %", ylim=(-2, 102))
+
+
+def _epsilon_series(
+    runs: Sequence[Facts], function: str, radius: float | None
+) -> Iterator[tuple[str, str, str, list[tuple[float, float]]]]:
+    """Label, colour, marker and (ε, accuracy in %) of what was measured; what was not is left out."""
+    clean = [(facts.epsilon, facts.scores["clean_accuracy"]) for facts in runs]
+    series = [("clean", "clean", "D", clean)]
+    for protocol in ("published", "adaptive") if radius is not None else ():
+        worst = [(facts.epsilon, at_radius(facts.worst(protocol, function), radius or 0.0)) for facts in runs]
+        series.append((f"{protocol} protocol", protocol, _PROTOCOL_MARKERS[protocol], worst))
+    for label, colour, marker, shares in series:
+        values = [(epsilon, 100 * share["value"]) for epsilon, share in shares if epsilon is not None and share]
+        if values:
+            yield label, colour, marker, values
+
+
+def _worst(facts: Facts, protocol: str, function: str) -> _Curve:
+    entry = facts.entry(protocol, function)
+    assert entry is not None
+    look = {"color": LIGHT[protocol], "marker": _PROTOCOL_MARKERS[protocol]}
+    return _Curve(f"{protocol} protocol, worst attack", _from_clean(entry, "worst"), look)
+
+
+def _certified(facts: Facts, kind: dict[str, Any]) -> _Curve:
+    status = kind["status"]
+    label = f"certified, {kind['name']} rule ({STATUS_WORDS[status]})"
+    look = {"color": LIGHT[status], "marker": "D", **_STATUS_LOOKS[status]}
+    return _Curve(label, facts.certified(kind), look)
+
+
+def _attack(entry: dict[str, Any], attack: str, place: int) -> _Curve:
+    look = {
+        "color": LIGHT[f"attack-{place % len(_MARKERS) + 1}"],
+        "marker": _MARKERS[place % len(_MARKERS)],
+        "linewidth": 1.1,
+    }
+    return _Curve(attack, _from_clean(entry, attack), look, band=False)
+
+
+def _from_clean(entry: dict[str, Any], attack: str) -> list[Row]:
+    """One attack's accuracies, beginning at radius 0 with clean inputs."""
+    return [{**entry["clean_accuracy"], "radius": 0.0}, *of_attack(entry["accuracy"], attack)]
+
+
+def _percents(rows: Iterable[Row], key: str) -> list[float]:
+    return [100 * row[key] for row in rows]
+
+
+def _draw(panels: Sequence[_Panel], name: str, *, legend_in_panel: bool = False) -> Html:
+    with _figure(len(panels), *_size(len(panels))) as (figure, places):
+        for axes, panel in zip(places, panels, strict=False):
+            for curve in panel.curves:
+                _plot(axes, curve)
+            widest = max(row["radius"] for curve in panel.curves for row in curve.rows)
+            axes.set(xlabel=panel.x_label, ylabel="accuracy, %", title=panel.title)
+            axes.set(xlim=(-0.04 * widest, 1.04 * widest), ylim=(-2, 102))
+            if legend_in_panel:
+                axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
+        if not legend_in_panel:
+            _shared_legend(figure, places)
+        return _svg(figure, name)
+
+
+def _plot(axes: Axes, curve: _Curve) -> None:
+    radii = [row["radius"] for row in curve.rows]
+    if curve.band:
+        low, high = _percents(curve.rows, "low"), _percents(curve.rows, "high")
+        axes.fill_between(radii, low, high, color=curve.look["color"], alpha=0.13, linewidth=0)
+    look = {"markeredgecolor": LIGHT["page"], "markeredgewidth": 0.6, **curve.look}
+    axes.plot(radii, _percents(curve.rows, "value"), label=curve.label, **look)
+
+
+def _shared_legend(figure: Figure, places: Iterable[Axes]) -> None:
+    entries = {label: line for axes in places for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        list(entries.values()), list(entries), loc="outside lower center", ncols=3 if len(entries) == 3 else 2
     )
-    styles = {"claimed": ("--", "#c9822b"), "proved": ("-", "#2b8a3e"), "refuted": (":", "#c92a2a")}
-    for kind in certificates["kinds"]:
-        line, colour = styles[kind["status"]]
-        shares = certificates["certified_accuracy"][kind["name"]]
-        label = f"certified, {kind['name']} rule ({kind['status']})"
-        radii.plot(
-            [share["radius"] for share in shares], [100 * share["value"] for share in shares],
-            marker="s", linestyle=line, color=colour, label=label,
-        )  # fmt: skip
-    radii.set(
-        xlabel="radius, l-infinity over [-1, 1]", ylabel="accuracy, %", ylim=(0, 100),
-        title=guarantee_line(scores["guarantee"]),
-    )  # fmt: skip
-    radii.legend(fontsize=8)
-    for axes in (curve, radii):
-        axes.grid(alpha=0.3)
-    write_atomically(path, lambda out: figure.savefig(out, format="png", dpi=130))
+
+
+def _size(panels: int) -> tuple[float, float]:
+    rows = (panels + 1) // 2
+    return (6.2 if panels == 1 else 10.4), 3.9 * rows
+
+
+@contextmanager
+def _figure(panels: int, width: float, height: float) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure of at most two panels in a row, drawn with this module's settings and not with the user's."""
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    with style.context(["default", _RC], after_reset=True):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        columns = min(panels, 2)
+        axes = list(figure.subplots((panels + 1) // 2, columns, squeeze=False).flat)
+        for spare in axes[panels:]:
+            spare.set_visible(False)
+        yield figure, axes[:panels]
+
+
+def _svg(figure: Figure, name: str) -> Html:
+    """The figure as a part of the page: no outside names, ids of its own, and the page's colours."""
+    import matplotlib
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"| (width|height)="[\d.]+pt"', "", text)
+    text = text.replace("xlink:href", "href")
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
+    for variable, colour in LIGHT.items():
+        text = text.replace(colour, f"var(--{variable})")
+    width = figure.get_figwidth() * 96
+    return tag("div", tag("div", Html(text), style=f"max-width:{width:.0f}px"), class_="chart")

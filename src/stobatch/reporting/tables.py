@@ -75,21 +75,71 @@ def certificate_table(summary: dict[str, Any]) -> RenderableType:
     return Group(table, note)
 
 
-def score_table(scores: dict[str, Any]) -> RenderableType:
-    """Accuracy under attack with the protocol it was measured under."""
-    protocol = scores["protocol"]
-    attacks = scores["settings"]["attacks"]
+def attack_table(under: dict[str, Any]) -> RenderableType:
+    """Accuracy under each attack of one protocol on one function, and under the worst of them."""
+    first = under["accuracy"][0]
     table = Table(
-        title=f"accuracy under attack, linf over [-1, 1], protocol {protocol['name']}, {scores['rows']} test examples",
+        title=f"accuracy under attack, {first['norm']} over {first['input_range']}, {under['protocol']['name']} "
+        f"protocol, {_spoken(under['function'])}, {under['rows']} test examples",
         title_justify="left",
     )
     table.add_column("radius", justify="right")
-    for name in (*attacks, "worst of them"):
-        table.add_column(name, justify="right")
-    table.add_row("clean", *[_percent(scores["clean_accuracy"])] * (len(attacks) + 1))
-    for row in scores["attacked_accuracy"]:
-        table.add_row(f"{row['radius']:g}", *[_percent(row[name]) for name in (*attacks, "worst")])
-    return Group(table, Text(f"protocol: {protocol['meaning']}; 95% intervals over test examples"))
+    names = [*under["attacks"], "worst"]
+    for name in names:
+        table.add_column("worst of them" if name == "worst" else name, justify="right")
+    table.add_row("clean", *[_percent(under["clean_accuracy"])] * len(names))
+    for radius, scores in _by_radius(under["accuracy"]).items():
+        table.add_row(f"{radius:g}", *[_percent(scores[name]) for name in names])
+    return Group(table, Text(f"protocol: {under['protocol']['meaning']}; 95% intervals over test examples"))
+
+
+def score_table(scores: dict[str, Any]) -> RenderableType:
+    """The worst case under every protocol side by side, for each function that may be deployed, and the flags."""
+    parts: list[RenderableType] = []
+    for function in dict.fromkeys(under["function"] for under in scores["under_attack"]):
+        chosen = [under for under in scores["under_attack"] if under["function"] == function]
+        table = Table(
+            title=f"accuracy under the worst attack, {scores['norm']} over {scores['input_range']}, "
+            f"{_spoken(function)}, {chosen[0]['rows']} test examples",
+            title_justify="left",
+        )
+        table.add_column("radius", justify="right")
+        for under in chosen:
+            table.add_column(f"{under['protocol']['name']} protocol", justify="right")
+        differences = {gap["radius"]: gap["gap"] for gap in scores["gaps"].get(function, [])}
+        table.add_column("gap, points", justify="right")
+        table.add_row("clean", *[_percent(under["clean_accuracy"]) for under in chosen], "")
+        worst = [_by_radius(under["accuracy"]) for under in chosen]
+        for radius in worst[0]:
+            gap = differences.get(radius)
+            shown = f"{100 * gap['value']:.1f} [{100 * gap['low']:.1f}, {100 * gap['high']:.1f}]" if gap else ""
+            table.add_row(f"{radius:g}", *[_percent(rows[radius]["worst"]) for rows in worst], shown)
+        parts.append(table)
+    meanings = {under["protocol"]["name"]: under["protocol"]["meaning"] for under in scores["under_attack"]}
+    parts += [Text(f"{name}: {meaning}") for name, meaning in meanings.items()]
+    return Group(*parts, flag_panel(scores["flags"]))
+
+
+def flag_panel(flags: list[dict[str, Any]]) -> RenderableType:
+    """What makes these numbers doubtful, with what to do about it."""
+    if not flags:
+        return Text("sanity flags: none raised")
+    lines = []
+    for flag in flags:
+        lines.append(Text(f"{flag['level'].upper()}: {flag['name']}. {flag['evidence']}", style="bold red"))
+        lines.append(Text(f"  raised if {flag['raised_if']}. {flag['explanation']} {flag['remedy']}"))
+    return Panel(Group(*lines), title="sanity flags", border_style="red")
+
+
+def _by_radius(rows: list[dict[str, Any]]) -> dict[float, dict[str, dict[str, Any]]]:
+    found: dict[float, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["radius"], {})[row["attack"]] = row
+    return found
+
+
+def _spoken(function: str) -> str:
+    return {"single_pass": "one pass", "vote": "the vote of verified inference"}[function]
 
 
 def show(*parts: RenderableType) -> None:

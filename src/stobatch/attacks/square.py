@@ -1,0 +1,86 @@
+"""Square attack (Andriushchenko et al., 2020): random search with square patches, no gradients.
+
+It finds what masked gradients hide, so that a model whose gradients are useless does not look robust.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import final
+
+import torch
+from torch import Tensor
+
+from stobatch.attacks.geometry import Ball
+from stobatch.attacks.goals import Goal
+from stobatch.attacks.gradient import Attack, Best, Victim, appraise
+from stobatch.types import Norm
+
+_HALVE_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+"""Queries of 10,000 after which the share of the image that a patch covers halves."""
+
+
+@final
+@dataclass(frozen=True)
+class Square(Attack):
+    """Propose a patch of ±radius for each example, keep it where the margin grew.
+
+    In l2 and l1 a patch is added to what is there, at a share of the radius that falls with the patch, and the ball's
+    projection makes room for it among the earlier ones. Inputs without height and width are taken as one row.
+    """
+
+    queries: int = 1000
+    first_share: float = 0.8
+
+    def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
+        goal = replace(goal, loss="margin", aim=None)
+        best, rows = Best(ball.centre), torch.arange(len(ball.centre), device=ball.centre.device)
+        best.see(rows, ball.centre, *appraise(victim, ball.centre, goal, generator, chunk))
+        rows = best.resisting()
+        points = self._stripes(ball, generator)[rows]
+        for query in range(self.queries if len(rows) else 0):
+            best.see(rows, points, *appraise(victim, points, goal.part(rows), generator, chunk))
+            rows = best.resisting()
+            if not len(rows):
+                break
+            points = self._propose(ball.part(rows), best.points[rows], self._share(query), generator)
+        return best.points
+
+    def _share(self, query: int) -> float:
+        scaled = query * 10_000 / self.queries
+        halvings = sum(scaled > limit for limit in _HALVE_AT)
+        return self.first_share * 0.5**halvings
+
+    def _stripes(self, ball: Ball, generator: torch.Generator) -> Tensor:
+        """Start from vertical stripes of random sign, as the authors do."""
+        count, channels, _, width = _as_images(ball.centre).shape
+        signs = torch.randint(0, 2, (count, channels, 1, width), generator=generator).to(ball.centre) * 2 - 1
+        size = ball.radius.size / self._length(ball, ball.centre[0].numel())
+        return ball.project((_as_images(ball.centre) + size * signs).reshape(ball.centre.shape))
+
+    def _propose(self, ball: Ball, points: Tensor, share: float, generator: torch.Generator) -> Tensor:
+        """A random patch of ±size; one place for all examples, a sign for each and each channel."""
+        centre, images = _as_images(ball.centre), _as_images(points).clone()
+        count, channels, height, width = images.shape
+        side = max(1, round(sqrt(share * height * width)))
+        tall, wide = min(side, height), min(side, width)
+        top = int(torch.randint(0, height - tall + 1, (), generator=generator))
+        left = int(torch.randint(0, width - wide + 1, (), generator=generator))
+        window = (..., slice(top, top + tall), slice(left, left + wide))
+        signs = torch.randint(0, 2, (count, channels, 1, 1), generator=generator).to(points) * 2 - 1
+        patch = ball.radius.size / self._length(ball, channels * tall * wide) * signs
+        if ball.radius.norm is Norm.LINF:
+            images[window] = centre[window] + patch
+        else:
+            images[window] += sqrt(share) * patch
+        return ball.project(images.reshape(points.shape))
+
+    @staticmethod
+    def _length(ball: Ball, values: int) -> float:
+        """The norm of so many ones."""
+        return {Norm.LINF: 1.0, Norm.L2: sqrt(values), Norm.L1: float(values)}[ball.radius.norm]
+
+
+def _as_images(points: Tensor) -> Tensor:
+    return points if points.ndim == 4 else points.reshape(len(points), 1, 1, -1)

@@ -1,0 +1,33 @@
+"""The function that the paper's authors attacked in place of the one they evaluated."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor, nn
+
+from stobatch.models.network import Network
+from stobatch.models.normalisation import ReferenceNorm
+
+_SWITCHED_OFF = (ReferenceNorm, nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+class NoiseFreeSurrogate(nn.Module):
+    """A copy without χ1 and χ2, without normalisation and without the bound on the last hidden layer.
+
+    This is the released code's attack head: its batch normalisation ran with statistics that were never updated, which
+    switches it off. It shares the weights with the deployed function and little else.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.encoder, self.head = copy.deepcopy(network.encoder), copy.deepcopy(network.head)
+        for module in list(self.head.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, _SWITCHED_OFF):
+                    setattr(module, name, nn.Identity())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        last_hidden = self.head.body(self.head.norm(self.encoder(inputs)))
+        scores: Tensor = self.head.output(last_hidden)
+        return scores

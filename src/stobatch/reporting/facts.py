@@ -1,0 +1,161 @@
+"""What the report knows of a run: the files that its verbs left, and simple questions to them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from stobatch.errors import RunError
+from stobatch.reporting.words import unit
+from stobatch.runs import Run
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A run's public files, read once. Nothing under `private/` is ever opened."""
+
+    run: Run
+    config: dict[str, Any]
+    scores: dict[str, Any]
+    training: dict[str, Any] | None
+    plan: dict[str, Any] | None
+    certificates_are_stale: bool
+
+    @classmethod
+    def read(cls, run: Run) -> Facts:
+        scores, config = _scores(run), run.read("config")
+        if scores["training_hash"] != config["training_hash"]:
+            raise RunError(
+                f"{run.path / 'scores.json'} is of configuration {scores['training_hash']}, the run is "
+                f"{config['training_hash']}.",
+                remedy=f"Evaluate again: `{_evaluate(run)}`.",
+            )
+        latest = _if_there(run, "certificates")
+        stale = latest is not None and latest != scores["certificates"]
+        return cls(run, config, scores, _if_there(run, "training"), _if_there(run, "plan"), stale)
+
+    @property
+    def name(self) -> str:
+        return self.run.path.resolve().name
+
+    @property
+    def evaluate_command(self) -> str:
+        return _evaluate(self.run)
+
+    @property
+    def method(self) -> str:
+        return str(self.config["config"]["method"]["name"])
+
+    @property
+    def seed(self) -> int | None:
+        seed: int | None = self.config["config"]["seed"]
+        return seed
+
+    @property
+    def setting(self) -> str:
+        """What was trained, whatever the seed, the machine and the way it was measured."""
+        parts = ("method", "data", "model", "training")
+        return json.dumps({part: self.config["config"].get(part) for part in parts}, sort_keys=True)
+
+    @property
+    def status(self) -> str:
+        return str(self.scores["guarantee"]["status"])
+
+    @property
+    def epsilon(self) -> float | None:
+        """The budget, to be shown with its status only."""
+        epsilon: float | None = self.scores["guarantee"].get(f"{self.status}_epsilon")
+        return epsilon
+
+    @property
+    def unit(self) -> str:
+        return unit(self.scores["norm"], self.scores["input_range"])
+
+    @property
+    def certificates(self) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = self.scores["certificates"]
+        return found
+
+    @property
+    def functions(self) -> list[str]:
+        return list(dict.fromkeys(entry["function"] for entry in self.scores["under_attack"]))
+
+    @property
+    def protocols(self) -> list[str]:
+        return list(dict.fromkeys(entry["protocol"]["name"] for entry in self.scores["under_attack"]))
+
+    @property
+    def main_function(self) -> str:
+        return "single_pass" if "single_pass" in self.functions else self.functions[0]
+
+    @property
+    def radii(self) -> list[float]:
+        return sorted({row["radius"] for entry in self.scores["under_attack"] for row in entry["accuracy"]})
+
+    def entry(self, protocol: str, function: str) -> dict[str, Any] | None:
+        wanted = (protocol, function)
+        return next((e for e in self.scores["under_attack"] if (e["protocol"]["name"], e["function"]) == wanted), None)
+
+    def worst(self, protocol: str, function: str) -> list[Row]:
+        """Accuracy under the worst attack for each example, smallest radius first; empty if it was not measured."""
+        entry = self.entry(protocol, function)
+        return of_attack(entry["accuracy"], "worst") if entry else []
+
+    def gap(self, function: str, radius: float) -> Row | None:
+        return at_radius(self.scores["gaps"].get(function, ()), radius)
+
+    def kinds(self, function: str) -> list[dict[str, Any]]:
+        """The kinds of certificate that speak about this function, in the units of the attacks."""
+        return [k for k in self.all_kinds if k["function"] == function and kind_unit(k) == self.unit]
+
+    @property
+    def all_kinds(self) -> list[dict[str, Any]]:
+        return list(self.certificates["kinds"]) if self.certificates else []
+
+    def certified(self, kind: dict[str, Any]) -> list[Row]:
+        assert self.certificates is not None
+        rows: list[Row] = self.certificates["certified_accuracy"][kind["name"]]
+        return rows
+
+
+def kind_unit(kind: dict[str, Any]) -> str:
+    return unit(kind["norm"], kind["input_range"])
+
+
+def of_attack(rows: Iterable[Row], attack: str) -> list[Row]:
+    return sorted((row for row in rows if row["attack"] == attack), key=lambda row: row["radius"])
+
+
+def at_radius(rows: Iterable[Row], radius: float) -> Row | None:
+    return next((row for row in rows if row["radius"] == radius), None)
+
+
+def middle(radii: list[float]) -> float:
+    return radii[(len(radii) - 1) // 2]
+
+
+def _evaluate(run: Run) -> str:
+    return f"stobatch evaluate {shlex.quote(str(run.path))}"
+
+
+def _if_there(run: Run, kind: str) -> dict[str, Any] | None:
+    return run.read(kind) if run.has(kind) else None
+
+
+def _scores(run: Run) -> dict[str, Any]:
+    if not run.exists:
+        raise RunError(f"{run.path} is not a run.", remedy="Train first: `stobatch train --recipe demo --out RUN`.")
+    if not run.has("scores"):
+        raise RunError(f"{run.path} has no scores yet.", remedy=f"Evaluate it first: `{_evaluate(run)}`.")
+    scores = run.read("scores")
+    if "under_attack" not in scores:
+        raise RunError(
+            f"{run.path / 'scores.json'} was written by another version of stobatch.",
+            remedy=f"Evaluate again: `{_evaluate(run)}`.",
+        )
+    return scores

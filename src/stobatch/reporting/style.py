@@ -1,0 +1,102 @@
+"""Colours and style sheet of the report: one palette for text and figures, light, dark and on paper."""
+
+from __future__ import annotations
+
+PALETTE = {
+    "page": ("#fdfdfc", "#16181c"),
+    "card": ("#f5f5f2", "#1f2228"),
+    "ink": ("#1d2126", "#e6e7e9"),
+    "muted": ("#636b74", "#9aa3ad"),
+    "line": ("#dcdcd6", "#373c44"),
+    "published": ("#3f78b0", "#76aee3"),
+    "adaptive": ("#22262c", "#eceef0"),
+    "clean": ("#8b929a", "#868e97"),
+    "claimed": ("#b5711a", "#e0a24c"),
+    "proved": ("#2a7d45", "#62bd7e"),
+    "refuted": ("#b83232", "#ee7b78"),
+    "attack-1": ("#4f86ba", "#7fb2e5"),
+    "attack-2": ("#7b62ad", "#ab95dd"),
+    "attack-3": ("#2f8f8f", "#5fc2c0"),
+    "attack-4": ("#9c6b52", "#cf9d83"),
+    "attack-5": ("#b3598f", "#e08fc0"),
+    "attack-6": ("#73808d", "#a5b1bd"),
+    "attack-7": ("#6c7a24", "#b2c063"),
+    "attack-8": ("#35507a", "#8fa6d6"),
+}
+"""Light and dark value of each colour. The light ones differ, so a figure's colours can be told apart by value."""
+
+LIGHT = {name: light for name, (light, _) in PALETTE.items()}
+
+
+def _variables(which: int) -> str:
+    return "".join(f"--{name}:{colours[which]};" for name, colours in PALETTE.items())
+
+
+CSS = (
+    f":root{{color-scheme:light dark;{_variables(0)}}}"
+    f"@media screen and (prefers-color-scheme:dark){{:root{{{_variables(1)}}}}}"
+    """
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);font:15px/1.55 system-ui,-apple-system,"Segoe UI",sans-serif;
+ font-variant-numeric:tabular-nums}
+main{max-width:1120px;margin:0 auto;padding:2.5rem 1.25rem 4rem}
+h1{font-size:1.9rem;line-height:1.2;margin:.1rem 0 .3rem;overflow-wrap:anywhere}
+h2{font-size:1.25rem;margin:2.8rem 0 .5rem;padding-top:.9rem;border-top:1px solid var(--line)}
+h3{font-size:1rem;margin:1.6rem 0 .3rem}
+p{margin:.4rem 0;max-width:50rem}
+code{font:.9em ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
+a{color:var(--published)}
+small,.muted,figcaption,caption{color:var(--muted)}
+.eyebrow{color:var(--muted);font-size:.8rem;letter-spacing:.06em;text-transform:uppercase;margin:0}
+.lead{font-size:1.15rem;line-height:1.5;margin:1.2rem 0;max-width:none}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:.8rem;margin:1.2rem 0}
+.tile{background:var(--card);border-radius:8px;padding:.8rem 1rem;border-top:3px solid var(--clean)}
+.tile.published{border-color:var(--published)}.tile.adaptive{border-color:var(--adaptive)}
+.tile.gap{border-color:var(--refuted)}
+.tile b{display:block;font-size:1.75rem;line-height:1.25;font-weight:650}
+.tile span{display:block;font-size:.85rem}
+.tile small{display:block;font-size:.8rem}
+.card{background:var(--card);border-left:5px solid var(--muted);border-radius:0 8px 8px 0;padding:.9rem 1.2rem;
+ margin:1rem 0;break-inside:avoid}
+.card>:first-child{margin-top:0}.card ul{margin:.3rem 0;padding-left:1.2rem}
+.card h3{margin:.2rem 0}.card p.status{font-size:1.2rem;font-weight:650}
+.card.claimed,.card.warning{border-color:var(--claimed)}.card.claimed .status,.card.warning h3{color:var(--claimed)}
+.card.proved,.card.well{border-color:var(--proved)}.card.proved .status{color:var(--proved)}
+.card.refuted,.card.none,.card.error{border-color:var(--refuted)}
+.card.refuted .status,.card.none .status,.card.error h3{color:var(--refuted)}
+.chip{display:inline-block;border:1px solid currentColor;border-radius:99px;padding:0 .55em;font-size:.78rem;
+ white-space:nowrap}
+.chip.claimed{color:var(--claimed);border-style:dashed}.chip.proved{color:var(--proved)}
+.chip.refuted,.chip.none{color:var(--refuted);border-style:dotted}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1.2rem;margin:.6rem 0}
+dt{color:var(--muted)}dd{margin:0;overflow-wrap:anywhere}
+.scroll{overflow-x:auto;margin:.8rem 0 1.4rem}
+table{border-collapse:collapse;font-size:.87rem;width:100%}
+caption{text-align:left;padding-bottom:.4rem;max-width:50rem;font-size:.87rem}
+th,td{padding:.32rem .8rem .32rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
+thead th{font-weight:600;color:var(--muted);vertical-align:bottom}
+tbody th{font-weight:500}
+td small{display:block;white-space:nowrap}td b{white-space:nowrap}
+td code,tbody th code{white-space:nowrap}
+tbody th{min-width:4rem}
+figure{margin:1rem 0;break-inside:avoid}
+figcaption{font-size:.87rem;max-width:50rem}
+.chart{overflow-x:auto}
+.chart svg{display:block;width:100%;height:auto;min-width:34rem}
+.chart svg text{font-family:system-ui,-apple-system,"Segoe UI",sans-serif!important}
+.examples{display:grid;grid-template-columns:repeat(auto-fill,minmax(29rem,1fr));gap:1rem 2rem;margin:1rem 0}
+.example{display:grid;grid-template-columns:repeat(auto-fill,minmax(5.6rem,1fr));gap:.6rem;break-inside:avoid}
+.example div{text-align:center;font-size:.82rem;line-height:1.35}
+.example img{display:block;width:100%;image-rendering:pixelated;border:1px solid var(--line);margin-bottom:.2rem}
+.right{color:var(--proved)}.wrong{color:var(--refuted)}
+details{margin:1rem 0}summary{cursor:pointer;font-weight:600}
+details.run{border-top:1px solid var(--line);padding-top:.8rem}
+details.run>summary{font-size:1.1rem;overflow-wrap:anywhere}
+footer{margin-top:3rem;color:var(--muted);font-size:.8rem}
+@media(max-width:40rem){.examples{grid-template-columns:1fr}dl{grid-template-columns:1fr}dt{margin-top:.4rem}}
+@media print{body{font-size:10.5pt}main{max-width:none;padding:0}tr{break-inside:avoid}h2,h3{break-after:avoid}
+ .scroll,.chart{overflow:visible}.chart svg{min-width:0}details::details-content{content-visibility:visible}
+ .tile,.card,.chip,td,img{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
+@page{margin:15mm}
+"""
+)

@@ -1,0 +1,260 @@
+"""`attack` and `evaluate`: the test set under one protocol, and under all of them with everything they say together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stobatch.attacks import ATTACKS, FGSM, IFGSM, Attack, Ball, Budget, Goal, Plain
+from stobatch.config import EvaluationConfig
+from stobatch.data import Dataset, Examples
+from stobatch.errors import SettingError
+from stobatch.evaluation.accuracy import WORST, AttackedTable, Gap, gaps
+from stobatch.evaluation.functions import Deployed, SinglePass, Vote
+from stobatch.evaluation.protocols import PROTOCOLS, radii_of
+from stobatch.evaluation.sanity import Certified, Evidence, Probe, certified_from, flags
+from stobatch.evaluation.statistics import proportion
+from stobatch.files import write_tensors
+from stobatch.loading import TrainedModel, seeds_of
+from stobatch.models import Network
+from stobatch.types import PAPER_RANGE, Norm, Radius
+from stobatch.verbs.tables import Columns, Tick, open_run, tabulate, test_examples
+
+_PROBED = 100
+"""Test inputs that the sanity flags' own attacks are run on."""
+_NOT_IN_A_TABLE = ("protocols", "functions", "num_images", "limit", "vote_limit")
+"""Settings that choose tables, and leave what stands in one as it is."""
+
+
+@dataclass(frozen=True)
+class _Session:
+    """An opened run with its test data: what both verbs work on."""
+
+    model: TrainedModel
+    test: Examples
+    seed: int | None
+    resume: bool
+    quiet: bool
+
+    @property
+    def settings(self) -> EvaluationConfig:
+        return self.model.config.evaluation
+
+    def function(self, name: str) -> Deployed:
+        memory_mb = self.model.config.machine.memory_mb
+        if name == "single_pass":
+            return SinglePass.of(self.model.network, memory_mb)
+        if not self.model.certifies:
+            raise SettingError(
+                "this method has no verified inference, so there is no vote to attack.", remedy="Attack single_pass."
+            )
+        voting = self.model.config.override("certification.noise_draws", self.settings.vote_draws)
+        return Vote.of(replace(self.model, config=voting).verifier(), memory_mb, self.settings.noise_draws)
+
+    def on_device(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = self.model.network.encoder.weight
+        return examples.inputs.to(weight), examples.labels.to(weight.device)
+
+    def table(self, protocol_name: str, function_name: str) -> AttackedTable:
+        """The records of one protocol on one function, made or completed."""
+        protocol, function = PROTOCOLS[protocol_name](self.settings), self.function(function_name)
+        test = self.test if function.deterministic else self.test.limit(self.settings.vote_limit)
+        radii = radii_of(self.settings, test.inputs[0].numel())
+        plain = {key: value for key, value in self.settings.to_dict().items() if key not in _NOT_IN_A_TABLE}
+        identity = {"protocol": protocol_name, "function": function_name, "attack": plain}
+        if not function.deterministic:
+            identity["certification"] = self.model.config.certification.to_dict()
+
+        def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
+            return protocol.rows(function, *self.on_device(part), generator, tick)
+
+        title = f"{protocol_name}, {function_name.replace('_', ' ')}"
+        _, records = tabulate(
+            *("attack", self.model, identity, test, rows_of),
+            title=title, seed=self.seed, resume=self.resume, quiet=self.quiet,
+        )  # fmt: skip
+        return AttackedTable(protocol_name, function_name, protocol.attack_names(function), tuple(radii), records)
+
+
+def _begin(
+    run: str | Path,
+    overrides: dict[str, Any] | None,
+    dataset: Dataset | None,
+    network: Network | None,
+    device: str | None,
+    *,
+    seed: int | None,
+    resume: bool,
+    quiet: bool,
+) -> _Session:
+    model = open_run(run, overrides, network, device)
+    test = test_examples(model, dataset, model.config.evaluation.limit, quiet)
+    return _Session(model, test, seed, resume, quiet)
+
+
+def attack(
+    run: str | Path,
+    *,
+    protocol: str = "adaptive",
+    function: str = "single_pass",
+    overrides: dict[str, Any] | None = None,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Attack the test set under one protocol: records for every example, and the accuracies they give."""
+    for value, known in ((protocol, tuple(PROTOCOLS)), (function, ("single_pass", "vote"))):
+        if value not in known:
+            raise SettingError(f"there is no '{value}' to attack.", remedy=f"Use one of {', '.join(known)}.")
+    session = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
+    table = session.table(protocol, function)
+    document = {
+        "training_hash": session.model.config.training_hash,
+        "settings": session.settings.to_dict(),
+        "guarantee": session.model.guarantee.to_dict(),
+        **_under_attack(table),
+    }
+    session.model.run.write("attack", document)
+    return document
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    overrides: dict[str, Any] | None = None,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Every protocol on every function that is deployed, the gap between protocols, and the sanity flags."""
+    session = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
+    model, settings = session.model, session.settings
+    names = [name for name in settings.functions if name == "single_pass" or model.certifies]
+    if not names:
+        raise SettingError("this method has no vote to evaluate.", remedy="Set evaluation.functions=single_pass.")
+    tables = [session.table(protocol, name) for name in names for protocol in settings.protocols]
+    certificates = model.run.read("certificates") if model.run.has("certificates") else None
+    evidence = Evidence(tables, _probe(session, tables), _certified(model, certificates, tables))
+    unit = tables[0].radii[0]
+    scores = {
+        "training_hash": model.config.training_hash,
+        "settings": settings.to_dict(),
+        "rows": len(session.test),
+        "norm": str(unit.norm),
+        "input_range": str(unit.range),
+        "guarantee": model.guarantee.to_dict(),
+        "clean_accuracy": proportion(tables[0].clean()).to_dict(),
+        "under_attack": [_under_attack(table) for table in tables],
+        "gaps": {name: [gap.to_dict() for gap in _gaps(evidence, name)] for name in names},
+        "flags": [flag.to_dict() for flag in flags(evidence, lowest_input=float(session.test.inputs.min()))],
+        "images": _keep_images(session) if settings.num_images else None,
+        "certificates": certificates,
+    }
+    model.run.write("scores", scores)
+    return scores
+
+
+def _under_attack(table: AttackedTable) -> dict[str, Any]:
+    """What one table says: accuracy for each attack and radius, and for votes the paper's certified accuracy, too."""
+    rules = ("published", "corrected") if "abstain" in table.records else ()
+    return {
+        "protocol": {"name": table.protocol, "meaning": PROTOCOLS[table.protocol].meaning},
+        "function": table.function,
+        "attacks": list(table.attacks),
+        "rows": len(table.label),
+        "clean_accuracy": proportion(table.clean()).to_dict(),
+        "accuracy": [score.to_dict() for score in table.conventional()],
+        "certified_at_attacked": {
+            rule: [score.to_dict() for score in table.certified_at_attacked(rule)] for rule in rules
+        },
+    }
+
+
+def _gaps(evidence: Evidence, function: str) -> list[Gap]:
+    published, adaptive = evidence.table("published", function), evidence.table("adaptive", function)
+    return gaps(published, adaptive) if published and adaptive else []
+
+
+def _probe(session: _Session, tables: list[AttackedTable]) -> Probe | None:
+    """The sanity flags' own attacks: on a few inputs, at the radius that breaks about half of them."""
+    adaptive = next((t for t in tables if (t.protocol, t.function) == ("adaptive", "single_pass")), None)
+    if adaptive is None:
+        return None
+    settings, model, function = session.settings, session.model, session.function("single_pass")
+    steps, widest = settings.adaptive_steps, Radius(PAPER_RANGE.width, Norm.LINF, PAPER_RANGE)
+    radius = min(adaptive.radii, key=lambda r: abs(float(adaptive.survives(WORST, r).mean()) - 0.5))
+    tries: dict[str, tuple[Attack, Radius]] = {
+        "one_step": (FGSM(), radius),
+        "usual_steps": (IFGSM(steps), radius),
+        "more_steps": (IFGSM(4 * steps), radius),
+        "widest": (ATTACKS["madry"](Budget(steps, settings.restarts)), widest),
+    }
+
+    def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
+        inputs, labels = session.on_device(part)
+        columns: Columns = {"label": part.labels.tolist()}
+        for name, (one, size) in tries.items():
+            ball = Ball.around(inputs, size)
+            points = one.run(Plain(model.network), ball, Goal(labels), generator, chunk=function.rows)
+            columns[name] = function.answer(points, generator)["prediction"]
+            tick(1 / len(tries))
+        return columns
+
+    identity = {"radius": radius.size, "norm": str(radius.norm), "steps": steps, "restarts": settings.restarts}
+    _, records = tabulate(
+        *("probe", model, identity, session.test.limit(_PROBED), rows_of),
+        seed=session.seed, resume=session.resume, quiet=session.quiet,
+    )  # fmt: skip
+    columns = {name: np.asarray(records[name]) for name in ("label", *tries)}
+    return Probe(**columns, radius=radius, num_classes=model.network.num_classes)
+
+
+def _certified(
+    model: TrainedModel, certificates: dict[str, Any] | None, tables: list[AttackedTable]
+) -> list[Certified]:
+    """The certificates that `certify` left, if they are for the same inputs as the attacks."""
+    if certificates is None:
+        return []
+    records = model.run.records(
+        "certify", config_hash=certificates["config_hash"], expected_rows=certificates["rows"]
+    ).read()
+    for table in tables:
+        common = min(len(table.label), len(records["label"]))
+        if table.records["label"][:common] != records["label"][:common]:
+            return []
+    return certified_from(records, certificates["kinds"], certificates["settings"]["failure_probability"])
+
+
+def _keep_images(session: _Session) -> dict[str, Any] | None:
+    """A few test images, clean and attacked at some radii, as pixels; for people to look at."""
+    few, model = session.test.limit(session.settings.num_images), session.model
+    if few.inputs.ndim != 4 or few.inputs.shape[1] not in (1, 3):
+        return None
+    inputs, labels = session.on_device(few)
+    function, generator = session.function("single_pass"), seeds_of(model.config, model.run).generator("images")
+    radii = radii_of(session.settings, inputs[0].numel())
+    shown = dict.fromkeys(radii[round(share * (len(radii) - 1))] for share in (0, 0.5, 1))
+    pixels = {"clean": _pixels(inputs)}
+    predictions = {"clean": function.answer(inputs, generator)["prediction"]}
+    strong = ATTACKS["madry"](Budget(session.settings.adaptive_steps))
+    for radius in shown:
+        ball, name = Ball.around(inputs, radius), f"{radius.size:g}"
+        points = strong.run(Plain(model.network), ball, Goal(labels), generator, chunk=function.rows)
+        pixels[name], predictions[name] = _pixels(points), function.answer(points, generator)["prediction"]
+    path = model.run.path / "images.safetensors"
+    write_tensors(path, pixels, {"config_hash": model.config.training_hash}, private=False)
+    return {"file": path.name, "attack": "madry", "labels": labels.tolist(), "predictions": predictions}
+
+
+def _pixels(inputs: torch.Tensor) -> torch.Tensor:
+    return ((inputs - PAPER_RANGE.low) / PAPER_RANGE.width * 255).round().clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,60 @@
+"""`certify`: verified inference on the test set."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stobatch.data import Dataset, Examples
+from stobatch.evaluation.accuracy import certified_accuracy, verified_accuracy
+from stobatch.models import Network
+from stobatch.verbs.tables import Columns, Tick, open_run, tabulate, test_examples
+
+
+def certify(
+    run: str | Path,
+    *,
+    overrides: dict[str, Any] | None = None,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Verified inference on the test set: one row per example, and a summary."""
+    model = open_run(run, overrides, network, device)
+    settings, verifier = model.config.certification, model.verifier()
+    test = test_examples(model, dataset, settings.limit, quiet)
+
+    def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
+        verdicts = {name: column.tolist() for name, column in verifier.verify(part.inputs, generator).columns().items()}
+        return {"label": part.labels.tolist(), "prediction": verdicts.pop("label"), **verdicts}
+
+    started = time.monotonic()
+    identity, columns = tabulate(
+        "certify", model, settings.to_dict(), test, rows_of, seed=seed, resume=resume, quiet=quiet
+    )
+    certified = certified_accuracy(columns, model.config.evaluation.radii)
+    summary = {
+        "config_hash": identity,
+        "training_hash": model.config.training_hash,
+        "settings": settings.to_dict(),
+        "rows": len(test),
+        "seconds": round(time.monotonic() - started, 1),
+        "kinds": [kind.to_dict() for kind in verifier.kinds],
+        "verified_accuracy": {name: share.to_dict() for name, share in verified_accuracy(columns).items()},
+        "certified_accuracy": {
+            kind: [{"radius": radius, **share.to_dict()} for radius, share in shares.items()]
+            for kind, shares in certified.items()
+        },
+        "largest_radius": {
+            "published": max(columns["published_largest_attack"]),
+            "corrected": max(columns["corrected_radius"]),
+        },
+    }
+    model.run.write("certificates", summary)
+    return summary

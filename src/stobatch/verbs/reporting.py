@@ -1,0 +1,68 @@
+"""`report`: run directories into one HTML file, with t-tests where there are several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from stobatch.errors import SettingError
+from stobatch.evaluation.statistics import compare_over_seeds
+from stobatch.runs import Run
+from stobatch.settings import content_hash
+
+Key = tuple[str, str, float]
+"""What two scores must have in common to be compared: protocol, function, radius."""
+
+
+def report(runs: Sequence[str | Path], out: str | Path | None = None, *, images: bool = True) -> dict[str, Any]:
+    """Write the report of one run, or of several with a comparison; reads what `evaluate` left, trains nothing."""
+    from stobatch.reporting.html import write_report
+
+    directories = [Run(Path(run)) for run in runs]
+    if not directories:
+        raise SettingError("there is no run to report on.", remedy="Give at least one run directory.")
+    if out is None and len(directories) > 1:
+        raise SettingError("a report on several runs belongs to none of them.", remedy="Say where with --out FILE.")
+    target = Path(out) if out is not None else directories[0].path / "report.html"
+    comparisons = _comparisons(directories)
+    write_report(directories, target, comparisons=comparisons, images=images)
+    return {"report": str(target), "runs": [str(run.path) for run in directories], "comparisons": comparisons}
+
+
+def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Two-tailed t-tests between every two settings that were trained with two seeds or more."""
+    groups: dict[str, dict[int, dict[Key, float]]] = {}
+    for run in runs:
+        config = run.read("config")["config"]
+        seed = config["seed"] if config["seed"] is not None else len(groups.get(_name(config), {}))
+        groups.setdefault(_name(config), {})[seed] = _worst(run.read("scores"))
+    several = {name: seeds for name, seeds in groups.items() if len(seeds) > 1}
+    found = []
+    for (first, one), (second, two) in combinations(several.items(), 2):
+        for key in sorted(set.intersection(*(set(scores) for seeds in (one, two) for scores in seeds.values()))):
+            test = compare_over_seeds(
+                {seed: scores[key] for seed, scores in one.items()}, {seed: scores[key] for seed, scores in two.items()}
+            )
+            protocol, function, radius = key
+            found.append({"first": first, "second": second, "protocol": protocol, "function": function,
+                          "radius": radius, "t_test": test.to_dict()})  # fmt: skip
+    return found
+
+
+def _name(config: dict[str, Any]) -> str:
+    """A setting without its seed: method, claimed or target budget, and a hash for the rest."""
+    trained = {key: config[key] for key in ("method", "data", "model", "training")}
+    epsilon = config["method"].get("total_epsilon")
+    budget = f", ε = {epsilon:g} (see its status)" if epsilon is not None else ""
+    return f"{config['method']['name']}{budget} [{content_hash(trained)[:6]}]"
+
+
+def _worst(scores: dict[str, Any]) -> dict[Key, float]:
+    return {
+        (row["protocol"], row["function"], row["radius"]): row["value"]
+        for under in scores["under_attack"]
+        for row in under["accuracy"]
+        if row["attack"] == "worst"
+    }

@@ -1,0 +1,123 @@
+"""What the verbs have in common: reading data, opening a run, and filling a table of records part by part."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stobatch import data
+from stobatch.config import RunConfig
+from stobatch.data import Dataset, Examples
+from stobatch.errors import DataError, SettingError
+from stobatch.interrupts import finish_first
+from stobatch.loading import TrainedModel, load, seeds_of
+from stobatch.models import Network
+from stobatch.progress import Advance, progress
+from stobatch.seeds import Seeds
+from stobatch.settings import content_hash
+
+CPU_TILE, GPU_TILE = 200, 2500
+"""Test examples of one part of a table: small enough that a killed verb repeats little, enough to fill the device."""
+
+Columns = dict[str, list[Any]]
+Tick = Callable[[float], None]
+RowsOf = Callable[[Examples, torch.Generator, Tick], Columns]
+"""Makes the rows of some examples; may call `tick` with the share of its work that it has just done."""
+
+
+def data_root(config: RunConfig) -> Path | None:
+    return Path(config.machine.data_root) if config.machine.data_root else None
+
+
+def fingerprint(examples: Examples) -> str:
+    """Tells whether a resumed verb sees the same data. That of training data stays private: it confirms a guess."""
+    digest = hashlib.sha256()
+    for tensor in (examples.inputs, examples.labels):
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def read_data(config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
+    with progress("read data", 1, quiet=quiet) as advance:
+        dataset = data.load(config.data, root=data_root(config), seeds=seeds)
+        advance(1)
+    return dataset
+
+
+def test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | None, quiet: bool) -> Examples:
+    """Test examples only; the training data is not needed any more, but data sets are read as one."""
+    whole = dataset or read_data(model.config, seeds_of(model.config, model.run), quiet)
+    encoder = model.network.encoder
+    if whole.info.input_shape != encoder.input_shape or whole.info.num_classes != model.network.num_classes:
+        raise DataError(
+            f"the data are {whole.info.input_shape} with {whole.info.num_classes} classes, the model takes "
+            f"{encoder.input_shape} with {model.network.num_classes}.",
+            remedy="Hand over the data set that the run was trained for.",
+        )
+    return whole.test.limit(limit)
+
+
+def open_run(
+    run: str | Path, overrides: dict[str, Any] | None, network: Network | None, device: str | None
+) -> TrainedModel:
+    """A trained model with settings changed that leave it what it is."""
+    changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
+    for key in changes:
+        if not key.startswith(("certification.", "evaluation.", "machine.")):
+            raise SettingError(
+                f"'{key}' belongs to the training of this run.",
+                why="It was fixed when the run was started.",
+                remedy="Change certification., evaluation. or machine. settings, or train another run.",
+            )
+    model = load(run, network=network, device=changes.get("machine.device"), threads=changes.get("machine.threads"))
+    return replace(model, config=model.config.override_all(changes))
+
+
+class _Ticks:
+    """Moves the bar within a part, so that a long attack shows its time left before its first part is done."""
+
+    def __init__(self, advance: Advance, rows: int) -> None:
+        self.advance, self.rows, self.done = advance, rows, 0.0
+
+    def __call__(self, share: float) -> None:
+        self.advance(share * self.rows)
+        self.done += share * self.rows
+
+
+def tabulate(
+    verb: str,
+    model: TrainedModel,
+    settings: dict[str, Any],
+    test: Examples,
+    rows_of: RowsOf,
+    *,
+    seed: int | None,
+    resume: bool,
+    quiet: bool,
+    title: str | None = None,
+) -> tuple[str, Columns]:
+    """Fill a verb's table part by part, and read it back whole. Returns the table's identity and its columns.
+
+    A part depends on its examples, the settings and the seeds alone, so parts that are there already are kept.
+    """
+    seeds = seeds_of(model.config, model.run) if seed is None else Seeds.reproducible(seed)
+    tile = CPU_TILE if model.network.encoder.weight.is_cpu else GPU_TILE
+    identity = content_hash([model.config.training_hash, verb, settings, fingerprint(test), seed, tile])
+    records = model.run.records(verb, config_hash=identity, expected_rows=len(test))
+    with finish_first() as stop, progress(title or verb, len(test), quiet=quiet) as advance:
+        for start in range(0, len(test), tile):
+            stop.raise_if_asked()
+            part = test.take(slice(start, start + tile))
+            if not (resume and records.has(start)):
+                index = {"index": list(range(start, start + len(part)))}
+                ticked = _Ticks(advance, len(part))
+                records.write(start, index | rows_of(part, seeds.generator(verb, start), ticked))
+                advance(len(part) - ticked.done)
+            else:
+                advance(len(part))
+    return identity, records.read()

@@ -1,0 +1,178 @@
+"""Run directories made by hand: every file a verb would write, with numbers that can be told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stobatch.files import write_tensors
+from stobatch.runs import Run
+
+HASH = "0123456789ab"
+RADII = (0.05, 0.2, 0.6)
+ATTACKS = {"published": ["fgsm", "ifgsm"], "adaptive": ["ifgsm", "madry"]}
+
+
+def share(value: float, total: int = 200) -> dict[str, Any]:
+    return {
+        "value": value,
+        "count": round(value * total),
+        "total": total,
+        "low": max(0.0, value - 0.0613),
+        "high": min(1.0, value + 0.0437),
+    }
+
+
+def rows(protocol: str, function: str, top: float) -> list[dict[str, Any]]:
+    """Accuracies that fall with the radius, a little different for each attack."""
+    return [
+        {
+            "protocol": protocol,
+            "function": function,
+            "attack": attack,
+            "radius": radius,
+            "norm": "linf",
+            "input_range": "[-1, 1]",
+            **share(top - radius - 0.0123 * place),
+        }
+        for radius in RADII
+        for place, attack in enumerate([*ATTACKS[protocol], "worst"])
+    ]
+
+
+def under_attack(protocol: str, function: str) -> dict[str, Any]:
+    top = {"published": 0.97, "adaptive": 0.81}[protocol] - 0.1 * (function == "vote")
+    rules = {"published": 0.76, "corrected": 0.72} if function == "vote" else {}
+    return {
+        "protocol": {"name": protocol, "meaning": f"what {protocol} means"},
+        "function": function,
+        "attacks": ATTACKS[protocol],
+        "rows": 200,
+        "clean_accuracy": share(0.975),
+        "accuracy": rows(protocol, function, top),
+        "certified_at_attacked": {rule: rows(protocol, function, value) for rule, value in rules.items()},
+    }
+
+
+def gaps(function: str) -> list[dict[str, Any]]:
+    found = []
+    for radius in RADII:
+        first, second = (
+            next(r for r in under_attack(p, function)["accuracy"] if (r["attack"], r["radius"]) == ("worst", radius))
+            for p in ("published", "adaptive")
+        )
+        gap = first["value"] - second["value"]
+        between = {"value": gap, "low": gap - 0.05, "high": gap + 0.05}
+        found.append({"radius": radius, "published": first, "adaptive": second, "gap": between})
+    return found
+
+
+def guarantee(status: str, epsilon: float = 1.25) -> dict[str, Any]:
+    budget = {} if status == "none" else {f"{status}_epsilon": epsilon, f"{status}_delta": 0.0}
+    return {
+        **budget,
+        "status": status,
+        "neighbours": "replace-one",
+        "unit": "training tuple",
+        "source": "the paper's Theorem 4",
+        "assumptions": ["the bound is enforced"],
+        "objections": ["one draw of noise is shared"] if status == "claimed" else [],
+    }
+
+
+def kind(name: str, status: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "function": "vote",
+        "status": status,
+        "source": f"where {name} comes from",
+        "norm": "linf",
+        "input_range": "[-1, 1]",
+        "failure_probability": 0.05 if status == "proved" else None,
+        "assumptions": ["exact arithmetic"] if status == "proved" else [],
+    }
+
+
+def certificates() -> dict[str, Any]:
+    return {
+        "config_hash": "ba9876543210",
+        "training_hash": HASH,
+        "settings": {"noise_draws": 300, "failure_probability": 0.05},
+        "rows": 200,
+        "seconds": 2.1,
+        "kinds": [kind("published", "claimed"), kind("corrected", "proved")],
+        "verified_accuracy": {name: share(0.66) for name in ("correct", "correct_without_abstaining", "abstained")},
+        "certified_accuracy": {
+            name: [{"radius": radius, **share(top - radius)} for radius in RADII]
+            for name, top in (("published", 0.637), ("corrected", 0.6111))
+        },
+        "largest_radius": {"published": 0.0439, "corrected": 0.0978},
+    }
+
+
+FLAG = {
+    "name": "zero gradients",
+    "level": "warning",
+    "raised_if": "more than 1% have none",
+    "explanation": "Attacks cannot move there.",
+    "remedy": "Use square.",
+    "evidence": "2.0% of the test inputs",
+}
+
+
+def scores(functions: tuple[str, ...] = ("single_pass", "vote")) -> dict[str, Any]:
+    return {
+        "training_hash": HASH,
+        "settings": {"norm": "linf", "radii": list(RADII), "adaptive_steps": 40, "noise_draws": None, "limit": None},
+        "rows": 200,
+        "norm": "linf",
+        "input_range": "[-1, 1]",
+        "guarantee": guarantee("claimed"),
+        "clean_accuracy": share(0.975),
+        "under_attack": [under_attack(protocol, function) for function in functions for protocol in ATTACKS],
+        "gaps": {function: gaps(function) for function in functions},
+        "flags": [FLAG],
+        "images": {
+            "file": "images.safetensors",
+            "attack": "madry",
+            "labels": [0, 1],
+            "predictions": {"clean": [0, 1], "0.2": [0, 0]},
+        },
+        "certificates": certificates(),
+    }
+
+
+def config(seed: int | None = 1) -> dict[str, Any]:
+    settings = {"method": {"name": "stobatch"}, "data": {"name": "mnist"}, "model": {}, "training": {}, "seed": seed}
+    dataset = {"name": "mnist", "class_names": ["cat", "dog"]}
+    return {"training_hash": HASH, "config": settings, "dataset": dataset}
+
+
+PLAN = {
+    "guarantee": guarantee("claimed"),
+    "rows": [{"name": "batch size", "symbol": "m", "value": 2499, "formula": "", "paper": "Appendix P"}],
+}
+TRAINING = {
+    "steps": 4002,
+    "seconds_since_last_start": 324.1,
+    "device": "cuda",
+    "torch": "2.11.0",
+    "history": [{"step": step, "test_accuracy": 0.9 + step / 10_000} for step in (200, 400)],
+}
+
+
+def make(path: Path, found: dict[str, Any] | None = None, settings: dict[str, Any] | None = None) -> Run:
+    """A run with all its public files, around the scores and the configuration given."""
+    run, found = Run(path), found or scores()
+    run.write("config", settings or config())
+    run.write("plan", PLAN)
+    run.write("training", TRAINING)
+    if found["certificates"]:
+        run.write("certificates", found["certificates"])
+    run.write("scores", found)
+    pixels = torch.arange(2 * 1 * 8 * 8, dtype=torch.uint8).reshape(2, 1, 8, 8)
+    tensors = {"clean": pixels, "0.2": 255 - pixels}
+    write_tensors(path / "images.safetensors", tensors, {"config_hash": HASH}, private=False)
+    return run

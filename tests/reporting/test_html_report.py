@@ -1,0 +1,305 @@
+"""The HTML report: self-contained, true to the records, and clear about what is only claimed."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import ATTACKS, RADII, config, guarantee, make, scores
+from pages import page, shown
+
+from stobatch.errors import RunError
+from stobatch.evaluation import sanity
+from stobatch.reporting import html as report
+from stobatch.reporting.flags import CHECKS
+from stobatch.reporting.html import write_report
+from stobatch.runs import Run
+
+
+def test_the_page_asks_for_nothing_outside_itself(path):
+    found = page(make(path))
+    assert "http:" not in found.text
+    assert "https:" not in found.text
+    policy = [a["content"] for tag, a in found.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+    for tag, attributes in found.elements:
+        assert tag not in ("script", "link", "iframe", "object", "embed", "base")
+        for key in ("src", "href", "xlink:href"):
+            assert attributes.get(key, "#").startswith(("#", "data:image/png;base64,"))
+    assert all(address.startswith("#") for address in re.findall(r"url\(['\"]?([^)]*)", found.text))
+    assert "@import" not in found.text
+
+
+def test_every_id_is_unique_and_every_reference_has_one(path):
+    runs = [make(path.with_name(name)) for name in ("a", "b")]
+    found = page(*runs)
+    ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', found.text)) <= set(ids)
+
+
+def test_the_top_says_who_the_run_is_and_what_the_gap_is(path):
+    found = page(make(path))
+    for words in ("my-run", "0123456789ab", "stobatch", "seed 1", "97.5%"):
+        assert words in found.prose
+    assert "At radius 0.2 (l∞ over [-1, 1]) on the single pass" in found.prose
+    assert "right on 74.5% of 200 test images when attacked as published, and on 58.5%" in found.prose
+    assert "flatters the model by 16.0 points (95% interval 11.0 to 21.0)" in found.prose
+
+
+@pytest.mark.parametrize(
+    ("gap", "words"),
+    [
+        ({"value": 0.01, "low": -0.02, "high": 0.04}, "1.0 points (95% interval -2.0 to 4.0), which may be chance"),
+        (
+            {"value": -0.2, "low": -0.3, "high": -0.1},
+            "the published attacks do better by 20.0 points (95% interval 10.0 to",
+        ),
+    ],
+)
+def test_a_gap_that_is_none_is_not_called_one(path, gap, words):
+    found = scores()
+    found["gaps"]["single_pass"][1]["gap"] = gap
+    assert words in page(make(path, found)).prose
+
+
+@pytest.mark.parametrize("function", ["single_pass", "vote"])
+@pytest.mark.parametrize("protocol", ["published", "adaptive"])
+def test_every_attack_and_radius_stands_in_a_table_as_in_the_records(path, protocol, function):
+    run = make(path)
+    table = page(run).table(f"Accuracy under attack on the {function.replace('_', ' ')}, {protocol} protocol")
+    entry = next(
+        e for e in run.read("scores")["under_attack"] if (e["protocol"]["name"], e["function"]) == (protocol, function)
+    )
+    check_by_attack(table, entry["accuracy"], protocol)
+
+
+@pytest.mark.parametrize(("rule", "status"), [("published", "claimed, not proved"), ("corrected", "proved")])
+@pytest.mark.parametrize("protocol", ["published", "adaptive"])
+def test_certified_at_the_attacked_input_has_its_own_tables(path, protocol, rule, status):
+    run = make(path)
+    found = page(run)
+    table = found.table(f"Certified at the attacked input, {rule} rule {status}, vote, {protocol} protocol")
+    entry = next(
+        e for e in run.read("scores")["under_attack"] if (e["protocol"]["name"], e["function"]) == (protocol, "vote")
+    )
+    check_by_attack(table, entry["certified_at_attacked"][rule], protocol)
+    assert "not that the clean image is safe" in found.prose
+
+
+def check_by_attack(table: list[list[str]], records: list[dict[str, Any]], protocol: str) -> None:
+    columns = [*ATTACKS[protocol], "worst"]
+    assert table[0] == ["radius", *columns]
+    expected = {(row["radius"], row["attack"]): shown(row) for row in records}
+    for radius, row in zip(RADII, table[1:], strict=True):
+        assert row == [f"{radius:g}", *(expected[radius, attack] for attack in columns)]
+
+
+def test_the_overview_has_both_protocols_the_gap_and_what_is_certified_for_clean_inputs(path):
+    run = make(path)
+    found, recorded = page(run), run.read("scores")
+    captions = [table for table in found.tables if table["caption"].startswith("Worst over attacks")]
+    headings, *rows = captions[1]["rows"]
+    assert captions[1]["caption"].endswith("Certified: clean inputs, 200 test images.")
+    assert headings[4:] == ["certified, published rule claimed, not proved", "certified, corrected rule proved"]
+    certified = recorded["certificates"]["certified_accuracy"]
+    for place, row in enumerate(rows):
+        gap = recorded["gaps"]["vote"][place]
+        assert row[1:3] == [shown(gap["published"]), shown(gap["adaptive"])]
+        assert row[3].startswith(f"{100 * gap['gap']['value']:.1f} points")
+        assert row[4:] == [shown(certified[rule][place]) for rule in ("published", "corrected")]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("claimed", "CLAIMED, NOT PROVED: ε = 1.25"),
+        ("proved", "proved: ε = 1.25"),
+        ("refuted", "REFUTED: ε = 1.25"),
+        ("none", "NO PRIVACY GUARANTEE"),
+    ],
+)
+def test_the_guarantee_wears_its_status(path, status, words):
+    found = page(make(path, {**scores(), "guarantee": guarantee(status)}))
+    assert words in found.prose
+    assert f"card {status}" in found.classes()
+    assert (
+        not {f"card {other}" for other in ("claimed", "proved", "refuted", "none") if other != status} & found.classes()
+    )
+
+
+def test_no_epsilon_is_shown_without_the_word_claimed(path):
+    for found in (page(make(path)), page(make(path), make(path.with_name("other")))):
+        for place in re.finditer(r"1\.25", found.prose):
+            assert "claimed, not proved" in found.prose[place.start() - 40 : place.end() + 40].lower()
+    assert "ε (claimed, not proved)" in found.prose
+
+
+def test_certified_curves_are_drawn_by_status(path):
+    found = scores()
+    found["certificates"]["kinds"][0]["status"] = "refuted"
+    text = page(make(path.with_name("refuted"), found)).text
+    assert re.search(r"stroke-dasharray: [^;]*; stroke-dashoffset: 0; stroke: var\(--refuted\)", text)
+    assert "certified, published rule (refuted)" in text
+    text = page(make(path)).text
+    assert re.search(r"stroke-dasharray: [^;]*; stroke-dashoffset: 0; stroke: var\(--claimed\)", text)
+    assert not re.search(r"stroke-dasharray: [^;]*; stroke-dashoffset: 0; stroke: var\(--proved\)", text)
+    assert "certified, published rule (claimed, not proved)" in text
+    assert "certified, corrected rule (proved)" in text
+    assert "radius, l∞ over [-1, 1]" in text
+
+
+def test_a_hostile_name_is_only_words(tmp_path):
+    name = "<script>alert(1)<&\"'>"
+    found = scores()
+    found["guarantee"]["objections"] = ["</ul><img src=x onerror=alert(2)>"]
+    found["flags"][0] = {**found["flags"][0], "evidence": "<b onclick=alert(3)>"}
+    settings = config()
+    settings["config"]["method"]["name"] = "</text><script>$alert(4)"
+    runs = [make(tmp_path / name, found, settings), make(tmp_path / "calm")]
+    for text in (page(runs[0]).text, page(*runs).text):
+        assert "<script" not in text
+        assert "<img src=x" not in text
+        assert "<b onclick" not in text
+        assert "&lt;script&gt;alert(1)&lt;&amp;&quot;&#x27;&gt;" in text
+
+
+def test_errors_come_before_warnings_and_flags_say_everything(path):
+    found = scores()
+    error = {**found["flags"][0], "name": "a certified input was broken inside its radius", "level": "error"}
+    found["flags"].append(error)
+    prose = page(make(path, found)).prose
+    assert prose.index("error: a certified input") < prose.index("warning: zero gradients")
+    for key in ("evidence", "raised_if", "explanation", "remedy"):
+        assert found["flags"][0][key] in prose
+
+
+def test_without_flags_the_page_says_what_was_checked(path):
+    prose = page(make(path, {**scores(), "flags": []})).prose
+    assert "No flag was raised. Checked: more steps do not help;" in prose
+    found = {**scores(("single_pass",)), "flags": [], "certificates": None}
+    prose = page(make(path.with_name("bare"), found)).prose
+    assert "Not checked in this evaluation: a certified input was broken inside its radius (needs" in prose
+
+
+def test_the_checks_are_those_of_the_evaluation():
+    assert list(CHECKS) == [rule.name for rule in sanity.RULES]
+
+
+def test_a_run_without_certificates_votes_pictures_or_privacy_renders(path):
+    found = {**scores(("single_pass",)), "certificates": None, "images": None, "guarantee": guarantee("none")}
+    run = make(path, found)
+    for kind in ("plan", "training"):
+        (path / f"{kind}.json").unlink()
+    prose = page(run).prose
+    assert "no certificates to compare with" in prose
+    assert "kept no pictures" in prose
+    assert "NO PRIVACY GUARANTEE" in prose
+    assert "certified, " not in prose
+
+
+def test_votes_without_certificates_do_not_pass_for_proved_ones(path):
+    prose = page(make(path, {**scores(), "certificates": None})).prose
+    assert "Certified at the attacked input, corrected rule status not recorded" in prose
+    assert " proved " not in prose.replace("not proved", "").split("Certified at the attacked input", 1)[1]
+
+
+def test_one_protocol_alone_says_what_is_missing(path):
+    for protocol, missing in (("published", "adaptive"), ("adaptive", "published")):
+        found = scores()
+        found["under_attack"] = [e for e in found["under_attack"] if e["protocol"]["name"] == protocol]
+        found["gaps"] = {"single_pass": [], "vote": []}
+        prose = page(make(path.with_name(protocol), found)).prose
+        assert f"The {missing} protocol was not run, so the gap between them is unknown." in prose
+
+
+def test_certificates_in_other_units_get_their_own_axis_and_table(path):
+    found = {**scores(), "norm": "l2"}
+    seen = page(make(path, found))
+    assert "radius, l2 over [-1, 1]" in seen.text
+    assert "radius, l∞ over [-1, 1]" in seen.text
+    rows = seen.table("Certified accuracy of clean inputs, corrected rule proved. Radius l∞ over [-1, 1]")
+    recorded = found["certificates"]["certified_accuracy"]["corrected"]
+    assert [row[1] for row in rows[1:]] == [shown(row) for row in recorded]
+    overview = next(table for table in seen.tables if table["caption"].startswith("Worst over attacks"))
+    assert not any("certified" in heading for heading in overview["rows"][0])
+
+
+def test_certificates_made_after_the_evaluation_are_pointed_out(path):
+    run = make(path)
+    assert "certified since" not in page(run).prose
+    run.write("certificates", {**run.read("certificates"), "rows": 100})
+    assert "certified since" in page(run).prose
+
+
+def test_how_it_was_measured_is_told(path):
+    prose = page(make(path)).prose
+    for words in ("what published means", "what adaptive means", "4,002", "cuda", "324.1 s", "training step"):
+        assert words in prose
+    assert "gradient steps, adaptive protocol 40" in prose
+    assert "noise draws per gradient step on the vote as many as gradients need to agree" in prose
+    assert "batch size m 2,499 Appendix P" in prose
+
+
+def test_the_same_files_give_the_same_bytes(path):
+    runs = [make(path), make(path.with_name("other"))]
+    first, second = (write_report(runs, path.with_name(name)).read_bytes() for name in ("1.html", "2.html"))
+    assert first == second
+    assert len(first) < 1_500_000
+
+
+def test_a_run_that_was_not_evaluated_is_refused_with_the_command(tmp_path):
+    run = Run(tmp_path / "run")
+    with pytest.raises(RunError, match="is not a run"):
+        page(run)
+    run.write("config", config())
+    with pytest.raises(RunError, match=r"has no scores yet\. Evaluate it first: `stobatch evaluate .*run`\."):
+        page(run)
+    run.write("scores", {"training_hash": "0123456789ab", "attacked_accuracy": []})
+    with pytest.raises(RunError, match=r"another version of stobatch\. Evaluate again"):
+        page(run)
+    with pytest.raises(RunError, match="no run to report on"):
+        write_report([], tmp_path / "report.html")
+
+
+def test_scores_of_another_configuration_are_refused(path):
+    run = make(path)
+    run.write("config", {**config(), "training_hash": "f" * 12})
+    with pytest.raises(RunError, match=r"is of configuration 0123456789ab, the run is ffffffffffff"):
+        page(run)
+
+
+def test_the_file_can_be_read_by_others_and_a_failed_write_leaves_the_old_one(path, monkeypatch):
+    out = path.parent / "new" / "report.html"
+    run = make(path)
+    before = write_report([run], out).read_bytes()
+    assert stat.S_IMODE(out.stat().st_mode) == 0o644
+
+    def full_disk(path: Path, write: Any) -> None:
+        from stobatch.files import write_atomically
+
+        def half(file: Any) -> None:
+            file.write(b"<!doc")
+            raise OSError(28, "No space left on device")
+
+        write_atomically(path, half)
+
+    monkeypatch.setattr(report, "write_atomically", full_disk)
+    with pytest.raises(RunError, match="No space left on device"):
+        write_report([run], out)
+    assert out.read_bytes() == before
+    assert [file.name for file in out.parent.iterdir()] == ["report.html"]
+
+
+def test_nothing_private_is_opened(path, monkeypatch):
+    run = make(path)
+    run.write("noise", {}, private=True)
+    opened = []
+    original = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: opened.append(self) or original(self))
+    page(run)
+    assert opened
+    assert not any("private" in file.parts for file in opened)
