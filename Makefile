@@ -29,6 +29,8 @@ wheel-check: $(STAMP)
 
 benchmarks: $(STAMP)
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[benchmarks]"
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt torchattacks
+	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/crafting.py
 	$(BIN)/python benchmarks/verified_inference.py
 

@@ -19,23 +19,32 @@ def commonest_share(run: Run, certificates: dict[str, object]) -> float:
     return Counter(predictions).most_common(1)[0][1] / len(predictions)
 
 
-def record(run: Run) -> dict[str, object]:
-    scores, training, config = run.read("scores"), run.read("training"), run.read("config")["config"]
-    certificates = scores["certificates"]
+def attacked(scores: dict[str, object]) -> list[dict[str, object]]:
+    """For each protocol and function: its size, clean accuracy, and accuracy by attack and radius."""
+    found = []
+    for under in scores["under_attack"]:
+        accuracy: dict[str, dict[str, float]] = {}
+        for row in under["accuracy"]:
+            accuracy.setdefault(row["attack"], {})[str(row["radius"])] = row["value"]
+        found.append(
+            {
+                "protocol": under["protocol"]["name"],
+                "function": under["function"],
+                "test_examples": under["rows"],
+                "clean": under["clean_accuracy"]["value"],
+                "accuracy": accuracy,
+                "certified_at_attacked_worst": {
+                    rule: {str(row["radius"]): row["value"] for row in rows if row["attack"] == "worst"}
+                    for rule, rows in under["certified_at_attacked"].items()
+                },
+            }
+        )
+    return found
+
+
+def verified(run: Run, certificates: dict[str, object]) -> dict[str, object]:
+    """Verified inference on clean inputs, and both kinds of certificates."""
     return {
-        "training_hash": scores["training_hash"],
-        "method": config["method"]["name"],
-        "claimed_epsilon": round(scores["guarantee"]["claimed_epsilon"], 12),
-        "status": scores["guarantee"]["status"],
-        "seed": config["seed"],
-        "steps": training["steps"],
-        "device": training["device"],
-        "torch": training["torch"],
-        "training_seconds": training["seconds_since_last_start"],
-        "test_examples": scores["rows"],
-        "clean": scores["clean_accuracy"]["value"],
-        "protocol": scores["protocol"]["name"],
-        "attacked_worst": {str(row["radius"]): row["worst"]["value"] for row in scores["attacked_accuracy"]},
         "verified": certificates["verified_accuracy"]["correct_without_abstaining"]["value"],
         "verified_or_abstained": certificates["verified_accuracy"]["correct"]["value"],
         "share_of_commonest_prediction": commonest_share(run, certificates),
@@ -50,7 +59,28 @@ def record(run: Run) -> dict[str, object]:
             for kind in certificates["kinds"]
         },
         "largest_certified_radius": certificates["largest_radius"],
-        "radius_unit": "linf over [-1, 1]",
+    }
+
+
+def record(run: Run) -> dict[str, object]:
+    scores, training, config = run.read("scores"), run.read("training"), run.read("config")["config"]
+    return {
+        "training_hash": scores["training_hash"],
+        "method": config["method"]["name"],
+        "claimed_epsilon": round(scores["guarantee"]["claimed_epsilon"], 12),
+        "status": scores["guarantee"]["status"],
+        "seed": config["seed"],
+        "steps": training["steps"],
+        "device": training["device"],
+        "torch": training["torch"],
+        "training_seconds": training["seconds_since_last_start"],
+        "test_examples": scores["rows"],
+        "clean": scores["clean_accuracy"]["value"],
+        "radius_unit": f"{scores['norm']} over {scores['input_range']}",
+        "under_attack": attacked(scores),
+        "evaluation": scores["settings"],
+        "flags": [{key: flag[key] for key in ("name", "level", "evidence")} for flag in scores["flags"]],
+        **(verified(run, scores["certificates"]) if scores["certificates"] else {}),
     }
 
 

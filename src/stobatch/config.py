@@ -201,12 +201,6 @@ class RunConfig(Settings):
         parts = ("method", "data", "model", "training", "seed")
         return content_hash({name: value for name, value in self.to_dict().items() if name in parts})
 
-    def override_all(self, assignments: Mapping[str, Any]) -> RunConfig:
-        config = self
-        for key, value in assignments.items():
-            config = config.override(key, value)
-        return config
-
 
 def load_config(path: Path) -> RunConfig:
     """Read a configuration from TOML or JSON."""

@@ -114,21 +114,32 @@ class Settings:
 
     def override(self, key: str, value: Any) -> Self:
         """A copy with one dotted key changed, as in `override("training.steps", 100)`."""
-        name, _, rest = key.partition(".")
+        return self.override_all({key: value})
+
+    def override_all(self, assignments: Mapping[str, Any]) -> Self:
+        """A copy with dotted keys changed at once: values that only fit together may come in any order."""
         known = [f.name for f in dataclasses.fields(self)]
-        if name not in known:
-            raise unknown_key(name, dotted_keys(self) if not rest else known)
-        current = getattr(self, name)
-        if isinstance(current, Settings):
-            if not rest:
-                raise SettingError(
-                    f"'{name}' is a section, not a setting.",
-                    remedy=f"Set one of its keys: {', '.join(name + '.' + k for k in dotted_keys(current)[:6])}.",
-                )
-            return self.replace(**{name: current.override(rest, value)})
-        if rest:
-            raise unknown_key(key, dotted_keys(self))
-        return self.replace(**{name: value})
+        changes: dict[str, Any] = {}
+        sections: dict[str, dict[str, Any]] = {}
+        for key, value in assignments.items():
+            name, _, rest = key.partition(".")
+            if name not in known:
+                raise unknown_key(name, dotted_keys(self) if not rest else known)
+            current = getattr(self, name)
+            if isinstance(current, Settings):
+                if not rest:
+                    raise SettingError(
+                        f"'{name}' is a section, not a setting.",
+                        remedy=f"Set one of its keys: {', '.join(name + '.' + k for k in dotted_keys(current)[:6])}.",
+                    )
+                sections.setdefault(name, {})[rest] = value
+            elif rest:
+                raise unknown_key(key, dotted_keys(self))
+            else:
+                changes[name] = value
+        return self.replace(
+            **changes, **{name: getattr(self, name).override_all(inner) for name, inner in sections.items()}
+        )
 
 
 def unknown_key(key: str, known: Sequence[str]) -> SettingError:

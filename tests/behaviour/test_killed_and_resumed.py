@@ -128,10 +128,14 @@ def test_resuming_with_other_parts_never_counts_a_row_twice(stobatch_process, tr
     assert json.loads((trained / "certificates.json").read_text())["rows"] == 60
 
 
+# Four tables of one part each, the probe, the images and the scores, in turn.
+EVALUATION_WRITES = 7
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("point", [0, 3, 9, 12, 16, 18])
+@pytest.mark.parametrize("point", [0, 3, 4, 7, 8, 10, 12])
 def test_a_killed_evaluation_resumes_to_the_same_scores(stobatch_process, trained, undisturbed, point):
-    """Four tables, the probe, the images and the scores, in turn."""
+    """Each file is flushed twice; after the last flush but one the scores are there."""
     killed = stobatch_process("evaluate", trained, "--json", kill_at_fsync=point, torn=point % 2 == 0)
     assert killed.code == -signal.SIGKILL
     assert not (trained / "scores.json").exists()
@@ -139,6 +143,13 @@ def test_a_killed_evaluation_resumes_to_the_same_scores(stobatch_process, traine
     assert resumed.code == 0, resumed.err
     ours, theirs = (json.loads((run / "scores.json").read_text()) for run in (trained, undisturbed))
     assert {**ours, "certificates": None, "flags": None} == {**theirs, "certificates": None, "flags": None}
+
+
+def test_the_evaluation_has_no_other_moments_of_writing(stobatch_process, trained):
+    """If this fails the moments above miss a file."""
+    last, beyond = 2 * EVALUATION_WRITES - 1, 2 * EVALUATION_WRITES
+    assert stobatch_process("evaluate", trained, "--json", kill_at_fsync=last).code == -signal.SIGKILL
+    assert stobatch_process("evaluate", trained, "--json", kill_at_fsync=beyond).code == 0
 
 
 @pytest.mark.slow

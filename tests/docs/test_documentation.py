@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stobatch import paper
+from stobatch.evaluation.sanity import RULES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,6 +27,17 @@ def test_the_tutorial_runs_as_written(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert "NOT a proven guarantee" in done.stdout
     assert "corrected: proved" in done.stdout
+
+
+def test_the_attacking_page_runs_and_lists_every_flag(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "attacking.md"
+    script = tmp_path / "attacking.py"
+    script.write_text("\n".join(python_blocks(page)))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "still right:" in done.stdout
+    listed = re.findall(r"^\| (?:\*\*)?([^|*]+?)(?:\*\* \(error\))? \| ([^|]+) \|$", page.read_text(), re.M)
+    assert dict(listed).items() >= {rule.name: rule.raised_if for rule in RULES}.items()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -56,10 +68,14 @@ def test_the_readme_quotes_its_records() -> None:
     for record in records:
         epsilon, _, cells = rows[record["training_hash"]]
         numbers = [float(n) for n in re.findall(r"\d+\.\d", cells)]
-        attacked, certified = record["attacked_worst"], record["certified"]
-        measured = [record["clean"], attacked["0.1"], attacked["0.2"], attacked["0.6"], record["verified"]]
-        measured += [record["abstained"]]
-        measured += [certified["published"]["0.05"], certified["corrected"]["0.05"]]
+        measured = [record["clean"]]
+        for protocol in ("published", "adaptive"):
+            (under,) = (
+                u for u in record["under_attack"] if (u["protocol"], u["function"]) == (protocol, "single_pass")
+            )
+            measured += [under["accuracy"]["worst"][radius] for radius in ("0.1", "0.2", "0.4", "0.6")]
+        measured += [record["verified"], record["abstained"]]
+        measured += [record["certified"][rule]["0.05"] for rule in ("published", "corrected")]
         assert float(epsilon) == pytest.approx(record["claimed_epsilon"])
         assert numbers == [round(100 * value + 1e-9, 1) for value in measured]
 

@@ -74,7 +74,9 @@ def _agreement(sample: Sample, draws: int, points: Tensor, goal: Goal, generator
         leaf = points.detach().requires_grad_()
         with torch.enable_grad():
             total = goal.objective(sample(draws, generator)(leaf), slice(None)).sum()
-        gradients.append(torch.autograd.grad(total, leaf)[0].flatten(1))
+        gradient = torch.autograd.grad(total, leaf)[0].flatten(1)
+        # A sure model's gradients are tiny, and the cosine takes what is tiny for zero.
+        gradients.append(gradient / gradient.abs().amax(1, keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny))
     return float(nn.functional.cosine_similarity(gradients[0], gradients[1]).mean())
 
 

@@ -191,7 +191,7 @@ def attack(
     names = "attacks" if published else "adaptive_attacks" if function == "single_pass" else "vote_attacks"
     said = {names: attack_, "radii": radius, "norm": norm, "attack_steps" if published else "adaptive_steps": steps}
     overrides = _overrides("evaluation", recipe, set_, limit)
-    overrides |= {f"evaluation.{key}": value for key, value in said.items() if value}
+    overrides |= {f"evaluation.{key}": value for key, value in said.items() if value not in (None, [])}
     document = verbs.attack(
         _run(run, out), protocol=protocol, function=function, overrides=overrides, seed=seed, resume=resume,
         quiet=as_json, device=device,

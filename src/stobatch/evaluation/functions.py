@@ -13,12 +13,16 @@ from torch import Tensor
 from stobatch.attacks import Expectation, Goal, Plain, Victim
 from stobatch.certification import VerifiedInference
 from stobatch.certification.soft_votes import PASSES_PER_DRAW, SoftVotes
+from stobatch.errors import ModelError
 from stobatch.models import Network, rows_in_memory
 
 Columns = dict[str, list[Any]]
 
 _CPU_ROWS = 357
 """Rows of one pass on a CPU: enough to fill the cores, few enough to stay in the cache."""
+
+_COMPARED = 5
+"""Points on which gradients are compared to choose the noise draws; more memory must not change the choice."""
 
 
 class Deployed(ABC):
@@ -57,8 +61,11 @@ class SinglePass(Deployed):
 
     @torch.no_grad()
     def answer(self, points: Tensor, generator: torch.Generator) -> Columns:
-        labels = [self.network(part).argmax(1) for part in torch.split(points, self.rows)]
-        return {"prediction": torch.cat(labels).tolist()}
+        scores = torch.cat([self.network(part) for part in torch.split(points, self.rows)])
+        # The largest of scores that are no numbers is no prediction.
+        if not bool(scores.isfinite().all()):
+            raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
+        return {"prediction": scores.argmax(1).tolist()}
 
     def victims(self, points: Tensor, goal: Goal, generator: torch.Generator) -> dict[str, Victim]:
         return {"": Plain(self.network)}
@@ -93,7 +100,7 @@ class Vote(Deployed):
 
     def victims(self, points: Tensor, goal: Goal, generator: torch.Generator) -> dict[str, Victim]:
         votes = SoftVotes(self.network, self.verifier.noise)
-        few = points[: max(1, self.rows // 64)]
+        few = points[:_COMPARED]
         found: dict[str, Victim] = {}
         samples: dict[str, Callable[..., Any]] = {"score": votes.averaged_score, "vote": votes.vote}
         for name, sample in samples.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import sqrt
@@ -14,6 +15,8 @@ from stobatch.certification.confidence import clopper_pearson
 from stobatch.errors import DataError
 
 CONFIDENCE = 0.95
+_ROUNDING = 1e-12
+"""Accuracies that differ by less are equal: they are counts over totals."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +119,13 @@ def compare_over_seeds(first: Mapping[int, float], second: Mapping[int, float]) 
     paired = first.keys() == second.keys()
     a, b = (np.array([values[seed] for seed in sorted(values)]) for values in (first, second))
     difference, sizes = float(a.mean() - b.mean()), (len(a), len(b))
-    if (paired and np.ptp(a - b) == 0) or (not paired and np.ptp(a) == np.ptp(b) == 0):
+    if max(np.ptp(values) for values in ((a - b,) if paired else (a, b))) < _ROUNDING:
         # No spread at all: the test has no variance to work with, equal means are equal and others are not.
-        return TTest(difference, difference, difference, 1.0 if difference == 0 else 0.0, paired, sizes)
-    result = stats.ttest_rel(a, b) if paired else stats.ttest_ind(a, b, equal_var=False)
+        equal = abs(difference) < _ROUNDING
+        return TTest(difference, difference, difference, 1.0 if equal else 0.0, paired, sizes)
+    with warnings.catch_warnings():
+        # One of two groups without any spread is no loss of precision.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        result = stats.ttest_rel(a, b) if paired else stats.ttest_ind(a, b, equal_var=False)
     low, high = result.confidence_interval(CONFIDENCE)
     return TTest(difference, float(low), float(high), float(result.pvalue), paired, sizes)

@@ -22,10 +22,10 @@ class NoiseFreeSurrogate(nn.Module):
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.encoder, self.head = copy.deepcopy(network.encoder), copy.deepcopy(network.head)
-        for module in list(self.head.modules()):
-            for name, child in list(module.named_children()):
-                if isinstance(child, _SWITCHED_OFF):
-                    setattr(module, name, nn.Identity())
+        for path, module in list(self.head.named_modules(remove_duplicate=False)):
+            if isinstance(module, _SWITCHED_OFF):
+                parent, _, name = path.rpartition(".")
+                setattr(self.head.get_submodule(parent), name, nn.Identity())
 
     def forward(self, inputs: Tensor) -> Tensor:
         last_hidden = self.head.body(self.head.norm(self.encoder(inputs)))

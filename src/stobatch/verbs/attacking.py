@@ -142,9 +142,10 @@ def evaluate(
     names = [name for name in settings.functions if name == "single_pass" or model.certifies]
     if not names:
         raise SettingError("this method has no vote to evaluate.", remedy="Set evaluation.functions=single_pass.")
-    tables = [session.table(protocol, name) for name in names for protocol in settings.protocols]
     certificates = model.run.read("certificates") if model.run.has("certificates") else None
-    evidence = Evidence(tables, _probe(session, tables), _certified(model, certificates, tables))
+    certified = _certify_records(model, certificates) if certificates else None
+    tables = [session.table(protocol, name) for name in names for protocol in settings.protocols]
+    evidence = Evidence(tables, _probe(session, tables), _certified(certificates, certified, tables))
     unit = tables[0].radii[0]
     scores = {
         "training_hash": model.config.training_hash,
@@ -219,15 +220,18 @@ def _probe(session: _Session, tables: list[AttackedTable]) -> Probe | None:
     return Probe(**columns, radius=radius, num_classes=model.network.num_classes)
 
 
+def _certify_records(model: TrainedModel, certificates: dict[str, Any]) -> Columns:
+    """What `certify` left; read before anything is attacked, so that damage is found in time."""
+    identity, rows = certificates["config_hash"], certificates["rows"]
+    return model.run.records("certify", config_hash=identity, expected_rows=rows).read()
+
+
 def _certified(
-    model: TrainedModel, certificates: dict[str, Any] | None, tables: list[AttackedTable]
+    certificates: dict[str, Any] | None, records: Columns | None, tables: list[AttackedTable]
 ) -> list[Certified]:
-    """The certificates that `certify` left, if they are for the same inputs as the attacks."""
-    if certificates is None:
+    """The certificates, if they are for the same inputs as the attacks."""
+    if certificates is None or records is None:
         return []
-    records = model.run.records(
-        "certify", config_hash=certificates["config_hash"], expected_rows=certificates["rows"]
-    ).read()
     for table in tables:
         common = min(len(table.label), len(records["label"]))
         if table.records["label"][:common] != records["label"][:common]:

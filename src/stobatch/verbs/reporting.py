@@ -9,11 +9,12 @@ from typing import Any
 
 from stobatch.errors import SettingError
 from stobatch.evaluation.statistics import compare_over_seeds
+from stobatch.reporting.facts import Facts
 from stobatch.runs import Run
 from stobatch.settings import content_hash
 
-Key = tuple[str, str, float]
-"""What two scores must have in common to be compared: protocol, function, radius."""
+Key = tuple[str, str, str, str, float]
+"""What two scores must have in common to be compared: protocol, function, norm, input range, radius."""
 
 
 def report(runs: Sequence[str | Path], out: str | Path | None = None, *, images: bool = True) -> dict[str, Any]:
@@ -34,10 +35,12 @@ def report(runs: Sequence[str | Path], out: str | Path | None = None, *, images:
 def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Two-tailed t-tests between every two settings that were trained with two seeds or more."""
     groups: dict[str, dict[int, dict[Key, float]]] = {}
-    for run in runs:
-        config = run.read("config")["config"]
-        seed = config["seed"] if config["seed"] is not None else len(groups.get(_name(config), {}))
-        groups.setdefault(_name(config), {})[seed] = _worst(run.read("scores"))
+    for place, run in enumerate(runs, 1):
+        facts = Facts.read(run)
+        config = facts.config["config"]
+        # A secret seed pairs with none: no public seed is negative.
+        seed = config["seed"] if config["seed"] is not None else -place
+        groups.setdefault(_name(config), {})[seed] = _worst(facts.scores)
     several = {name: seeds for name, seeds in groups.items() if len(seeds) > 1}
     found = []
     for (first, one), (second, two) in combinations(several.items(), 2):
@@ -45,9 +48,9 @@ def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
             test = compare_over_seeds(
                 {seed: scores[key] for seed, scores in one.items()}, {seed: scores[key] for seed, scores in two.items()}
             )
-            protocol, function, radius = key
-            found.append({"first": first, "second": second, "protocol": protocol, "function": function,
-                          "radius": radius, "t_test": test.to_dict()})  # fmt: skip
+            protocol, function, norm, input_range, radius = key
+            found.append({"first": first, "second": second, "protocol": protocol, "function": function, "norm": norm,
+                          "input_range": input_range, "radius": radius, "t_test": test.to_dict()})  # fmt: skip
     return found
 
 
@@ -61,7 +64,7 @@ def _name(config: dict[str, Any]) -> str:
 
 def _worst(scores: dict[str, Any]) -> dict[Key, float]:
     return {
-        (row["protocol"], row["function"], row["radius"]): row["value"]
+        (row["protocol"], row["function"], row["norm"], row["input_range"], row["radius"]): row["value"]
         for under in scores["under_attack"]
         for row in under["accuracy"]
         if row["attack"] == "worst"
