@@ -135,6 +135,12 @@ class EvaluationConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("radii", "protocols", "functions", "attacks", "adaptive_attacks", "vote_attacks"):
+            given = getattr(self, name)
+            if len(set(given)) < len(given):
+                raise SettingError(
+                    f"{name} names something twice: {', '.join(map(str, given))}.", remedy="Name it once."
+                )
         widest = PAPER_RANGE.width
         if self.norm == "linf" and max(self.radii) > widest:
             raise SettingError(

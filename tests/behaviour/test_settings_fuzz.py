@@ -164,13 +164,15 @@ def value_of(kind: type[Settings], field: dataclasses.Field[Any]) -> st.SearchSt
     elif wanted is int:
         one = st.integers(limits.get("at least"), limits.get("at most", 10**9))
     elif wanted is float:
-        low, high = limits.get("at least", limits.get("above")), limits.get("at most", limits.get("below", 1e6))
+        # How wide a radius may be depends on the norm; 2 is allowed in all of them.
+        widest = 2.0 if field.name == "radii" else 1e6
+        low, high = limits.get("at least", limits.get("above")), limits.get("at most", limits.get("below", widest))
         one = st.floats(low, high, exclude_min="above" in limits, exclude_max="below" in limits)
     else:
         one = {bool: st.booleans(), str: st.text(st.characters(codec="ascii", exclude_categories=["C"]))}[wanted]
     hint = typing.get_type_hints(kind)[field.name]
     if typing.get_origin(hint) is tuple:
-        return st.lists(one, min_size=1, max_size=4).map(tuple)
+        return st.lists(one, min_size=1, max_size=4, unique=True).map(tuple)
     return st.none() | one if type(None) in typing.get_args(hint) else one
 
 

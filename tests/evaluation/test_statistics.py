@@ -60,14 +60,24 @@ def test_a_proportion_says_all_it_knows() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
 def test_a_paired_difference_by_hand(pairs: list[tuple[bool, bool]]) -> None:
-    """Mean and standard error of the differences, example by example."""
+    """Mean and standard error of the differences, example by example, with half a pair of each kind added."""
     differences = [int(one) - int(two) for one, two in pairs]
-    mean = sum(differences) / len(pairs)
-    variance = sum((d - mean) ** 2 for d in differences) / len(pairs)
     found = paired_difference(*zip(*pairs, strict=True))
-    assert found.value == pytest.approx(mean)
-    assert found.high - found.value == pytest.approx(Z * sqrt(variance / len(pairs)), abs=1e-9)
-    assert found.value - found.low == pytest.approx(found.high - found.value, abs=1e-12)
+    assert found.value == pytest.approx(sum(differences) / len(pairs))
+    weighted = [(d, 1.0) for d in differences] + [(1, 0.5), (-1, 0.5), (0, 1.0)]
+    total = sum(weight for _, weight in weighted)
+    mean = sum(d * weight for d, weight in weighted) / total
+    variance = sum(weight * (d - mean) ** 2 for d, weight in weighted) / total
+    reach = Z * sqrt(variance / total)
+    assert (found.low, found.high) == pytest.approx((max(mean - reach, -1), min(mean + reach, 1)), abs=1e-9)
+    assert found.low < found.high
+
+
+def test_a_paired_interval_does_not_vanish_where_no_example_differs() -> None:
+    found = paired_difference([True] * 20, [True] * 20)
+    assert found.value == 0
+    assert found.low < -0.05
+    assert found.high > 0.05
 
 
 Flags = NDArray[np.bool_]

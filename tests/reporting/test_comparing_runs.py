@@ -63,6 +63,8 @@ def test_t_tests_over_seeds_are_tabulated(path):
         "second": "b",
         "protocol": "adaptive",
         "function": "single_pass",
+        "norm": "linf",
+        "input_range": "[-1, 1]",
         "radius": 0.2,
         "t_test": test,
     }
@@ -75,7 +77,7 @@ def test_t_tests_over_seeds_are_tabulated(path):
             "b",
             "adaptive",
             "single pass",
-            "0.2",
+            "0.2, l∞ over [-1, 1]",
             "6.1 points [-1.1, 13.3]",
             "0.081",
             "paired",

@@ -35,7 +35,7 @@ def attacked_column(attack: str, radius: float, part: str = "prediction") -> str
     >>> attacked_column("madry", 0.2), attacked_column("madry", 0.2, "distance")
     ('madry@0.2', 'madry@0.2/distance')
     """
-    return f"{attack}@{radius:g}" if part == "prediction" else f"{attack}@{radius:g}/{part}"
+    return f"{attack}@{radius:.12g}" if part == "prediction" else f"{attack}@{radius:.12g}/{part}"
 
 
 def radii_of(config: EvaluationConfig, values_per_input: int) -> list[Radius]:

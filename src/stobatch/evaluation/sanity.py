@@ -94,7 +94,8 @@ MORE_STEPS = Rule(
     "warning",
     "four times the steps break no more inputs than a single step, while some still resist",
     "On a curved function iterating finds more than one step does; if it does not, gradients point nowhere useful. "
-    "(On a linear model one step is already the best one: then all is well.)",
+    "(On a linear model one step is already the best one, and in a ball that is too small nothing breaks at all: then "
+    "all is well.)",
     "Look at the gradients: is there rounding, a hard threshold or a saturated layer in the model? Attack with square.",
 )
 NOT_CONVERGED = Rule(

@@ -59,7 +59,10 @@ def proportion(flags: Any) -> Proportion:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The difference of two proportions on the same examples, with a 95% interval (normal approximation)."""
+    """The difference of two proportions on the same examples, with a 95% interval (Agresti and Min, 2005).
+
+    The interval is normal after two made-up pairs are added, so that it does not vanish where no example differs.
+    """
 
     value: float
     low: float
@@ -77,10 +80,10 @@ def paired_difference(first: Any, second: Any) -> PairedDifference:
     """
     one, two = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
     only_one, only_two, total = int((one & ~two).sum()), int((two & ~one).sum()), len(one)
-    value = (only_one - only_two) / total
-    error = sqrt(max(only_one + only_two - total * value**2, 0.0)) / total
+    middle = (only_one - only_two) / (total + 2)
+    error = sqrt((only_one + only_two + 1) / (total + 2) - middle**2) / sqrt(total + 2)
     reach = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * error
-    return PairedDifference(value, value - reach, value + reach)
+    return PairedDifference((only_one - only_two) / total, max(middle - reach, -1.0), min(middle + reach, 1.0))
 
 
 def sign_test(first_only: int, second_only: int) -> float:

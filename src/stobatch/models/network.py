@@ -22,6 +22,7 @@ class Head(nn.Module):
         self.norm, self.body, self.output = norm, body, output
         if isinstance(norm, ReferenceNorm):
             norm.overwrites = True
+        self.grouped = any(isinstance(module, nn.GroupNorm) for module in self.modules())
 
     def scores_of_normalised(self, hidden: Tensor) -> Tensor:
         """What follows the first normalisation; apart, because verified inference normalises once for many draws."""
@@ -30,6 +31,10 @@ class Head(nn.Module):
         return scores
 
     def forward(self, hidden: Tensor) -> Tensor:
+        if self.grouped:
+            # The backward pass of PyTorch's group normalisation crashes the process on channels-last values that need
+            # no gradient themselves, which is what training hands over.
+            hidden = hidden.contiguous()
         return self.scores_of_normalised(self.norm(hidden))
 
 

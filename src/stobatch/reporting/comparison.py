@@ -8,7 +8,7 @@ from typing import Any
 from stobatch.reporting.facts import Facts, at_radius, middle
 from stobatch.reporting.figures import epsilon_curves
 from stobatch.reporting.markup import Html, join, table, tag, void
-from stobatch.reporting.words import chip, gap_cell, percent, points, share_cell, spoken
+from stobatch.reporting.words import chip, gap_cell, percent, points, share_cell, spoken, unit
 
 
 def comparison_section(runs: Sequence[Facts], comparisons: Sequence[dict[str, Any]]) -> Html:
@@ -17,7 +17,7 @@ def comparison_section(runs: Sequence[Facts], comparisons: Sequence[dict[str, An
         _lead(runs, function, radius),
         _table(runs, function, radius),
         _curve(runs, function, radius),
-        t_tests(runs[0], comparisons),
+        t_tests(comparisons),
     ]
     return join(parts)
 
@@ -101,12 +101,13 @@ def _curve(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
     return tag("figure", epsilon_curves(budgeted, function, radius, "epsilon"), tag("figcaption", caption))
 
 
-def t_tests(first: Facts, comparisons: Sequence[dict[str, Any]]) -> Html:
+def t_tests(comparisons: Sequence[dict[str, Any]]) -> Html:
     if not comparisons:
         return Html("")
     caption = (
-        f"First minus second, accuracy in percentage points with its 95% interval; radius {first.unit}. Paired where "
-        "both have the same seeds, else Welch's test."
+        "First minus second, accuracy in percentage points with its 95% interval. Paired where both have the same "
+        f"seeds, else Welch's test. Of {len(comparisons)} tests, {len(comparisons) / 20:.1f} would come out below "
+        "p = 0.05 by chance if nothing differed."
     )
     headings = ["first", "second", "protocol", "function", "radius", "difference", "p-value", "test", "seeds"]
     return join([tag("h2", "Two-tailed t-tests over seeds"), table(caption, headings, map(_t_test, comparisons))])
@@ -118,7 +119,7 @@ def _t_test(comparison: dict[str, Any]) -> list[object]:
     return [
         *(comparison[key] for key in ("first", "second", "protocol")),
         spoken(comparison["function"]),
-        f"{comparison['radius']:g}",
+        f"{comparison['radius']:g}, {unit(comparison['norm'], comparison['input_range'])}",
         join([tag("b", points(test["difference"])), " ", tag("small", f"[{low}, {high}]")]),
         f"{test['p_value']:.2g}",
         "paired" if test["paired"] else "Welch",

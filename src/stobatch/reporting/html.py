@@ -39,7 +39,7 @@ def _page(runs: Sequence[Facts], comparisons: Sequence[dict[str, Any]], images: 
     several = len(runs) > 1
     title = f"{len(runs)} runs compared" if several else runs[0].name
     body = _several(runs, comparisons, images) if several else _one(runs[0], "run-1", images)
-    tests = Html("") if several else t_tests(runs[0], comparisons)
+    tests = Html("") if several else t_tests(comparisons)
     head = tag(
         "head",
         void("meta", charset="utf-8"),

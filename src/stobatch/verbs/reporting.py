@@ -40,7 +40,7 @@ def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
         config = facts.config["config"]
         # A secret seed pairs with none: no public seed is negative.
         seed = config["seed"] if config["seed"] is not None else -place
-        groups.setdefault(_name(config), {})[seed] = _worst(facts.scores)
+        groups.setdefault(_name(config, facts.scores["guarantee"]["status"]), {})[seed] = _worst(facts.scores)
     several = {name: seeds for name, seeds in groups.items() if len(seeds) > 1}
     found = []
     for (first, one), (second, two) in combinations(several.items(), 2):
@@ -54,11 +54,11 @@ def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return found
 
 
-def _name(config: dict[str, Any]) -> str:
-    """A setting without its seed: method, claimed or target budget, and a hash for the rest."""
+def _name(config: dict[str, Any], status: str) -> str:
+    """A setting without its seed: method, budget with its status, and a hash for the rest."""
     trained = {key: config[key] for key in ("method", "data", "model", "training")}
     epsilon = config["method"].get("total_epsilon")
-    budget = f", ε = {epsilon:g} (see its status)" if epsilon is not None else ""
+    budget = f", {status} ε = {epsilon:g}" if epsilon is not None else ""
     return f"{config['method']['name']}{budget} [{content_hash(trained)[:6]}]"
 
 
