@@ -66,6 +66,9 @@ class APGD(GradientAttack):
             return ahead
         return ball.project(points + _INERTIA * (ahead - points) + (1 - _INERTIA) * (points - before))
 
+    def kept(self, memory: Memory) -> tuple[Tensor, Tensor]:
+        return memory["best_points"], memory["best_objective"]
+
     def _begin(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> None:
         length = torch.full_like(sight.objective, self.relative_step * ball.radius.size)
         memory.update(

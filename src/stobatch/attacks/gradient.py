@@ -107,6 +107,10 @@ class GradientAttack(Attack, ABC):
     def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
         """The next points, inside the ball; may change what it remembers."""
 
+    def kept(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
+        """Points that may be better than the last ones, and their objectives, if the attack keeps such."""
+        return None
+
     def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
         goal, points = replace(goal, loss=self.loss), self.start(ball, generator)
         if not victim.deterministic:
@@ -158,6 +162,12 @@ class Best:
         self.points[which], self.objective[which] = points[better], objective[better]
         self.reached[which] = reached[better]
 
+    def note(self, rows: Tensor, points: Tensor, reached: Tensor) -> None:
+        """Take the points of these rows that reach the goal for the first time; cheaper than `see`."""
+        fresh = reached & ~self.reached[rows]
+        which = rows[fresh]
+        self.points[which], self.reached[which] = points[fresh], True
+
     def resisting(self) -> Tensor:
         """The rows whose goal is not reached."""
         return (~self.reached).nonzero()[:, 0]
@@ -182,7 +192,7 @@ def _walk(
         gradient, objective, reached = _look(victim.draw(generator), points, goal, chunk, success=best is not None)
         health += gradient.sum()
         if best is not None:
-            best.see(rows, points, objective, reached)
+            best.note(rows, points, reached)
         parts = []
         for (attack, where), memory in zip(shares, memories, strict=True):
             sight = Sight(gradient[where], objective[where], step)
@@ -202,6 +212,9 @@ def _walk(
         )
     if best is not None and len(rows):
         best.see(rows, points, *outcome(victim.draw(generator), points, goal, chunk))
+        for (attack, where), memory in zip(shares, memories, strict=True):
+            if (kept := attack.kept(memory)) is not None:
+                best.see(rows[where], *kept, torch.zeros_like(rows[where], dtype=torch.bool))
     return points
 
 
