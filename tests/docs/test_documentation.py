@@ -85,6 +85,13 @@ def test_the_readme_quotes_its_benchmarks() -> None:
     (record,) = re.findall(r"\]\((benchmarks/results/[^)]+)\)", readme)
     lines = [json.loads(line) for line in (ROOT / record).read_text().splitlines() if line.startswith("{")]
     ratios = {name: value for line in lines for name, value in line["ratios"].items()}
+    for words, kind in {
+        "each handed the whole batch": "fastest_peer_over_ours",
+        "with the batch cut to the cache for the others": "fastest_peer_batch_cut_over_ours",
+        "where every image breaks early and is let go": "fastest_peer_over_ours_all_broken",
+    }.items():
+        shown = " / ".join(f"{ratios[f'{attack}_{kind}']:.1f}" for attack in ("ifgsm", "mim", "pgd"))
+        assert f"{words} | {shown} |" in readme
     assert f"bare passes it needs | {ratios['ensemble_over_bare']} |" in readme
     assert f"per noisy pass | {ratios['naive_over_ours']:.1f} |" in readme
     assert f"| {ratios['art_over_ours']:.1f} / {ratios['art_large_batches_over_ours']:.1f} |" in readme
