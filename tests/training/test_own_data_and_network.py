@@ -213,3 +213,14 @@ def test_inputs_outside_the_range_are_refused_by_verified_inference(run):
     for bad in (torch.full((1, *SHAPE), 1.01), torch.full((1, *SHAPE), float("nan"))):
         with pytest.raises(DataError, match=r"outside \[-1, 1\]"):
             model.predict_verified(bad)
+
+
+def test_certificates_of_other_data_are_not_compared_with_attacks(run):
+    data = two_bars()
+    stobatch.certify(run, dataset=data, network=make_network(), quiet=True)
+    other = stobatch.from_tensors(
+        data.train.inputs, data.train.labels, data.test.inputs.flip(0), data.test.labels.flip(0).contiguous()
+    )
+    assert not torch.equal(other.test.labels, data.test.labels)
+    with pytest.raises(StobatchError, match="are for other test data"):
+        stobatch.evaluate(run, dataset=other, network=make_network(), quiet=True)

@@ -12,7 +12,7 @@ import torch
 from stobatch.attacks import ATTACKS, FGSM, IFGSM, Attack, Ball, Budget, Goal, Plain
 from stobatch.config import EvaluationConfig
 from stobatch.data import Dataset, Examples
-from stobatch.errors import SettingError
+from stobatch.errors import DataError, SettingError
 from stobatch.evaluation.accuracy import WORST, AttackedTable, Gap, gaps
 from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.protocols import PROTOCOLS, radii_of
@@ -143,9 +143,9 @@ def evaluate(
     if not names:
         raise SettingError("this method has no vote to evaluate.", remedy="Set evaluation.functions=single_pass.")
     certificates = model.run.read("certificates") if model.run.has("certificates") else None
-    certified = _certify_records(model, certificates) if certificates else None
+    certified = _certified(session, certificates)
     tables = [session.table(protocol, name) for name in names for protocol in settings.protocols]
-    evidence = Evidence(tables, _probe(session, tables), _certified(certificates, certified, tables))
+    evidence = Evidence(tables, _probe(session, tables), certified)
     unit = tables[0].radii[0]
     scores = {
         "training_hash": model.config.training_hash,
@@ -220,22 +220,19 @@ def _probe(session: _Session, tables: list[AttackedTable]) -> Probe | None:
     return Probe(**columns, radius=radius, num_classes=model.network.num_classes)
 
 
-def _certify_records(model: TrainedModel, certificates: dict[str, Any]) -> Columns:
-    """What `certify` left; read before anything is attacked, so that damage is found in time."""
-    identity, rows = certificates["config_hash"], certificates["rows"]
-    return model.run.records("certify", config_hash=identity, expected_rows=rows).read()
-
-
-def _certified(
-    certificates: dict[str, Any] | None, records: Columns | None, tables: list[AttackedTable]
-) -> list[Certified]:
-    """The certificates, if they are for the same inputs as the attacks."""
-    if certificates is None or records is None:
+def _certified(session: _Session, certificates: dict[str, Any] | None) -> list[Certified]:
+    """What `certify` left; read before anything is attacked, so that damage and other data are found in time."""
+    if certificates is None:
         return []
-    for table in tables:
-        common = min(len(table.label), len(records["label"]))
-        if table.records["label"][:common] != records["label"][:common]:
-            return []
+    identity, rows = certificates["config_hash"], certificates["rows"]
+    records = session.model.run.records("certify", config_hash=identity, expected_rows=rows).read()
+    common = min(rows, len(session.test))
+    if session.test.labels[:common].tolist() != records["label"][:common]:
+        raise DataError(
+            f"the certificates in {session.model.run.path} are for other test data.",
+            why="Attacks on these inputs say nothing about them.",
+            remedy="Certify the same data first, or remove certificates.json.",
+        )
     return certified_from(records, certificates["kinds"], certificates["settings"]["failure_probability"])
 
 
