@@ -31,7 +31,7 @@ _NOT_IN_A_TABLE = ("protocols", "functions", "num_images", "limit", "vote_limit"
 
 
 @dataclass(frozen=True)
-class _Session:
+class _Opened:
     """An opened run with its test data: what both verbs work on."""
 
     model: TrainedModel
@@ -90,10 +90,10 @@ def _begin(
     seed: int | None,
     resume: bool,
     quiet: bool,
-) -> _Session:
+) -> _Opened:
     model = open_run(run, overrides, network, device)
     test = test_examples(model, dataset, model.config.evaluation.limit, quiet)
-    return _Session(model, test, seed, resume, quiet)
+    return _Opened(model, test, seed, resume, quiet)
 
 
 def attack(
@@ -113,15 +113,15 @@ def attack(
     for value, known in ((protocol, tuple(PROTOCOLS)), (function, ("single_pass", "vote"))):
         if value not in known:
             raise SettingError(f"there is no '{value}' to attack.", remedy=f"Use one of {', '.join(known)}.")
-    session = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
-    table = session.table(protocol, function)
+    opened = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
+    table = opened.table(protocol, function)
     document = {
-        "training_hash": session.model.config.training_hash,
-        "settings": session.settings.to_dict(),
-        "guarantee": session.model.guarantee.to_dict(),
+        "training_hash": opened.model.config.training_hash,
+        "settings": opened.settings.to_dict(),
+        "guarantee": opened.model.guarantee.to_dict(),
         **_under_attack(table),
     }
-    session.model.run.write("attack", document)
+    opened.model.run.write("attack", document)
     return document
 
 
@@ -137,28 +137,28 @@ def evaluate(
     device: str | None = None,
 ) -> dict[str, Any]:
     """Every protocol on every function that is deployed, the gap between protocols, and the sanity flags."""
-    session = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
-    model, settings = session.model, session.settings
+    opened = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
+    model, settings = opened.model, opened.settings
     names = [name for name in settings.functions if name == "single_pass" or model.certifies]
     if not names:
         raise SettingError("this method has no vote to evaluate.", remedy="Set evaluation.functions=single_pass.")
     certificates = model.run.read("certificates") if model.run.has("certificates") else None
-    certified = _certified(session, certificates)
-    tables = [session.table(protocol, name) for name in names for protocol in settings.protocols]
-    evidence = Evidence(tables, _probe(session, tables), certified)
+    certified = _certified(opened, certificates)
+    tables = [opened.table(protocol, name) for name in names for protocol in settings.protocols]
+    evidence = Evidence(tables, _probe(opened, tables), certified)
     unit = tables[0].radii[0]
     scores = {
         "training_hash": model.config.training_hash,
         "settings": settings.to_dict(),
-        "rows": len(session.test),
+        "rows": len(opened.test),
         "norm": str(unit.norm),
         "input_range": str(unit.range),
         "guarantee": model.guarantee.to_dict(),
         "clean_accuracy": proportion(tables[0].clean()).to_dict(),
         "under_attack": [_under_attack(table) for table in tables],
         "gaps": {name: [gap.to_dict() for gap in _gaps(evidence, name)] for name in names},
-        "flags": [flag.to_dict() for flag in flags(evidence, lowest_input=float(session.test.inputs.min()))],
-        "images": _keep_images(session) if settings.num_images else None,
+        "flags": [flag.to_dict() for flag in flags(evidence, lowest_input=float(opened.test.inputs.min()))],
+        "images": _keep_images(opened) if settings.num_images else None,
         "certificates": certificates,
     }
     model.run.write("scores", scores)
@@ -186,12 +186,12 @@ def _gaps(evidence: Evidence, function: str) -> list[Gap]:
     return gaps(published, adaptive) if published and adaptive else []
 
 
-def _probe(session: _Session, tables: list[AttackedTable]) -> Probe | None:
+def _probe(opened: _Opened, tables: list[AttackedTable]) -> Probe | None:
     """The sanity flags' own attacks: on a few inputs, at the radius that breaks about half of them."""
     adaptive = next((t for t in tables if (t.protocol, t.function) == ("adaptive", "single_pass")), None)
     if adaptive is None:
         return None
-    settings, model, function = session.settings, session.model, session.function("single_pass")
+    settings, model, function = opened.settings, opened.model, opened.function("single_pass")
     steps, widest = settings.adaptive_steps, Radius(PAPER_RANGE.width, Norm.LINF, PAPER_RANGE)
     radius = min(adaptive.radii, key=lambda r: abs(float(adaptive.survives(WORST, r).mean()) - 0.5))
     tries: dict[str, tuple[Attack, Radius]] = {
@@ -202,7 +202,7 @@ def _probe(session: _Session, tables: list[AttackedTable]) -> Probe | None:
     }
 
     def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
-        inputs, labels = session.on_device(part)
+        inputs, labels = opened.on_device(part)
         columns: Columns = {"label": part.labels.tolist()}
         for name, (one, size) in tries.items():
             ball = Ball.around(inputs, size)
@@ -213,41 +213,41 @@ def _probe(session: _Session, tables: list[AttackedTable]) -> Probe | None:
 
     identity = {"radius": radius.size, "norm": str(radius.norm), "steps": steps, "restarts": settings.restarts}
     _, records = tabulate(
-        *("probe", model, identity, session.test.limit(_PROBED), rows_of),
-        seed=session.seed, resume=session.resume, quiet=session.quiet,
+        *("probe", model, identity, opened.test.limit(_PROBED), rows_of),
+        seed=opened.seed, resume=opened.resume, quiet=opened.quiet,
     )  # fmt: skip
     columns = {name: np.asarray(records[name]) for name in ("label", *tries)}
     return Probe(**columns, radius=radius, num_classes=model.network.num_classes)
 
 
-def _certified(session: _Session, certificates: dict[str, Any] | None) -> list[Certified]:
+def _certified(opened: _Opened, certificates: dict[str, Any] | None) -> list[Certified]:
     """What `certify` left; read before anything is attacked, so that damage and other data are found in time."""
     if certificates is None:
         return []
     identity, rows = certificates["config_hash"], certificates["rows"]
-    records = session.model.run.records("certify", config_hash=identity, expected_rows=rows).read()
-    common = min(rows, len(session.test))
-    if session.test.labels[:common].tolist() != records["label"][:common]:
+    records = opened.model.run.records("certify", config_hash=identity, expected_rows=rows).read()
+    common = min(rows, len(opened.test))
+    if opened.test.labels[:common].tolist() != records["label"][:common]:
         raise DataError(
-            f"the certificates in {session.model.run.path} are for other test data.",
+            f"the certificates in {opened.model.run.path} are for other test data.",
             why="Attacks on these inputs say nothing about them.",
             remedy="Certify the same data first, or remove certificates.json.",
         )
     return certified_from(records, certificates["kinds"], certificates["settings"]["failure_probability"])
 
 
-def _keep_images(session: _Session) -> dict[str, Any] | None:
+def _keep_images(opened: _Opened) -> dict[str, Any] | None:
     """A few test images, clean and attacked at some radii, as pixels; for people to look at."""
-    few, model = session.test.limit(session.settings.num_images), session.model
+    few, model = opened.test.limit(opened.settings.num_images), opened.model
     if few.inputs.ndim != 4 or few.inputs.shape[1] not in (1, 3):
         return None
-    inputs, labels = session.on_device(few)
-    function, generator = session.function("single_pass"), seeds_of(model.config, model.run).generator("images")
-    radii = radii_of(session.settings, inputs[0].numel())
+    inputs, labels = opened.on_device(few)
+    function, generator = opened.function("single_pass"), seeds_of(model.config, model.run).generator("images")
+    radii = radii_of(opened.settings, inputs[0].numel())
     shown = dict.fromkeys(radii[round(share * (len(radii) - 1))] for share in (0, 0.5, 1))
     pixels = {"clean": _pixels(inputs)}
     predictions = {"clean": function.answer(inputs, generator)["prediction"]}
-    strong = ATTACKS["madry"](Budget(session.settings.adaptive_steps))
+    strong = ATTACKS["madry"](Budget(opened.settings.adaptive_steps))
     for radius in shown:
         ball, name = Ball.around(inputs, radius), f"{radius.size:g}"
         points = strong.run(Plain(model.network), ball, Goal(labels), generator, chunk=function.rows)
