@@ -75,14 +75,18 @@ def longer(stobatch_process, tiny, tmp_path_factory) -> Longer:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_again_and_again_at_random_moments(stobatch_process, longer, same_training, tmp_path, seed):
-    moments, out, kills = random.Random(seed), tmp_path / "run", 0
-    for _ in range(4):
+    moments, out, kills, patience = random.Random(seed), tmp_path / "run", 0, longer.seconds
+    for _ in range(8):
         if not (out / "config.json").exists():
             shutil.rmtree(out, ignore_errors=True)  # the known gap above
-        accident = {"signal": signal.SIGKILL, "signal_after": moments.uniform(0.3, 0.7) * longer.seconds}
+        accident = {"signal": signal.SIGKILL, "signal_after": moments.uniform(0.3, 0.7) * patience}
         ended = stobatch_process("train", "--out", out, *longer.arguments, "--resume", **accident)
         assert ended.code in (0, -signal.SIGKILL), ended.err
         kills += ended.code != 0
+        if ended.code == 0 and not kills:
+            # The machine is less busy than when the undisturbed run was timed: begin anew and strike earlier.
+            shutil.rmtree(out)
+            patience /= 2
     assert stobatch_process("train", "--out", out, *longer.arguments, "--resume").code == 0
     assert kills, "no kill hit the training; move the moments"
     same_training(out, longer.run)
