@@ -80,11 +80,44 @@ def test_the_readme_quotes_its_records() -> None:
         assert numbers == [round(100 * value + 1e-9, 1) for value in measured]
 
 
+def test_the_readme_tells_of_gap_and_seeds_what_the_records_say() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    records = json.loads((ROOT / "results" / "paper_mnist.json").read_text())
+
+    def worst(record: dict, protocol: str, function: str) -> dict[str, float]:
+        (under,) = (u for u in record["under_attack"] if (u["protocol"], u["function"]) == (protocol, function))
+        return {"clean": 100 * under["clean"]} | {r: 100 * v for r, v in under["accuracy"]["worst"].items()}
+
+    one, two = records[1], records[2]
+    shown = [worst(one, protocol, "single_pass")["0.4"] for protocol in ("published", "adaptive")]
+    assert f"At radius 0.4 the first shows {shown[0]:.1f}% and the second leaves {shown[1]:.1f}% (ε = 1.0)" in readme
+    votes = {protocol: worst(two, protocol, "vote") for protocol in ("published", "adaptive")}
+    assert f"its vote falls from {votes['published']['clean']:.1f}%" in readme
+    assert f"to {votes['published']['0.2']:.1f}% under the published protocol at radius 0.2" in readme
+    assert f"to {votes['adaptive']['0.2']:.1f}% under an attack in expectation" in readme
+
+    seeds = [*records, *json.loads((ROOT / "results" / "paper_mnist_seeds.json").read_text())]
+    clean = {e: sorted(100 * r["clean"] for r in seeds if r["claimed_epsilon"] == e) for e in (0.2, 2.0)}
+    assert all(len(values) == 3 for values in clean.values())
+    assert f"{clean[0.2][0]:.1f} to {clean[0.2][-1]:.1f}% at ε = 0.2" in readme
+    assert f"{clean[2.0][0]:.1f} to {clean[2.0][-1]:.1f}% at ε = 2.0" in readme
+    tests = json.loads((ROOT / "results" / "paper_mnist_t_tests.json").read_text())["comparisons"]
+    smallest = min(tests, key=lambda test: test["t_test"]["p_value"])
+    assert (smallest["protocol"], smallest["radius"]) == ("published", 0.2)
+    said = f"{100 * smallest['t_test']['difference']:.1f} points (two-tailed paired t-test over 3 seeds, "
+    said += f"p = {smallest['t_test']['p_value']:.4f}, the smallest of {len(tests)})"
+    assert said in readme
+    assert min(t["t_test"]["p_value"] for t in tests if t["protocol"] == "adaptive") > 0.07
+
+
 def test_the_readme_quotes_its_benchmarks() -> None:
     readme = (ROOT / "README.md").read_text()
     (record,) = re.findall(r"\]\((benchmarks/results/[^)]+)\)", readme)
     lines = [json.loads(line) for line in (ROOT / record).read_text().splitlines() if line.startswith("{")]
     ratios = {name: value for line in lines for name, value in line["ratios"].items()}
+    (long_attack,) = (line["steps"] for line in lines if line["benchmark"] == "long attack")
+    assert f"take {long_attack['2000']['seconds']:.1f} s, in as much memory as 20 steps" in readme
+    assert long_attack["2000"]["peak_mib"] <= long_attack["20"]["peak_mib"]
     for words, kind in {
         "each handed the whole batch": "fastest_peer_over_ours",
         "with the batch cut to the cache for the others": "fastest_peer_batch_cut_over_ours",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
@@ -320,9 +320,3 @@ def test_a_radius_wider_than_the_range_is_refused(norm: str, widest: float) -> N
     assert fits == [Radius(0.5, Norm(norm)), Radius(widest, Norm(norm))]
     with pytest.raises(SettingError if norm == "linf" else UnitError, match=r"in \[-1, 1\]"):
         radii_of(settings(norm, radii=(widest * 1.01,)), 36)
-
-
-def test_a_protocol_says_what_it_means() -> None:
-    for protocol in (Published(settings()), Adaptive(settings())):
-        assert protocol.to_dict() == {"name": protocol.name, "meaning": protocol.meaning}
-        assert replace(protocol) == protocol

@@ -162,7 +162,8 @@ def test_what_deserves_a_flag_gets_it(name: str) -> None:
     found = RAISED[name]()
     flag = next(flag for flag in found if flag.rule.name == name)
     assert flag.evidence
-    assert flag.to_dict() == {**vars(flag.rule), "evidence": flag.evidence}
+    assert flag.to_dict() == {**vars(flag.rule), "evidence": flag.evidence, "refutes": flag.refutes}
+    assert (flag.refutes is not None) == (flag.rule.level == "error")
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -269,6 +270,8 @@ def test_certificates_are_read_from_what_certify_leaves() -> None:
         {"name": "published", "status": "claimed", "failure_probability": None, **unit},
         {"name": "corrected", "status": "proved", "failure_probability": 0.01, **unit},
     ]
+    (sure,) = certified_from(records, [{**kinds[1], "failure_probability": 0.0}], 0.05)
+    assert sure.failure_probability == 0.0, "a certificate that never fails may not be allowed a few breaks"
     published, corrected = certified_from(records, kinds, 0.05)
     assert published.size.tolist() == [0.3, 0.4]
     assert corrected.size.tolist() == [0.1, 0.0]

@@ -20,6 +20,7 @@ from stobatch.interrupts import Interrupted
 from stobatch.reporting import tables
 from stobatch.runs import Run
 from stobatch.settings import parse_assignment
+from stobatch.types import Status
 
 app = typer.Typer(
     help="Train classifiers with differential privacy and certified robustness, and see what is guaranteed by whom.",
@@ -223,7 +224,7 @@ def evaluate(
 
 def _exit_if_refuted(scores: dict[str, Any]) -> None:
     """A broken certificate that only claims is a finding; one that was proved is a fault that must stop a pipeline."""
-    if any(flag["level"] == "error" and "(proved)" in flag["evidence"] for flag in scores["flags"]):
+    if any(flag["refutes"] == Status.PROVED for flag in scores["flags"]):
         raise SystemExit(1)
 
 

@@ -29,7 +29,6 @@ class Deployed(ABC):
     """A function from inputs to labels that users of the model see."""
 
     name: ClassVar[str]
-    meaning: ClassVar[str]
     deterministic: ClassVar[bool]
     network: Network
     rows: int
@@ -50,7 +49,6 @@ class SinglePass(Deployed):
     """The network with its fixed noise, once."""
 
     name: ClassVar[str] = "single_pass"
-    meaning: ClassVar[str] = "one pass through the network with its fixed noise"
     deterministic: ClassVar[bool] = True
     network: Network
     rows: int
@@ -77,7 +75,6 @@ class Vote(Deployed):
     """Verified inference (Algorithm 3): the class with most votes over fresh noise, with its certificates."""
 
     name: ClassVar[str] = "vote"
-    meaning: ClassVar[str] = "the vote of verified inference (Algorithm 3) over fresh noise"
     deterministic: ClassVar[bool] = False
     network: Network
     rows: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -68,9 +68,6 @@ class Protocol(ABC):
         self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = _silent
     ) -> Columns:
         """Predictions on clean inputs and on every attack's points at every radius; `tick` hears of each piece."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "meaning": self.meaning}
 
 
 @final

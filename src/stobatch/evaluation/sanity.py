@@ -39,9 +39,11 @@ class Flag:
 
     rule: Rule
     evidence: str
+    refutes: str | None = None
+    """The status of the certificates that it refutes, if it does."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self.rule), "evidence": self.evidence}
+        return {**vars(self.rule), "evidence": self.evidence, "refutes": self.refutes}
 
 
 @dataclass(frozen=True)
@@ -175,9 +177,9 @@ def flags(evidence: Evidence, *, lowest_input: float | None = None) -> list[Flag
     return sorted(found, key=lambda flag: flag.rule.level != "error")
 
 
-def _significantly_more(first: NDArray[Any], second: NDArray[Any]) -> bool:
-    """Whether the first is true where the second is not, more often than chance would have it the other way round."""
-    return sign_test(int((first & ~second).sum()), int((second & ~first).sum())) < FALSE_ALARM_RATE
+def _significantly_more(first: NDArray[Any], second: NDArray[Any], *, looks: int = 1) -> bool:
+    """Whether the first is true where the second is not more often than chance allows, if one looks so many times."""
+    return sign_test(int((first & ~second).sum()), int((second & ~first).sum())) < FALSE_ALARM_RATE / looks
 
 
 def _steps(evidence: Evidence) -> Iterable[Flag]:
@@ -206,9 +208,7 @@ def _single_step(evidence: Evidence) -> Iterable[Flag]:
         if {"fgsm", "ifgsm"} <= set(table.attacks):
             for radius in table.radii:
                 single, iterated = ~table.survives("fgsm", radius), ~table.survives("ifgsm", radius)
-                if sign_test(int((single & ~iterated).sum()), int((iterated & ~single).sum())) < (
-                    FALSE_ALARM_RATE / len(table.radii)
-                ):
+                if _significantly_more(single, iterated, looks=len(table.radii)):
                     yield Flag(
                         SINGLE_STEP,
                         f"{table.protocol} protocol, {table.function}, {radius}: FGSM breaks {single.sum()}, "
@@ -223,9 +223,7 @@ def _transfer(evidence: Evidence) -> Iterable[Flag]:
             continue
         for radius in adaptive.radii:
             copy, white_box = ~published.survives(WORST, radius), ~adaptive.survives(WORST, radius)
-            if sign_test(int((copy & ~white_box).sum()), int((white_box & ~copy).sum())) < (
-                FALSE_ALARM_RATE / len(adaptive.radii)
-            ):
+            if _significantly_more(copy, white_box, looks=len(adaptive.radii)):
                 yield Flag(
                     TRANSFER,
                     f"{adaptive.function}, {radius}: the copy's attacks break {copy.sum()}, white-box ones "
@@ -283,6 +281,7 @@ def _breaks(certified: Certified, table: AttackedTable) -> Iterable[Flag]:
             BROKEN_CERTIFICATE,
             f"{certified.kind} certificates ({certified.status}), {table.function}, {table.protocol} attacks: "
             f"{broken.sum()} of {checked.sum()} certified inputs broken (rows {rows})",
+            refutes=certified.status,
         )
 
 
@@ -308,7 +307,9 @@ def certified_from(records: Columns, kinds: Sequence[dict[str, Any]], failure_pr
             norm=kind["norm"],
             input_range=kind["input_range"],
             function=kind["function"],
-            failure_probability=kind["failure_probability"] or failure_probability,
+            failure_probability=failure_probability
+            if kind["failure_probability"] is None
+            else kind["failure_probability"],
             prediction=np.asarray(records["prediction"]),
             size=np.where(abstain & (kind["name"] == "corrected"), 0.0, np.asarray(records[sizes[kind["name"]]])),
         )

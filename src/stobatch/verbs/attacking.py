@@ -77,7 +77,7 @@ class _Opened:
             *("attack", self.model, identity, test, rows_of),
             title=title, seed=self.seed, resume=self.resume, quiet=self.quiet,
         )  # fmt: skip
-        return AttackedTable(protocol_name, function_name, protocol.attack_names(function), tuple(radii), records)
+        return AttackedTable(protocol.name, function.name, protocol.attack_names(function), tuple(radii), records)
 
 
 def _begin(
