@@ -49,7 +49,7 @@ def as_art(model: TrainedModel | nn.Module, *, input_shape: tuple[int, ...] | No
                 f"ART must be told the shape of one input, which a {type(frozen).__name__} does not know.",
                 remedy="Give it, as in as_art(model, input_shape=(1, 28, 28)).",
             )
-        input_shape = frozen.encoder.input_shape
+        input_shape = frozen.input_shape
     device = _device(frozen)
     with torch.no_grad():
         num_classes = frozen(torch.zeros(1, *input_shape, device=device)).shape[1]

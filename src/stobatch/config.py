@@ -31,21 +31,37 @@ class DataConfig(Settings):
     augment: bool = setting(False, doc="Augment the training images as Appendix P describes, once, before batching")
 
 
+PAPER_NETWORKS = ("mnist_cnn", "cifar10_cnn", "resnet18", "custom")
+
+
 @dataclass(frozen=True)
 class ModelConfig(Settings):
-    """The network f = g(a(x)), split after its first affine layer."""
+    """The network: one of the paper's, f = g(a(x)) split after its first affine layer, or a plain stack of layers."""
 
     architecture: str = setting(
         "mnist_cnn",
-        choices=("mnist_cnn", "cifar10_cnn", "resnet18", "custom"),
-        doc="One of the paper's three networks (Appendix P), or your own handed over in Python",
+        doc="One of the paper's networks mnist_cnn, cifar10_cnn, resnet18; `custom`, handed over in Python; or a list "
+        "of layers such as `squash 4, conv 64 5/2, relu, linear`",
     )
     normalisation: str = setting(
         "reference",
         choices=("reference", "group", "none", "batch"),
         doc="How hidden values are normalised; `batch` mixes examples and is refused where a guarantee is per example",
     )
-    last_hidden_size: int = setting(256, at_least=1, doc="The number of neurons in the last hidden layer")
+    last_hidden_size: int = setting(
+        256, at_least=1, doc="The number of neurons in the last hidden layer of the paper's networks"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.architecture not in PAPER_NETWORKS and not self.is_layer_list:
+            raise unknown_key(
+                f"model.architecture={self.architecture}", [f"model.architecture={name}" for name in PAPER_NETWORKS]
+            )
+
+    @property
+    def is_layer_list(self) -> bool:
+        return self.architecture.endswith("linear")
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,16 @@ class CertificationConfig(Settings):
     )
     attack_radius: float = setting(0.2, above=0, at_most=2, doc="The attack size mu_a, l-infinity over [-1, 1]")
     limit: int | None = setting(None, at_least=1, doc="Certify only the first so many test examples")
+    certificate: str = setting(
+        "best",
+        choices=("best", "bounds", "votes"),
+        doc="Of the sound method: bounds of the network itself, votes under noise, or what proves more",
+    )
+    selection_draws: int = setting(100, at_least=1, doc="Of votes: the draws that choose the class and are not counted")
+    hidden_stddev: float = setting(
+        0.0, at_least=0, doc="Of votes: Gaussian noise in the first hidden layer beside that at the input"
+    )
+    stop_early: bool = setting(True, doc="Of votes: stop drawing for an input once all radii asked about are decided")
 
 
 PAPER_ATTACKS = ("fgsm", "ifgsm", "mim", "madry")

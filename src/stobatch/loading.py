@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from stobatch.certification import Verdicts, VerifiedInference
+from stobatch.certification import Answers, Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import read_tensors
 from stobatch.methods import method_of
-from stobatch.models import Network, build, build_encoder
+from stobatch.models import Classifier, Network, build
 from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.privacy.plan import Plan
 from stobatch.runs import Run
@@ -30,7 +30,7 @@ class TrainedModel:
     included. Hand it to any attack library as it is.
     """
 
-    network: Network
+    network: Classifier
     config: RunConfig
     plan: Plan
     run: Run
@@ -44,12 +44,13 @@ class TrainedModel:
         """Whether there is verified inference for this model."""
         return method_of(self.config).certifies
 
-    def verifier(self) -> VerifiedInference:
-        return method_of(self.config).verifier(self.config, self.plan, self.network)
+    def verifiers(self) -> tuple[Verifier, ...]:
+        """The ways to certify this model's answers in the norm of its evaluation, one per kind of certificate."""
+        return method_of(self.config).verifiers(self.config, self.plan, self.network)
 
-    def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Verdicts:
-        """Algorithm 3 on a batch of inputs in [-1, 1]."""
-        return self.verifier().verify(inputs, (seeds or Seeds.secret()).generator("verify"))
+    def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Answers:
+        """A label with its certificates for a batch of inputs in [-1, 1]; of several ways, the first."""
+        return self.verifiers()[0].verify(inputs, (seeds or Seeds.secret()).generator("verify"))
 
 
 def use_device(config: RunConfig) -> torch.device:
@@ -80,26 +81,25 @@ def _keep_freed_memory() -> None:
     torch.empty(32 * 2**20 - 2**13, dtype=torch.uint8)
 
 
-def make_plan(config: RunConfig, info: DatasetInfo, network: Network | None) -> Plan:
+def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
     """The method's plan for data of these sizes and this network."""
-    if network is not None and network.last_hidden_size != config.model.last_hidden_size:
+    if isinstance(network, Network) and network.last_hidden_size != config.model.last_hidden_size:
         raise ModelError(
             f"your network's last hidden layer has {network.last_hidden_size} neurons, "
             f"model.last_hidden_size is {config.model.last_hidden_size}.",
             remedy=f"Set model.last_hidden_size={network.last_hidden_size}.",
         )
-    encoder = network.encoder if network is not None else build_encoder(config.model, info.input_shape)
-    return method_of(config).plan(config, info, encoder)
+    return method_of(config).plan(config, info, network)
 
 
-def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Network | None) -> Network:
+def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Classifier | None) -> Classifier:
     """A fresh network, or a copy of the one handed over."""
     if given is None:
         network = build(config.model, info.input_shape, info.num_classes, seeds.generator("initial weights"))
         return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-    if given.num_classes != info.num_classes or given.encoder.input_shape != info.input_shape:
+    if given.num_classes != info.num_classes or given.input_shape != info.input_shape:
         raise ModelError(
-            f"your network maps {given.encoder.input_shape} to {given.num_classes} classes, the data are "
+            f"your network maps {given.input_shape} to {given.num_classes} classes, the data are "
             f"{info.input_shape} with {info.num_classes}.",
             remedy="Give from_layers the shape of one input, and the output layer one unit per class.",
         )
@@ -116,7 +116,7 @@ def seeds_of(config: RunConfig, run: Run) -> Seeds:
 
 
 def load(
-    run: str | Path, *, network: Network | None = None, device: str | None = None, threads: int | None = None
+    run: str | Path, *, network: Classifier | None = None, device: str | None = None, threads: int | None = None
 ) -> TrainedModel:
     """Load a trained model. A network of your own has to be handed over again, in the same shape."""
     directory = Run(Path(run))

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from stobatch.config import RunConfig
 from stobatch.errors import SettingError
-from stobatch_recipes import paper
+from stobatch_recipes import paper, sound
 from stobatch_recipes.demo import demo
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
@@ -15,6 +15,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "paper.mnist": paper.mnist,
     "paper.cifar10": paper.cifar10,
     "paper.tiny_imagenet": paper.tiny_imagenet,
+    "sound.mnist": sound.mnist,
 }
 
 

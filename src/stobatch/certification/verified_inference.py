@@ -14,45 +14,13 @@ from torch import Tensor
 from stobatch.certification.confidence import INTERVALS, Floats
 from stobatch.certification.monte_carlo import FreshNoise, Tally, tally_products
 from stobatch.certification.radius import CorrectedRule, PublishedRule, hidden_shift, input_shift
+from stobatch.certification.soft_votes import PASSES_PER_DRAW, SoftVotes
+from stobatch.certification.verifier import ASSUMPTIONS, CertificateKind, Flags, Labels, Sample, Verifier
 from stobatch.config import CertificationConfig
 from stobatch.errors import DataError, ModelError
 from stobatch.models import Network, require_per_example
 from stobatch.paper import implements
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
-
-ASSUMPTIONS = (
-    "exact arithmetic",
-    "ideal random numbers",
-    "every output depends on its own input alone (checked by experiment)",
-)
-
-Flags = NDArray[np.bool_]
-Labels = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class CertificateKind:
-    """What a column of radii means: who vouches for it, for which function, in which units, how often it may fail."""
-
-    name: str
-    status: Status
-    source: str
-    unit: Radius
-    failure_probability: float | None
-    assumptions: tuple[str, ...] = ()
-    function: str = "vote"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "function": self.function,
-            "status": str(self.status),
-            "source": self.source,
-            "norm": str(self.unit.norm),
-            "input_range": str(self.unit.range),
-            "failure_probability": self.failure_probability,
-            "assumptions": list(self.assumptions),
-        }
 
 
 @dataclass(frozen=True)
@@ -73,7 +41,7 @@ class Verdicts:
         return dict(vars(self))
 
 
-class VerifiedInference:
+class VerifiedInference(Verifier):
     """Verified inference for a network with Laplace noise at its input and its first hidden layer.
 
     **Guarantee** (corrected radius). For each input separately, with probability at least 1 - failure_probability over
@@ -93,6 +61,7 @@ class VerifiedInference:
     ) -> None:
         require_per_example(network)
         self.network, self.config, self.memory_mb = network, config, memory_mb
+        self.nominal_scales = {"input_noise_scale": input_noise_scale, "hidden_noise_scale": hidden_noise_scale}
         self.attack_radius = Radius(config.attack_radius, Norm.LINF, PAPER_RANGE)
         self.noise = FreshNoise.shrunk(input_noise_scale, hidden_noise_scale, config.resampling_shrinkage)
         self.published = PublishedRule.of(network.encoder, input_noise_scale, hidden_noise_scale)
@@ -107,9 +76,25 @@ class VerifiedInference:
     def kinds(self) -> tuple[CertificateKind, CertificateKind]:
         unit, failure = Radius(1.0, Norm.LINF, PAPER_RANGE), self.config.failure_probability
         return (
-            CertificateKind("published", Status.CLAIMED, "the paper's Eq. 13, not valid", unit, None),
-            CertificateKind("corrected", Status.PROVED, "docs/guarantees.md, section 3", unit, failure, ASSUMPTIONS),
+            CertificateKind(
+                *("published", Status.CLAIMED, "the paper's Eq. 13, not valid", unit, None),
+                column="published_largest_attack",
+            ),
+            CertificateKind(
+                *("corrected", Status.PROVED, "docs/guarantees.md, section 3", unit, failure, ASSUMPTIONS),
+                column="corrected_radius",
+            ),
         )
+
+    passes_per_draw = PASSES_PER_DRAW
+
+    def with_draws(self, draws: int) -> VerifiedInference:
+        config = self.config.replace(noise_draws=draws)
+        return VerifiedInference(self.network, config, memory_mb=self.memory_mb, **self.nominal_scales)
+
+    def samples(self) -> dict[str, Sample]:
+        votes = SoftVotes(self.network, self.noise)
+        return {"score": votes.averaged_score, "vote": votes.vote}
 
     @implements(
         "Algorithm 3",

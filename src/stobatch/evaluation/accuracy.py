@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stobatch.certification import CertificateKind
 from stobatch.evaluation.protocols import attacked_column
 from stobatch.evaluation.statistics import PairedDifference, Proportion, paired_difference, proportion
 from stobatch.types import Radius
@@ -51,6 +52,8 @@ class AttackedTable:
     attacks: tuple[str, ...]
     radii: tuple[Radius, ...]
     records: Columns
+    rules: tuple[str, ...] = ()
+    """Of a vote: the kinds of certificate that come with every answer."""
 
     @property
     def label(self) -> NDArray[np.int64]:
@@ -99,16 +102,17 @@ class AttackedTable:
         return scores
 
 
-def certified_accuracy(records: Columns, radii: Sequence[float]) -> dict[str, dict[float, Proportion]]:
-    """Correct *and* robust at each radius, on clean inputs (the standard definition), for both rules.
+def certified_accuracy(
+    records: Columns, kinds: Sequence[CertificateKind], radii: Sequence[float]
+) -> dict[str, dict[float, Proportion]]:
+    """Correct *and* robust at each radius, on clean inputs (the standard definition), for each kind of certificate.
 
     The published rule depends on the attack size it is asked about, so its column is the largest size that passes.
     """
     correct = np.asarray(records["prediction"]) == np.asarray(records["label"])
-    columns = {"published": "published_largest_attack", "corrected": "corrected_radius"}
     return {
-        kind: {radius: proportion(correct & (np.asarray(records[column]) >= radius)) for radius in radii}
-        for kind, column in columns.items()
+        kind.name: {radius: proportion(correct & (np.asarray(records[kind.column]) >= radius)) for radius in radii}
+        for kind in kinds
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks import Expectation, Goal, Plain, Victim
-from stobatch.certification import VerifiedInference
-from stobatch.certification.soft_votes import PASSES_PER_DRAW, SoftVotes
+from stobatch.certification import Verifier
 from stobatch.errors import ModelError
-from stobatch.models import Network, rows_in_memory
+from stobatch.models import Classifier, rows_in_memory
 
 Columns = dict[str, list[Any]]
 
@@ -30,9 +28,14 @@ class Deployed(ABC):
 
     name: ClassVar[str]
     deterministic: ClassVar[bool]
-    network: Network
+    network: Classifier
     rows: int
     """Rows that pass through the network at once."""
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The kinds of certificate that come with every answer."""
+        return ()
 
     @abstractmethod
     def answer(self, points: Tensor, generator: torch.Generator) -> Columns:
@@ -50,11 +53,11 @@ class SinglePass(Deployed):
 
     name: ClassVar[str] = "single_pass"
     deterministic: ClassVar[bool] = True
-    network: Network
+    network: Classifier
     rows: int
 
     @classmethod
-    def of(cls, network: Network, memory_mb: int) -> SinglePass:
+    def of(cls, network: Classifier, memory_mb: int) -> SinglePass:
         return cls(network, rows_in_memory(network, memory_mb, most=_CPU_ROWS))
 
     @torch.no_grad()
@@ -72,39 +75,40 @@ class SinglePass(Deployed):
 @final
 @dataclass(frozen=True)
 class Vote(Deployed):
-    """Verified inference (Algorithm 3): the class with most votes over fresh noise, with its certificates."""
+    """A vote over fresh noise, with its certificates: the paper's Algorithm 3, or a smoothed classifier."""
 
     name: ClassVar[str] = "vote"
     deterministic: ClassVar[bool] = False
-    network: Network
+    network: Classifier
     rows: int
-    verifier: VerifiedInference
+    verifier: Verifier
     noise_draws: int | None
 
     @classmethod
-    def of(cls, verifier: VerifiedInference, memory_mb: int, noise_draws: int | None) -> Vote:
+    def of(cls, verifier: Verifier, memory_mb: int, noise_draws: int | None) -> Vote:
         rows = rows_in_memory(verifier.network, memory_mb, most=_CPU_ROWS)
         return cls(verifier.network, rows, verifier, noise_draws)
 
+    @property
+    def rules(self) -> tuple[str, ...]:
+        return tuple(kind.name for kind in self.verifier.kinds)
+
     def answer(self, points: Tensor, generator: torch.Generator) -> Columns:
         verdicts = self.verifier.verify(points, generator)
+        columns = verdicts.columns()
         return {
             "prediction": verdicts.label.tolist(),
             "abstain": verdicts.abstain.tolist(),
-            "published": verdicts.published_largest_attack.tolist(),
-            "corrected": verdicts.corrected_radius.tolist(),
+            **{kind.name: columns[kind.column].tolist() for kind in self.verifier.kinds},
         }
 
     def victims(self, points: Tensor, goal: Goal, generator: torch.Generator) -> dict[str, Victim]:
-        votes = SoftVotes(self.network, self.verifier.noise)
-        few = points[:_COMPARED]
+        few, passes = points[:_COMPARED], self.verifier.passes_per_draw
         found: dict[str, Victim] = {}
-        samples: dict[str, Callable[..., Any]] = {"score": votes.averaged_score, "vote": votes.vote}
-        for name, sample in samples.items():
+        for name, sample in self.verifier.samples().items():
             if self.noise_draws is not None:
-                found[name] = Expectation(sample, self.noise_draws, PASSES_PER_DRAW)
-                continue
-            found[name] = Expectation.adaptive(
-                sample, few, goal.part(slice(len(few))), generator, passes_per_draw=PASSES_PER_DRAW
-            )
+                found[name] = Expectation(sample, self.noise_draws, passes)
+            else:
+                aim = goal.part(slice(len(few)))
+                found[name] = Expectation.adaptive(sample, few, aim, generator, passes_per_draw=passes)
         return found

@@ -15,7 +15,7 @@ from scipy import stats
 
 from stobatch.evaluation.accuracy import WORST, AttackedTable, Columns
 from stobatch.evaluation.statistics import proportion, sign_test
-from stobatch.types import Radius
+from stobatch.types import Radius, Status
 
 FALSE_ALARM_RATE = 0.001
 _ZERO_GRADIENTS = 0.01
@@ -298,7 +298,6 @@ _CHECKS: tuple[Callable[[Evidence], Iterable[Flag]], ...] = (
 
 def certified_from(records: Columns, kinds: Sequence[dict[str, Any]], failure_probability: float) -> list[Certified]:
     """Certificates as the signs need them, from the records and the summary of `certify`."""
-    sizes = {"published": "published_largest_attack", "corrected": "corrected_radius"}
     abstain = np.asarray(records["abstain"], dtype=bool)
     return [
         Certified(
@@ -311,7 +310,7 @@ def certified_from(records: Columns, kinds: Sequence[dict[str, Any]], failure_pr
             if kind["failure_probability"] is None
             else kind["failure_probability"],
             prediction=np.asarray(records["prediction"]),
-            size=np.where(abstain & (kind["name"] == "corrected"), 0.0, np.asarray(records[sizes[kind["name"]]])),
+            size=np.where(abstain & (kind["status"] == Status.PROVED), 0.0, np.asarray(records[kind["column"]])),
         )
         for kind in kinds
     ]

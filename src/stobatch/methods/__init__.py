@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from stobatch.config import RunConfig
 from stobatch.methods.base import Method
+from stobatch.methods.sound import Sound, SoundConfig
 from stobatch.methods.stobatch import StoBatch, StoBatchConfig
 from stobatch.methods.vanilla import VanillaAdversarialTraining, VanillaConfig
 
-METHODS: dict[str, Method] = {method.config_class.name: method for method in (StoBatch(), VanillaAdversarialTraining())}
+METHODS: dict[str, Method] = {
+    method.config_class.name: method for method in (Sound(), StoBatch(), VanillaAdversarialTraining())
+}
 
 
 def method_of(config: RunConfig) -> Method:
@@ -18,6 +21,8 @@ def method_of(config: RunConfig) -> Method:
 __all__ = [
     "METHODS",
     "Method",
+    "Sound",
+    "SoundConfig",
     "StoBatch",
     "StoBatchConfig",
     "VanillaAdversarialTraining",

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
-from stobatch.certification import VerifiedInference
+from stobatch.certification import Verifier
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples
-from stobatch.models import AffineEncoder, Network
+from stobatch.models import Classifier
 from stobatch.privacy.plan import Plan
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable
@@ -23,17 +23,20 @@ class Method(ABC):
     """Whether there is verified inference for what this method trains."""
 
     @abstractmethod
-    def plan(self, config: RunConfig, info: DatasetInfo, encoder: AffineEncoder) -> Plan:
-        """Every number that a guarantee depends on, from public sizes only; raises what is impossible."""
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
+        """Every number that a guarantee depends on, from public sizes only; raises what is impossible.
+
+        `network` is one that was handed over; without it the configuration says what will be built.
+        """
 
     @abstractmethod
-    def prepare(self, config: RunConfig, plan: Plan, network: Network, train: Examples, seeds: Seeds) -> Trainable:
+    def prepare(self, config: RunConfig, plan: Plan, network: Classifier, train: Examples, seeds: Seeds) -> Trainable:
         """Bind the method to data: check the network, draw what is private, perturb the inputs. Writes nothing."""
 
     @abstractmethod
-    def restore(self, network: Network, run: Path, config_hash: str) -> None:
+    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         """Give a loaded network what its deployment needs beside its weights."""
 
     @abstractmethod
-    def verifier(self, config: RunConfig, plan: Plan, network: Network) -> VerifiedInference:
-        """Verified inference with this method's noise."""
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+        """The ways to certify what this method trained, for the norm and radii of the evaluation; at least one."""

@@ -13,19 +13,20 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
-from stobatch.certification import VerifiedInference
+from stobatch.certification import VerifiedInference, Verifier
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.data.partition import fixed_disjoint_batches
+from stobatch.errors import ModelError
 from stobatch.methods.base import Method
-from stobatch.models import AffineEncoder, Network, require_per_example, rows_in_memory
+from stobatch.models import Classifier, Network, build_encoder, require_per_example, rows_in_memory
 from stobatch.objectives import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
 from stobatch.paper import implements
 from stobatch.privacy.noise import PrivateNoise
 from stobatch.privacy.plan import Plan, PublishedPlan
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
-from stobatch.training import Trainable
+from stobatch.training import Trainable, encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.gradients import summed_gradients
 from stobatch.training.schedule import IterativeSchedule, Schedule, StochasticSchedule
@@ -85,8 +86,8 @@ class StoBatchTrainable(Trainable):
     Lines 1 to 3 happen on construction: noise is fixed, inputs are perturbed, batches are cut.
     """
 
-    # As in the released code on every data set: the summed gradient of R̄ is far too long for plain descent.
-    encoder_optimiser = "adam"
+    network: Network
+    monitored = "encoder_norm"
 
     def __init__(
         self,
@@ -111,6 +112,13 @@ class StoBatchTrainable(Trainable):
         self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
         self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
         self.after_update()
+
+    def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
+        # As in the released code on every data set: the summed gradient of R̄ is far too long for plain descent.
+        return encoder_and_head(self.network, config, encoder_rule="adam")
+
+    def monitor(self, step: int) -> float:
+        return self.network.encoder.max_column_norm()
 
     def tasks(self, step: int) -> list[TrainerTask]:
         return self.schedule.tasks(step)
@@ -157,14 +165,26 @@ class StoBatchTrainable(Trainable):
         return {**summed_gradients(head, len(noisy_inputs), self.chunk, loss), "encoder.weight": encoder_gradient}
 
 
+def _split(network: Classifier) -> Network:
+    """The mechanism adds noise between a first affine layer and the rest, so it needs a network in two parts."""
+    if not isinstance(network, Network):
+        raise ModelError(
+            f"the published mechanism cannot train a {type(network).__name__}.",
+            why="Its noise sits between the first affine layer and the rest.",
+            remedy="Use one of the paper's networks, or hand one over made by stobatch.models.from_layers.",
+        )
+    return network
+
+
 class StoBatch(Method):
     """The paper's method."""
 
     config_class = StoBatchConfig
 
-    def plan(self, config: RunConfig, info: DatasetInfo, encoder: AffineEncoder) -> PublishedPlan:
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> PublishedPlan:
         method = config.method
         assert isinstance(method, StoBatchConfig)
+        encoder = build_encoder(config.model, info.input_shape) if network is None else _split(network).encoder
         ensemble_slices(method.batch_size, len(method.attack_ensemble))
         plan = PublishedPlan(
             num_examples=info.num_train,
@@ -184,11 +204,11 @@ class StoBatch(Method):
         return plan
 
     def prepare(
-        self, config: RunConfig, plan: Plan, network: Network, train: Examples, seeds: Seeds
+        self, config: RunConfig, plan: Plan, network: Classifier, train: Examples, seeds: Seeds
     ) -> StoBatchTrainable:
         assert isinstance(config.method, StoBatchConfig)
         assert isinstance(plan, PublishedPlan)
-        require_per_example(network)
+        require_per_example(network := _split(network))
         shared = config.method.label_noise == "shared"
         size = (network.last_hidden_size,)
         noise = PrivateNoise.draw(
@@ -203,16 +223,17 @@ class StoBatch(Method):
         memory_mb = config.machine.memory_mb
         return StoBatchTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb)
 
-    def restore(self, network: Network, run: Path, config_hash: str) -> None:
+    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         noise = PrivateNoise.load(run, config_hash)
-        network.set_noise(noise.input_noise, noise.hidden_noise)
+        _split(network).set_noise(noise.input_noise, noise.hidden_noise)
 
-    def verifier(self, config: RunConfig, plan: Plan, network: Network) -> VerifiedInference:
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         assert isinstance(plan, PublishedPlan)
-        return VerifiedInference(
-            network,
+        verifier = VerifiedInference(
+            _split(network),
             config.certification,
             input_noise_scale=plan.input_noise_scale,
             hidden_noise_scale=plan.hidden_noise_scale,
             memory_mb=config.machine.memory_mb,
         )
+        return (verifier,)

@@ -10,18 +10,18 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
-from stobatch.certification import VerifiedInference
+from stobatch.certification import Verifier
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.errors import DataError, ModelError
 from stobatch.methods.base import Method
-from stobatch.models import AffineEncoder, Network, rows_in_memory
+from stobatch.models import Classifier, Network, rows_in_memory
 from stobatch.objectives import example_weights
 from stobatch.paper import implements
 from stobatch.privacy.plan import OpenPlan, Plan
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
-from stobatch.training import Trainable
+from stobatch.training import Trainable, encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.gradients import summed_gradients
 from stobatch.types import PAPER_RANGE, Norm, Radius
@@ -54,6 +54,15 @@ class VanillaTrainable(Trainable):
         self.chunk = rows_in_memory(network, memory_mb, most=833)
         self.after_update()
 
+    network: Network
+    monitored = "encoder_norm"
+
+    def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
+        return encoder_and_head(self.network, config)
+
+    def monitor(self, step: int) -> float:
+        return self.network.encoder.max_column_norm()
+
     def tasks(self, step: int) -> list[TrainerTask]:
         return [TrainerTask(trainer=0, benign_batch=0, adversarial_batch=1)]
 
@@ -84,7 +93,7 @@ class VanillaAdversarialTraining(Method):
     config_class = VanillaConfig
     certifies = False
 
-    def plan(self, config: RunConfig, info: DatasetInfo, encoder: AffineEncoder) -> OpenPlan:
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> OpenPlan:
         method = config.method
         assert isinstance(method, VanillaConfig)
         ensemble_slices(method.batch_size, len(method.attack_ensemble))
@@ -96,15 +105,17 @@ class VanillaAdversarialTraining(Method):
         return OpenPlan(info.num_train, method.batch_size, "vanilla adversarial training")
 
     def prepare(
-        self, config: RunConfig, plan: Plan, network: Network, train: Examples, seeds: Seeds
+        self, config: RunConfig, plan: Plan, network: Classifier, train: Examples, seeds: Seeds
     ) -> VanillaTrainable:
         assert isinstance(config.method, VanillaConfig)
+        if not isinstance(network, Network):
+            raise ModelError("this baseline trains the paper's networks.", remedy="Set model.architecture=mnist_cnn.")
         return VanillaTrainable(config.method, network, train, seeds, memory_mb=config.machine.memory_mb)
 
-    def restore(self, network: Network, run: Path, config_hash: str) -> None:
+    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         """The weights are all there is."""
 
-    def verifier(self, config: RunConfig, plan: Plan, network: Network) -> VerifiedInference:
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         raise ModelError(
             "vanilla adversarial training has no certificate.",
             why="Verified inference needs noise in the network, and this method has none.",

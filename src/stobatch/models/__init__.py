@@ -1,7 +1,9 @@
-"""Networks f(x) = g(a(x)): the paper's three, and an adapter for your own."""
+"""Networks: the paper's three f(x) = g(a(x)), plain stacks of layers, and an adapter for your own."""
 
 from stobatch.models.affine import AffineEncoder, ConvEncoder, DenseEncoder, OperatorNorms
 from stobatch.models.architectures import build, build_encoder, initialise
+from stobatch.models.classifier import Classifier
+from stobatch.models.layered import Layered, build_layered
 from stobatch.models.memory import bytes_per_row, rows_in_memory
 from stobatch.models.network import Head, Network, from_layers
 from stobatch.models.normalisation import ReferenceNorm
@@ -9,14 +11,17 @@ from stobatch.models.validators import mixing_layers, replace_batch_norm, requir
 
 __all__ = [
     "AffineEncoder",
+    "Classifier",
     "ConvEncoder",
     "DenseEncoder",
     "Head",
+    "Layered",
     "Network",
     "OperatorNorms",
     "ReferenceNorm",
     "build",
     "build_encoder",
+    "build_layered",
     "bytes_per_row",
     "from_layers",
     "initialise",

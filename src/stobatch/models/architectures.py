@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from stobatch.config import ModelConfig
 from stobatch.errors import ModelError
 from stobatch.models.affine import AffineEncoder, ConvEncoder
+from stobatch.models.classifier import Classifier
+from stobatch.models.layered import build_layered
 from stobatch.models.network import Head, Network, require_fit
 from stobatch.models.normalisation import NORMALISATIONS
 
@@ -145,8 +147,12 @@ def build_encoder(config: ModelConfig, input_shape: tuple[int, ...]) -> AffineEn
     return _parts(config)[0](_shape(input_shape))
 
 
-def build(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, generator: torch.Generator) -> Network:
-    """A network with freshly drawn parameters."""
+def build(
+    config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, generator: torch.Generator
+) -> Classifier:
+    """A network with freshly drawn parameters: one of the paper's, or what a list of layers says."""
+    if config.is_layer_list:
+        return build_layered(config.architecture, input_shape, num_classes, generator)
     make_encoder, make_body = _parts(config)
     encoder = make_encoder(_shape(input_shape))
     norm, hidden = NORMALISATIONS[config.normalisation], _shape(encoder.hidden_shape)

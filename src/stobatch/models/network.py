@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from stobatch.errors import ModelError
 from stobatch.models.affine import AffineEncoder, ConvEncoder, DenseEncoder
+from stobatch.models.classifier import Classifier
 from stobatch.models.normalisation import ReferenceNorm, anchors, calibrating
 
 
@@ -38,7 +39,7 @@ class Head(nn.Module):
         return self.scores_of_normalised(self.norm(hidden))
 
 
-class Network(nn.Module):
+class Network(Classifier):
     """A classifier from inputs in [-1, 1] to logits, split after its first affine layer.
 
     The fixed noise χ1/m and 2χ2/m is part of the deployed function (Appendix N), but not of `state_dict()`: it is
@@ -51,7 +52,7 @@ class Network(nn.Module):
 
     def __init__(self, encoder: AffineEncoder, head: Head) -> None:
         super().__init__()
-        self.encoder, self.head = encoder, head
+        self.encoder, self.head, self.input_shape = encoder, head, encoder.input_shape
         self.register_buffer("input_noise", torch.zeros(encoder.input_shape), persistent=False)
         self.register_buffer("hidden_noise", torch.zeros(encoder.hidden_shape), persistent=False)
         self.register_buffer("anchors", anchors(encoder.input_shape), persistent=False)

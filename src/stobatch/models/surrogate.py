@@ -6,6 +6,7 @@ import copy
 
 from torch import Tensor, nn
 
+from stobatch.errors import ModelError
 from stobatch.models.network import Network
 from stobatch.models.normalisation import ReferenceNorm
 
@@ -19,8 +20,14 @@ class NoiseFreeSurrogate(nn.Module):
     switches it off. It shares the weights with the deployed function and little else.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
+        if not isinstance(network, Network):
+            raise ModelError(
+                f"a {type(network).__name__} has no noise-free copy to attack.",
+                why="The published protocol is the released code's test of the paper's networks.",
+                remedy="Set evaluation.protocols=adaptive.",
+            )
         self.encoder, self.head = copy.deepcopy(network.encoder), copy.deepcopy(network.head)
         for path, module in list(self.head.named_modules(remove_duplicate=False)):
             if isinstance(module, _SWITCHED_OFF):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stobatch.errors import ModelError
-from stobatch.models.network import Network
+from stobatch.models.classifier import Classifier
 
 _MIXING = (nn.modules.batchnorm._BatchNorm,)
 
@@ -50,7 +50,7 @@ def _group_norm(layer: nn.Module) -> nn.GroupNorm:
     return nn.GroupNorm(groups, channels)
 
 
-def require_per_example(network: Network) -> None:
+def require_per_example(network: Classifier) -> None:
     """Raise unless every output depends on its own input alone."""
     for name in mixing_layers(network):
         layer = type(network.get_submodule(name)).__name__
@@ -59,9 +59,8 @@ def require_per_example(network: Network) -> None:
             remedy="Set model.normalisation to reference or group, or use stobatch.models.replace_batch_norm(module).",
         )
     generator = torch.Generator().manual_seed(1)
-    device = network.encoder.weight.device
     # Small inputs, so that a replacement at the edge of the range becomes the batch's extreme.
-    probe = (torch.rand(4, *network.encoder.input_shape, generator=generator) - 0.5).to(device) / 10
+    probe = (torch.rand(4, *network.input_shape, generator=generator) - 0.5).to(network.device) / 10
     with torch.no_grad():
         expected = network(probe)[1:]
         for replacement in (

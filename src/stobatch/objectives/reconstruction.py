@@ -20,6 +20,11 @@ def reconstruction_loss(encoder: AffineEncoder, noisy_inputs: Tensor, hidden_noi
     return ((0.5 - noisy_inputs) * encoder.decode(noisy_hidden)).sum()
 
 
+def reconstruction_losses(encoder: AffineEncoder, inputs: Tensor) -> Tensor:
+    """R̃ of each example by itself, without noise: what DP-SGD clips and adds noise to."""
+    return ((0.5 - inputs) * encoder.decode(encoder(inputs))).flatten(1).sum(1)
+
+
 @implements(
     "Eq. 19",
     verdict="the gradient of R̄ with h̄ held fixed, as published; it equals -Cθ1 + uwᵀ with C the noise-free scatter "

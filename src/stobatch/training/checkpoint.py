@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, read_tensors, write_tensors
-from stobatch.models import Network
+from stobatch.models import Classifier
 
 FILE = Path(PRIVATE) / "checkpoint.safetensors"
 
@@ -22,12 +22,12 @@ FILE = Path(PRIVATE) / "checkpoint.safetensors"
 class TrainingState:
     """What a training is made of at the end of a step."""
 
-    network: Network
+    network: Classifier
     optimisers: list[torch.optim.Optimizer]
     step: int = 0
     history: list[tuple[float, float, float]] = field(default_factory=list)
-    """Rows of (step, accuracy on held-out test images, ‖θ1‖₁,₁). Nothing here is computed from training data other
-    than through the parameters: a training loss would be a release of its own."""
+    """Rows of (step, accuracy on held-out test images, what the method monitors). Nothing here is computed from
+    training data other than through the parameters: a training loss would be a release of its own."""
 
     def tensors(self) -> dict[str, Tensor]:
         named = {f"network.{name}": value for name, value in self.network.state_dict().items()}

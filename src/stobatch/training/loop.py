@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from stobatch.config import RunConfig
 from stobatch.data import Examples
 from stobatch.errors import ModelError
 from stobatch.interrupts import finish_first
-from stobatch.models import Network
+from stobatch.models import Classifier, Network
 from stobatch.progress import progress
 from stobatch.training.checkpoint import TrainingState
 from stobatch.training.engines import Engine, Gradients, TrainerTask
@@ -21,9 +22,13 @@ from stobatch.training.engines import Engine, Gradients, TrainerTask
 class Trainable(ABC):
     """What a method hands to the loop."""
 
-    network: Network
-    encoder_optimiser: str | None = None
-    """A descent rule of its own for θ1; the configured one if unset."""
+    network: Classifier
+    monitored: ClassVar[str]
+    """What `monitor` measures."""
+
+    @abstractmethod
+    def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
+        """The descent rules; each parameter belongs to one of them."""
 
     @abstractmethod
     def tasks(self, step: int) -> list[TrainerTask]:
@@ -40,6 +45,18 @@ class Trainable(ABC):
     @abstractmethod
     def save_private(self, run: Path, config_hash: str) -> None:
         """Store, for the owner's eyes only, what a later load needs beside the weights."""
+
+    @abstractmethod
+    def monitor(self, step: int) -> float:
+        """A public number worth watching: computed from the parameters and the plan, never from the data."""
+
+    def begin(self, run: Path, first: int, last: int) -> None:
+        """Steps from `first` to `last` are about to be made; called again for those that a crash cut off."""
+        return
+
+    def finish(self, run: Path) -> dict[str, Any]:
+        """Turn the last parameters into the model, and say what is worth keeping about the training. Repeatable."""
+        return {}
 
 
 OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
@@ -61,27 +78,30 @@ def train(
     the same bits as an undisturbed one: a step depends on the parameters, the optimiser and the seeds alone.
     """
     network = trainable.network
-    state = TrainingState(network, _optimisers(trainable, config))
+    state = TrainingState(network, trainable.optimisers(config))
     if resume and state.restore(run, config.training_hash):
         trainable.after_update()
     parameters = dict(network.named_parameters())
-    inputs = held_out.inputs[: config.training.monitor_examples].to(network.encoder.weight.device)
+    inputs = held_out.inputs[: config.training.monitor_examples].to(network.device)
     labels = held_out.labels[: config.training.monitor_examples].to(inputs.device)
-    note = ""
+    note, every, stretch_end = "", config.machine.checkpoint_every, state.step
     with (
         finish_first() as stop,
         progress("train", config.training.steps, start=state.step, quiet=quiet) as advance,
     ):
         while state.step < config.training.steps:
+            if state.step == stretch_end:
+                stretch_end = min(config.training.steps, (state.step // every + 1) * every)
+                trainable.begin(run, state.step, stretch_end)
             average = engine.average(trainable.tasks(state.step), lambda task: trainable.gradients(task, state.step))
             _descend(parameters, average, state.optimisers)
             trainable.after_update()
             state.step += 1
             if state.step % config.training.monitor_every == 0 or state.step == config.training.steps:
                 correct = accuracy(network, inputs, labels)
-                state.history.append((float(state.step), correct, network.encoder.max_column_norm()))
+                state.history.append((float(state.step), correct, trainable.monitor(state.step)))
                 note = f"test accuracy {correct:.3f}"
-            if state.step % config.machine.checkpoint_every == 0 or state.step == config.training.steps or stop.asked:
+            if state.step % every == 0 or state.step == config.training.steps or stop.asked:
                 state.save(run, config.training_hash)
             advance(1, note=note)
             if state.step < config.training.steps:
@@ -89,10 +109,12 @@ def train(
     return state
 
 
-def _optimisers(trainable: Trainable, config: RunConfig) -> list[torch.optim.Optimizer]:
-    """One descent rule for θ1 and one for θ2."""
-    network, usual = trainable.network, config.training.optimiser
-    rules = ((trainable.encoder_optimiser or usual, network.encoder), (usual, network.head))
+def encoder_and_head(
+    network: Network, config: RunConfig, encoder_rule: str | None = None
+) -> list[torch.optim.Optimizer]:
+    """One descent rule for θ1, which may have its own, and one for θ2."""
+    usual = config.training.optimiser
+    rules = ((encoder_rule or usual, network.encoder), (usual, network.head))
     return [OPTIMISERS[name](part.parameters(), lr=config.training.learning_rate) for name, part in rules]  # type: ignore[call-arg]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from stobatch.evaluation.sanity import Certified, Evidence, Probe, certified_fro
 from stobatch.evaluation.statistics import proportion
 from stobatch.files import write_tensors
 from stobatch.loading import TrainedModel, seeds_of
-from stobatch.models import Network
+from stobatch.models import Classifier
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.verbs.tables import Columns, Tick, open_run, tabulate, test_examples
 
@@ -48,16 +48,18 @@ class _Opened:
         memory_mb = self.model.config.machine.memory_mb
         if name == "single_pass":
             return SinglePass.of(self.model.network, memory_mb)
-        if not self.model.certifies:
+        ways = self.model.verifiers() if self.model.certifies else ()
+        votes = next((verifier for verifier in ways if verifier.function == "vote"), None)
+        if votes is None:
             raise SettingError(
-                "this method has no verified inference, so there is no vote to attack.", remedy="Attack single_pass."
+                "this model's answer is no vote over noise, so there is no vote to attack.",
+                remedy="Attack single_pass: evaluation.functions=single_pass.",
             )
-        voting = self.model.config.override("certification.noise_draws", self.settings.vote_draws)
-        return Vote.of(replace(self.model, config=voting).verifier(), memory_mb, self.settings.noise_draws)
+        return Vote.of(votes.with_draws(self.settings.vote_draws), memory_mb, self.settings.noise_draws)
 
     def on_device(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
-        weight = self.model.network.encoder.weight
-        return examples.inputs.to(weight), examples.labels.to(weight.device)
+        network = self.model.network
+        return examples.inputs.to(network.device, network.dtype), examples.labels.to(network.device)
 
     def table(self, protocol_name: str, function_name: str) -> AttackedTable:
         """The records of one protocol on one function, made or completed."""
@@ -77,14 +79,15 @@ class _Opened:
             *("attack", self.model, identity, test, rows_of),
             title=title, seed=self.seed, resume=self.resume, quiet=self.quiet,
         )  # fmt: skip
-        return AttackedTable(protocol.name, function.name, protocol.attack_names(function), tuple(radii), records)
+        attacks = protocol.attack_names(function)
+        return AttackedTable(protocol.name, function.name, attacks, tuple(radii), records, function.rules)
 
 
 def _begin(
     run: str | Path,
     overrides: dict[str, Any] | None,
     dataset: Dataset | None,
-    network: Network | None,
+    network: Classifier | None,
     device: str | None,
     *,
     seed: int | None,
@@ -103,7 +106,7 @@ def attack(
     function: str = "single_pass",
     overrides: dict[str, Any] | None = None,
     dataset: Dataset | None = None,
-    network: Network | None = None,
+    network: Classifier | None = None,
     seed: int | None = None,
     resume: bool = False,
     quiet: bool = False,
@@ -130,7 +133,7 @@ def evaluate(
     *,
     overrides: dict[str, Any] | None = None,
     dataset: Dataset | None = None,
-    network: Network | None = None,
+    network: Classifier | None = None,
     seed: int | None = None,
     resume: bool = False,
     quiet: bool = False,
@@ -167,7 +170,6 @@ def evaluate(
 
 def _under_attack(table: AttackedTable) -> dict[str, Any]:
     """What one table says: accuracy for each attack and radius, and for votes the paper's certified accuracy, too."""
-    rules = ("published", "corrected") if "abstain" in table.records else ()
     return {
         "protocol": {"name": table.protocol, "meaning": PROTOCOLS[table.protocol].meaning},
         "function": table.function,
@@ -176,7 +178,7 @@ def _under_attack(table: AttackedTable) -> dict[str, Any]:
         "clean_accuracy": proportion(table.clean()).to_dict(),
         "accuracy": [score.to_dict() for score in table.conventional()],
         "certified_at_attacked": {
-            rule: [score.to_dict() for score in table.certified_at_attacked(rule)] for rule in rules
+            rule: [score.to_dict() for score in table.certified_at_attacked(rule)] for rule in table.rules
         },
     }
 

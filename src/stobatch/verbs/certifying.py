@@ -1,4 +1,4 @@
-"""`certify`: verified inference on the test set."""
+"""`certify`: labels with certified radii on the test set."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from stobatch.certification import best_of
 from stobatch.data import Dataset, Examples
 from stobatch.evaluation.accuracy import certified_accuracy, verified_accuracy
-from stobatch.models import Network
+from stobatch.models import Classifier
 from stobatch.verbs.tables import Columns, Tick, open_run, tabulate, test_examples
 
 
@@ -19,16 +20,18 @@ def certify(
     *,
     overrides: dict[str, Any] | None = None,
     dataset: Dataset | None = None,
-    network: Network | None = None,
+    network: Classifier | None = None,
     seed: int | None = None,
     resume: bool = False,
     quiet: bool = False,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Verified inference on the test set: one row per example, and a summary."""
+    """Certificates on the test set, by the best of the model's ways: one row per example, and a summary."""
     model = open_run(run, overrides, network, device)
-    settings, verifier = model.config.certification, model.verifier()
+    settings = model.config.certification
     test = test_examples(model, dataset, settings.limit, quiet)
+    asked = {"norm": model.config.evaluation.norm, "radii": list(model.config.evaluation.radii)}
+    verifier, chosen = best_of(model.verifiers(), test.inputs.to(model.network.device))
 
     def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
         verdicts = {name: column.tolist() for name, column in verifier.verify(part.inputs, generator).columns().items()}
@@ -36,9 +39,9 @@ def certify(
 
     started = time.monotonic()
     identity, columns = tabulate(
-        "certify", model, settings.to_dict(), test, rows_of, seed=seed, resume=resume, quiet=quiet
+        "certify", model, {**settings.to_dict(), **asked}, test, rows_of, seed=seed, resume=resume, quiet=quiet
     )
-    certified = certified_accuracy(columns, model.config.evaluation.radii)
+    certified = certified_accuracy(columns, verifier.kinds, model.config.evaluation.radii)
     summary = {
         "config_hash": identity,
         "training_hash": model.config.training_hash,
@@ -51,10 +54,8 @@ def certify(
             kind: [{"radius": radius, **share.to_dict()} for radius, share in shares.items()]
             for kind, shares in certified.items()
         },
-        "largest_radius": {
-            "published": max(columns["published_largest_attack"]),
-            "corrected": max(columns["corrected_radius"]),
-        },
+        "largest_radius": {kind.name: max(columns[kind.column]) for kind in verifier.kinds},
+        "chosen": chosen,
     }
     model.run.write("certificates", summary)
     return summary

@@ -16,7 +16,7 @@ from stobatch.data import Dataset, Examples
 from stobatch.errors import DataError, SettingError
 from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel, load, seeds_of
-from stobatch.models import Network
+from stobatch.models import Classifier
 from stobatch.progress import Advance, progress
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
@@ -52,18 +52,17 @@ def read_data(config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
 def test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | None, quiet: bool) -> Examples:
     """Test examples only; the training data is not needed any more, but data sets are read as one."""
     whole = dataset or read_data(model.config, seeds_of(model.config, model.run), quiet)
-    encoder = model.network.encoder
-    if whole.info.input_shape != encoder.input_shape or whole.info.num_classes != model.network.num_classes:
+    if whole.info.input_shape != model.network.input_shape or whole.info.num_classes != model.network.num_classes:
         raise DataError(
             f"the data are {whole.info.input_shape} with {whole.info.num_classes} classes, the model takes "
-            f"{encoder.input_shape} with {model.network.num_classes}.",
+            f"{model.network.input_shape} with {model.network.num_classes}.",
             remedy="Hand over the data set that the run was trained for.",
         )
     return whole.test.limit(limit)
 
 
 def open_run(
-    run: str | Path, overrides: dict[str, Any] | None, network: Network | None, device: str | None
+    run: str | Path, overrides: dict[str, Any] | None, network: Classifier | None, device: str | None
 ) -> TrainedModel:
     """A trained model with settings changed that leave it what it is."""
     changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
@@ -106,7 +105,7 @@ def tabulate(
     A part depends on its examples, the settings and the seeds alone, so parts that are there already are kept.
     """
     seeds = seeds_of(model.config, model.run) if seed is None else Seeds.reproducible(seed)
-    tile = CPU_TILE if model.network.encoder.weight.is_cpu else GPU_TILE
+    tile = CPU_TILE if model.network.device.type == "cpu" else GPU_TILE
     identity = content_hash([model.config.training_hash, verb, settings, fingerprint(test), seed, tile])
     records = model.run.records(verb, config_hash=identity, expected_rows=len(test))
     with finish_first() as stop, progress(title or verb, len(test), quiet=quiet) as advance:

@@ -14,7 +14,7 @@ from stobatch.errors import RunError
 from stobatch.files import write_tensors
 from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of, use_device
 from stobatch.methods import method_of
-from stobatch.models import Network
+from stobatch.models import Classifier
 from stobatch.privacy.plan import Plan
 from stobatch.runs import Run
 from stobatch.settings import content_hash
@@ -23,7 +23,7 @@ from stobatch.training.engines import InProcessEngine
 from stobatch.verbs.tables import data_root, fingerprint, read_data
 
 
-def plan(config: RunConfig, *, dataset: Dataset | None = None, network: Network | None = None) -> Plan:
+def plan(config: RunConfig, *, dataset: Dataset | None = None, network: Classifier | None = None) -> Plan:
     """Every number that privacy depends on, before any data is read."""
     info = dataset.info if dataset else data.describe(config.data, data_root(config))
     return make_plan(config, info, network)
@@ -34,7 +34,7 @@ def train(
     out: str | Path,
     *,
     dataset: Dataset | None = None,
-    network: Network | None = None,
+    network: Classifier | None = None,
     resume: bool = False,
     quiet: bool = False,
 ) -> TrainedModel:
@@ -61,16 +61,18 @@ def train(
     if not run.is_trained:
         started = time.monotonic()
         state = run_training(trainable, config, InProcessEngine(), run.path, dataset.test, resume=resume, quiet=quiet)
+        kept = trainable.finish(run.path)
         run.write(
             "training",
             {
+                **kept,
                 "steps": state.step,
                 "seconds_since_last_start": round(time.monotonic() - started, 1),
                 "device": str(device),
                 "torch": torch.__version__,
                 "history": [
-                    {"step": int(step), "test_accuracy": accuracy, "encoder_norm": norm}
-                    for step, accuracy, norm in state.history
+                    {"step": int(step), "test_accuracy": accuracy, trainable.monitored: monitored}
+                    for step, accuracy, monitored in state.history
                 ],
             },
         )

@@ -1,0 +1,328 @@
+"""Bounds through a network one layer at a time: boxes forwards, linear lower bounds backwards.
+
+What is bounded is the deployed function, a pass in float32, and not the real function that it approximates. A layer
+of the deployed pass returns Wx + b + ρ for some rounding errors ρ, and whatever the order of its sums,
+|ρ| <= γ (|W||x| + |b|) with γ = nu/(1 - nu), n = fan-in + 2, u = 2⁻²⁴. Boxes grow by that much at every layer, and a
+linear bound with coefficients a loses |a|·|ρ| when it is pulled back through one.
+
+The bounds are computed in float64, whose own errors obey the same law with u = 2⁻⁵³ and n the number of terms in any
+sum over the layer. Both are added up in `Affine.allowance`; nothing else in these bounds is rounded the wrong way.
+
+**Assumptions.** Sums of float32 products are accumulated in float32 or wider, in any order, with or without fused
+multiply-add; subnormal numbers may be kept or flushed to zero; tanh is within 8 units in the last place. Excluded:
+TF32, half precision, and algorithms that are not sums of products (Winograd, FFT).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+FLOAT32_UNIT = 2.0**-24
+FLOAT64_UNIT = 2.0**-53
+SMALLEST_NORMAL = 2.0**-126
+LARGEST_SUM = 2.0**126
+"""Sums of sizes beyond this might overflow in float32."""
+
+SPARE_ROUNDINGS = 1024
+"""Roundings in float64 that are paid for beyond those of the sums: products, conversions, additions of layers."""
+
+
+def gamma(unit: float, roundings: int) -> float:
+    """The relative error of a sum of products in which no term is rounded more than so many times."""
+    return roundings * unit / (1 - roundings * unit) if roundings * unit < 1 else float("inf")
+
+
+@dataclass(frozen=True)
+class Box:
+    """All values that one layer of the deployed pass can take, for each example: low <= value <= high.
+
+    Values that nothing is known about are NaN, and so is every bound derived from them.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def centre(self) -> Tensor:
+        return (self.low + self.high) / 2
+
+    @property
+    def radius(self) -> Tensor:
+        return (self.high - self.low) / 2
+
+    @property
+    def reach(self) -> Tensor:
+        """The largest size of each value."""
+        return torch.maximum(self.low.abs(), self.high.abs())
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Quantities with linear lower bounds: each is at least coefficients · layer + constant.
+
+    Row p speaks of the example `owner[p]`, and holds for every pass that starts inside the box of that example.
+    """
+
+    coefficients: Tensor
+    constant: Tensor
+    owner: Tensor
+
+    def lowest(self, box: Box) -> Tensor:
+        """The lower bounds over a box of the layer, with the rounding of these very sums taken off."""
+        sums = gamma(FLOAT64_UNIT, 4 * box.low[0].numel() + SPARE_ROUNDINGS)
+        radius = box.radius + sums * box.reach
+        at_centre = _dot(self.coefficients, box.centre[self.owner])
+        return self.constant + at_centre - _dot(self.coefficients.abs(), radius[self.owner]) - SMALLEST_NORMAL
+
+
+def _dot(rows: Tensor, others: Tensor) -> Tensor:
+    products: Tensor = torch.linalg.vecdot(rows.flatten(1), others.flatten(1))
+    return products
+
+
+LowerSlope = Callable[[Box, Tensor], Tensor]
+"""The slope of the line below a ReLU whose sign is open, from its box and the slope of the chord above it."""
+
+LOWER_SLOPES: dict[str, LowerSlope] = {
+    "smaller area": lambda box, chord: (box.high > -box.low).double(),
+    "chord": lambda box, chord: chord,
+    "zero": lambda box, chord: torch.zeros_like(chord),
+    "one": lambda box, chord: torch.ones_like(chord),
+}
+"""Every slope in [0, 1] is sound, so the best of several bounds is."""
+
+
+class Step(ABC):
+    """One layer, as a map of bounds."""
+
+    @abstractmethod
+    def forward(self, before: Box) -> Passed:
+        """The box after the layer."""
+
+    def backward(self, rows: Rows, passed: Passed, lower_slope: LowerSlope) -> Rows | None:
+        """The same lower bounds in terms of the values before the layer; None where boxes are all there is."""
+        return None
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a forward pass of boxes leaves behind at one layer."""
+
+    step: Step
+    before: Box
+    after: Box
+    rounding: Tensor | None = None
+    """How far each value may lie from the real number that it stands for, given the values before."""
+
+
+class Affine(Step):
+    """Wx + b, in whatever form W comes."""
+
+    weight: Tensor
+    bias: Tensor | None
+    fan_in: int
+
+    @abstractmethod
+    def product(self, weight: Tensor, values: Tensor) -> Tensor:
+        """Wx, for the layer's own W or for the sizes of its weights."""
+
+    @abstractmethod
+    def transposed(self, coefficients: Tensor, shape: torch.Size) -> Tensor:
+        """aᵀW, for inputs of this shape."""
+
+    def allowance(self, num_in: int, num_out: int) -> float:
+        """Rounding as a share of |W||x| + |b|: of the deployed pass, and of these bounds in both directions."""
+        bounds = gamma(FLOAT64_UNIT, 4 * (num_in + num_out) + SPARE_ROUNDINGS)
+        return gamma(FLOAT32_UNIT, self.fan_in + 2) + bounds
+
+    def underflow(self, reach: Tensor) -> Tensor:
+        """Results and operands that are flushed to zero, at most two per term, for each example."""
+        largest = 1 + reach.flatten(1).amax(1)
+        return SMALLEST_NORMAL * 2 * (self.fan_in + 2) * (1 + self.weight.abs().max()) * largest
+
+    def forward(self, before: Box) -> Passed:
+        centre, sizes = self.product(self.weight, before.centre), self.product(self.weight.abs(), before.reach)
+        if self.bias is not None:
+            centre, sizes = centre + self.bias, sizes + self.bias.abs()
+        rounding = self.allowance(before.low[0].numel(), centre[0].numel()) * sizes
+        rounding = rounding + self.underflow(before.reach).view(-1, *(1,) * (centre.dim() - 1))
+        rounding = torch.where(sizes < LARGEST_SUM, rounding, torch.nan)
+        radius = self.product(self.weight.abs(), before.radius) + rounding
+        return Passed(self, before, Box(centre - radius, centre + radius), rounding)
+
+    def backward(self, rows: Rows, passed: Passed, lower_slope: LowerSlope) -> Rows:
+        assert passed.rounding is not None
+        constant = rows.constant - _dot(rows.coefficients.abs(), passed.rounding[rows.owner])
+        if self.bias is not None:
+            constant = constant + _dot(rows.coefficients, self.bias.expand_as(rows.coefficients))
+        return Rows(self.transposed(rows.coefficients, passed.before.low.shape[1:]), constant, rows.owner)
+
+
+@final
+class Dense(Affine):
+    """A matrix."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.weight = layer.weight.detach().double()
+        self.bias = None if layer.bias is None else layer.bias.detach().double()
+        self.fan_in = layer.in_features
+
+    def product(self, weight: Tensor, values: Tensor) -> Tensor:
+        return values @ weight.t()
+
+    def transposed(self, coefficients: Tensor, shape: torch.Size) -> Tensor:
+        return coefficients @ self.weight
+
+
+@final
+class Convolution(Affine):
+    """A kernel at every position, zeros around the picture."""
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        self.weight = layer.weight.detach().double()
+        self.bias = None if layer.bias is None else layer.bias.detach().double()[:, None, None]
+        self.fan_in = self.weight[0].numel()
+        assert not isinstance(layer.padding, str)
+        self.stride, self.padding = _pair(layer.stride), _pair(layer.padding)
+
+    def product(self, weight: Tensor, values: Tensor) -> Tensor:
+        return F.conv2d(values, weight, stride=self.stride, padding=self.padding)
+
+    def transposed(self, coefficients: Tensor, shape: torch.Size) -> Tensor:
+        return _spread(coefficients, self.weight, shape, self.stride, self.padding)
+
+
+@final
+class AveragePool(Affine):
+    """The mean of every window: one kernel, map by map."""
+
+    bias = None
+
+    def __init__(self, size: tuple[int, int], stride: tuple[int, int], device: torch.device) -> None:
+        self.stride, self.fan_in = stride, size[0] * size[1]
+        self.weight = torch.full((1, 1, *size), 1 / self.fan_in, dtype=torch.float64, device=device)
+
+    def product(self, weight: Tensor, values: Tensor) -> Tensor:
+        maps = F.conv2d(values.flatten(0, 1).unsqueeze(1), weight, stride=self.stride)
+        return maps.view(*values.shape[:2], *maps.shape[2:])
+
+    def transposed(self, coefficients: Tensor, shape: torch.Size) -> Tensor:
+        maps = coefficients.flatten(0, 1).unsqueeze(1)
+        return _spread(maps, self.weight, shape, self.stride, (0, 0)).view(len(coefficients), *shape)
+
+
+def _pair(setting: tuple[int, ...]) -> tuple[int, int]:
+    return setting[0], setting[1]
+
+
+def _spread(
+    coefficients: Tensor, weight: Tensor, shape: torch.Size, stride: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
+    """The transpose of a convolution, with the rows and columns that no kernel reached filled up."""
+    covered = [(coefficients.shape[i] - 1) * stride[i] - 2 * padding[i] + weight.shape[i] for i in (-2, -1)]
+    missing = [shape[-2] - covered[0], shape[-1] - covered[1]]
+    return F.conv_transpose2d(coefficients, weight, stride=stride, padding=padding, output_padding=missing)
+
+
+@final
+class Rectifier(Step):
+    """ReLU: exact on boxes; a line where its sign is known, and between two lines where it is open."""
+
+    def forward(self, before: Box) -> Passed:
+        return Passed(self, before, Box(before.low.clamp(min=0), before.high.clamp(min=0)))
+
+    def backward(self, rows: Rows, passed: Passed, lower_slope: LowerSlope) -> Rows:
+        box = passed.before
+        is_open, identity = (box.low < 0) & (box.high > 0), (box.low >= 0).double()
+        chord = torch.where(is_open, box.high / (box.high - box.low), identity)
+        below = torch.where(is_open, lower_slope(box, chord), identity)
+        # A rounded slope is a slope like any other, if the line is then lifted over both ends of the curve.
+        lift = torch.maximum(-chord * box.low, (1 - chord) * box.high) * (1 + 2.0**-50) + SMALLEST_NORMAL
+        lift = torch.where(is_open, lift, 0.0)
+        helps, harms = rows.coefficients.clamp(min=0), rows.coefficients.clamp(max=0)
+        coefficients = helps * below[rows.owner] + harms * chord[rows.owner]
+        return Rows(coefficients, rows.constant + _dot(harms, lift[rows.owner]), rows.owner)
+
+
+@final
+@dataclass(frozen=True)
+class Clamp(Step):
+    """clamp(slope·(x - threshold), -1, 1), a map for each threshold: monotone, so it maps boxes to boxes.
+
+    Slope, threshold, difference and product are rounded once each; a threshold's own rounding is absolute.
+    """
+
+    slope: float
+    thresholds: tuple[float, ...] = (0.0,)
+
+    def forward(self, before: Box) -> Passed:
+        maps = [[self._end(end, threshold, way) for threshold in self.thresholds] for end, way in _ends(before)]
+        low, high = (torch.cat(each, 1).clamp(-1, 1) for each in maps)
+        return Passed(self, before, Box(low, high))
+
+    def _end(self, end: Tensor, threshold: float, way: int) -> Tensor:
+        shifted = _outwards(end - threshold, gamma(FLOAT32_UNIT, 2), way) + way * 2 * FLOAT32_UNIT * abs(threshold)
+        return _outwards(self.slope * shifted, gamma(FLOAT32_UNIT, 3), way)
+
+
+@final
+class HyperbolicTangent(Step):
+    """tanh, as exact as the libraries promise."""
+
+    def forward(self, before: Box) -> Passed:
+        low, high = (_outwards(torch.tanh(end), 18 * FLOAT32_UNIT, way) for end, way in _ends(before))
+        return Passed(self, before, Box(low, high))
+
+
+def _ends(box: Box) -> tuple[tuple[Tensor, int], tuple[Tensor, int]]:
+    return (box.low, -1), (box.high, 1)
+
+
+def _outwards(values: Tensor, relative_error: float, way: int) -> Tensor:
+    return values + way * (relative_error * values.abs() + 2 * SMALLEST_NORMAL)
+
+
+@final
+@dataclass(frozen=True)
+class LargestPool(Step):
+    """The largest value of every window: monotone and exact."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int]
+
+    def forward(self, before: Box) -> Passed:
+        low, high = (F.max_pool2d(end, self.size, self.stride) for end in (before.low, before.high))
+        return Passed(self, before, Box(low, high))
+
+
+@final
+class Flatten(Step):
+    """Another shape for the same numbers."""
+
+    def forward(self, before: Box) -> Passed:
+        return Passed(self, before, Box(before.low.flatten(1), before.high.flatten(1)))
+
+    def backward(self, rows: Rows, passed: Passed, lower_slope: LowerSlope) -> Rows:
+        shape = passed.before.low.shape[1:]
+        return Rows(rows.coefficients.view(-1, *shape), rows.constant, rows.owner)
+
+
+def lower_bounds(rows: Rows, trace: Sequence[Passed], lower_slope: LowerSlope) -> Tensor:
+    """The best of the bounds that the rows reach on their way back, from the box they stand on to the first."""
+    best = rows.lowest(trace[-1].after)
+    for passed in reversed(trace):
+        moved = passed.step.backward(rows, passed, lower_slope)
+        if moved is None:
+            break
+        rows = moved
+        # Before an affine layer the bound is never worse than behind it, so boxes behind need no look.
+        if isinstance(passed.step, Affine) or passed is trace[0]:
+            best = torch.maximum(best, rows.lowest(passed.before))
+    return best

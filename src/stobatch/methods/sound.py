@@ -1,0 +1,330 @@
+"""The sound method: DP-SGD on per-example losses, and certificates that are theorems.
+
+Everything that an example is made into (noisy views, an adversarial point, the bounds of its box) is one gradient, and
+that gradient is clipped; Gaussian noise goes on the sum of a Poisson sample, and the sum is divided by a constant.
+The privacy noise is in training alone. What certifies, bounds or votes, is separate from it (docs/guarantees.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stobatch.attacks import Ball, craft, paper_ensemble
+from stobatch.certification import (
+    BoundsVerifier,
+    GaussianNoise,
+    HiddenGaussian,
+    LaplaceNoise,
+    SmoothingNoise,
+    Verifier,
+    VoteSettings,
+    VotesVerifier,
+)
+from stobatch.config import MethodConfig, RunConfig
+from stobatch.data import DatasetInfo, Examples
+from stobatch.data.partition import poisson_sample
+from stobatch.errors import ModelError, SettingError
+from stobatch.methods.base import Method
+from stobatch.models import Classifier, Layered, Network, require_per_example, rows_in_memory
+from stobatch.objectives.private import (
+    Adversarial,
+    Certified,
+    Coins,
+    CrossEntropy,
+    NoisyViews,
+    Objective,
+    Ramp,
+    Reconstruction,
+    Term,
+    normal_coins,
+)
+from stobatch.privacy.dpsgd_plan import DpSgdPlan
+from stobatch.privacy.per_example import Batch, Losses, clipper_for
+from stobatch.privacy.plan import Plan
+from stobatch.runs import Run
+from stobatch.seeds import Seeds
+from stobatch.settings import setting
+from stobatch.training import Trainable
+from stobatch.training.averaging import AveragedSGD
+from stobatch.training.engines import Gradients, TrainerTask
+from stobatch.types import PAPER_RANGE, Norm, Radius
+
+_CPU_CHUNK = 512
+"""Examples of one pass on a CPU; larger chunks fall out of the cache."""
+
+
+@dataclass(frozen=True)
+class SoundConfig(MethodConfig, name="sound"):
+    """Settings of the sound method. `epsilon` and `radius` are the knobs; the rest has defaults that work."""
+
+    epsilon: float = setting(1.0, above=0, doc="The privacy budget ε that training must not exceed")
+    delta: float = setting(1e-5, above=0, below=1, doc="The δ of the budget; below one over the number of examples")
+    radius: float = setting(0.2, at_least=0, at_most=2, doc="What training aims to certify, l-infinity over [-1, 1]")
+    expected_batch_size: int = setting(4096, at_least=1, doc="Examples that a Poisson sample has on average")
+    clip_norm: float = setting(1.0, above=0, doc="The norm C that each example's gradient is clipped to")
+    momentum: float = setting(0.0, at_least=0, below=1, doc="Of the descent")
+    average_decay: float = setting(0.99, at_least=0, below=1, doc="Of the moving average that becomes the model")
+    natural_weight: float = setting(0.5, at_least=0, doc="Of cross-entropy on the examples as they are")
+    certified_weight: float = setting(0.5, at_least=0, doc="Of cross-entropy on interval bounds, when fully ramped")
+    adversarial_weight: float = setting(0.0, at_least=0, doc="Of cross-entropy on each example's adversarial point")
+    reconstruction_weight: float = setting(0.0, at_least=0, doc="Of the paper's auto-encoder objective, per example")
+    views_weight: float = setting(0.0, at_least=0, doc="Of cross-entropy on noisy views")
+    num_views: int = setting(2, at_least=1, doc="Noisy views of each example, averaged inside its one contribution")
+    smoothing_noise: str = setting("gaussian", choices=("gaussian", "laplace"), doc="The noise of views and of votes")
+    smoothing_stddev: float = setting(0.0, at_least=0, doc="Its standard deviation over [-1, 1]; 0 for no votes")
+    attack_steps: int = setting(3, at_least=1, doc="Gradient steps to each adversarial point")
+    warm_up: float = setting(0.2, at_least=0, at_most=1, doc="Share of the steps on plain cross-entropy")
+    ramp: float = setting(0.5, at_least=0, at_most=1, doc="Share of the steps over which radius and weights grow")
+    tuned_on_private_data: bool = setting(
+        True, doc="Whether these settings were chosen by looking at the training data; said in the guarantee"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        weights = (self.natural_weight, self.certified_weight, self.adversarial_weight, self.views_weight)
+        if not any(weights):
+            raise SettingError("no loss has a weight.", remedy="Set method.natural_weight=1, for instance.")
+        if self.views_weight and not self.smoothing_stddev:
+            raise SettingError(
+                "noisy views have no noise.", remedy="Set method.smoothing_stddev, or method.views_weight=0."
+            )
+
+    @property
+    def noise(self) -> SmoothingNoise | None:
+        """What votes are taken under."""
+        if not self.smoothing_stddev:
+            return None
+        gaussian = self.smoothing_noise == "gaussian"
+        return GaussianNoise(self.smoothing_stddev) if gaussian else LaplaceNoise(self.smoothing_stddev / sqrt(2))
+
+    def objective(self, attack_chunk: int) -> Objective:
+        """The mixture of losses that these settings describe."""
+        weighted: tuple[tuple[float, Term], ...] = (
+            (self.natural_weight, CrossEntropy()),
+            (self.certified_weight, Certified(self.radius)),
+            (self.adversarial_weight, Adversarial(self.radius, partial(_attacked, self.attack_steps, attack_chunk))),
+            (self.views_weight, NoisyViews(partial(_noise, self), self.num_views)),
+            (self.reconstruction_weight, Reconstruction()),
+        )
+        return Objective(tuple(pair for pair in weighted if pair[0]), Ramp(self.warm_up, self.ramp))
+
+
+def _noise(config: SoundConfig, shape: tuple[int, ...], coins: Coins) -> Tensor:
+    """Noise for views, from normal numbers: a Laplace number is a normal one with an exponential variance."""
+    normal = coins(shape) * config.smoothing_stddev
+    if config.smoothing_noise == "gaussian":
+        return normal
+    # √E with E exponential of mean 1: half the squared length of a normal vector in the plane.
+    return normal * ((coins(shape).square() + coins(shape).square()) / 2).sqrt()
+
+
+def _attacked(steps: int, chunk: int, network: Classifier, inputs: Tensor, labels: Tensor, radius: float) -> Tensor:
+    """Each example's own adversarial point; the starting point is the example, so that nothing is drawn."""
+    if not len(inputs) or not radius:
+        return inputs
+    ball = Ball.around(inputs, Radius(radius, Norm.LINF, PAPER_RANGE))
+    return craft(network, ball, paper_ensemble(("ifgsm",), steps), torch.Generator(), labels=labels, chunk=chunk)
+
+
+class SoundTrainable(Trainable):
+    """A step of DP-SGD: a Poisson sample, one clipped contribution per example, noise, a public denominator."""
+
+    monitored = "epsilon_spent"
+
+    def __init__(
+        self,
+        config: SoundConfig,
+        plan: DpSgdPlan,
+        network: Classifier,
+        train: Examples,
+        seeds: Seeds,
+        *,
+        memory_mb: int,
+    ) -> None:
+        self.config, self.plan, self.network, self.seeds = config, plan, network, seeds
+        self.inputs, self.labels = train.inputs.to(network.device), train.labels.to(network.device)
+        self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
+        self.objective = config.objective(self.chunk)
+        probe, losses = self._probe()
+        self.clip = clipper_for(network, losses, probe)
+
+    def _probe(self) -> tuple[Batch, Losses]:
+        """Public points that have nothing to do with the data, to try the fast clipping on."""
+        generator = torch.Generator().manual_seed(1)
+        inputs = torch.rand(4, *self.network.input_shape, generator=generator) * 2 - 1
+        labels = torch.arange(4) % self.network.num_classes
+        device = self.network.device
+        coins = normal_coins(generator, device)
+        return self.objective.prepare(self.network, inputs.to(device), labels.to(device), 1.0, coins)
+
+    def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
+        self.average = AveragedSGD(
+            self.network.parameters(),
+            lr=config.training.learning_rate,
+            momentum=self.config.momentum,
+            decay=self.config.average_decay,
+        )
+        return [self.average]
+
+    def tasks(self, step: int) -> list[TrainerTask]:
+        return [TrainerTask(trainer=0, benign_batch=0, adversarial_batch=0)]
+
+    def gradients(self, task: TrainerTask, step: int) -> Gradients:
+        """(Σ clipped contributions + noise) / (C · expected batch size): at most 1 long where there is no noise."""
+        plan, device = self.plan, self.network.device
+        sample = poisson_sample(plan.num_examples, plan.sampling_rate, self.seeds.generator("step", step, "sample"))
+        coins = normal_coins(self.seeds.generator("step", step, "views"), device)
+        total = {name: torch.zeros_like(p) for name, p in self.network.named_parameters() if p.requires_grad}
+        for part in torch.split(sample.to(device), self.chunk):
+            inputs, labels = self.inputs[part], self.labels[part]
+            batch, losses = self.objective.prepare(self.network, inputs, labels, step / plan.steps, coins)
+            for name, value in self.clip(self.network, losses, batch, plan.clip_norm).gradients.items():
+                total[name] += value
+        generator = self.seeds.generator("step", step, "noise")
+        scale = 1 / (plan.clip_norm * plan.expected_batch_size)
+        for value in total.values():
+            noise = torch.randn(value.shape, generator=generator, dtype=torch.float64) * plan.noise_stddev
+            value.add_(noise.to(value)).mul_(scale)
+        return total
+
+    def after_update(self) -> None:
+        """Parameters that have run away give every example an endless gradient, which is left out: say so instead."""
+        probe = torch.zeros(1, *self.network.input_shape, device=self.network.device)
+        with torch.no_grad():
+            if not bool(self.network(probe).isfinite().all()):
+                raise ModelError(
+                    "the network's scores are not numbers any more.",
+                    why="The parameters have diverged.",
+                    remedy="Lower training.learning_rate, and start a new run.",
+                )
+
+    def save_private(self, run: Path, config_hash: str) -> None:
+        """The privacy noise lives in the steps alone; the model carries none."""
+
+    def begin(self, run: Path, first: int, last: int) -> None:
+        """Count steps before they are made: a stretch that a crash cuts off is counted again, never forgotten."""
+        ledger, so_far = Run(run), 0
+        if ledger.has("ledger", private=True):
+            so_far = int(ledger.read("ledger", private=True)["steps_begun"])
+        ledger.write("ledger", {"steps_begun": so_far + last - first}, private=True)
+
+    def finish(self, run: Path) -> dict[str, float]:
+        self.average.adopt_average()
+        begun = int(Run(run).read("ledger", private=True)["steps_begun"])
+        return {"accounted_steps": begun}
+
+    def monitor(self, step: int) -> float:
+        return self.plan.spent(step)
+
+
+class Sound(Method):
+    """Differential privacy and certificates that hold."""
+
+    config_class = SoundConfig
+
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> DpSgdPlan:
+        method = config.method
+        assert isinstance(method, SoundConfig)
+        if config.training.optimiser != "sgd":
+            raise SettingError(
+                f"training.optimiser={config.training.optimiser} is not for the sound method.",
+                remedy="Set training.optimiser=sgd; momentum and averaging are settings of the method.",
+            )
+        return DpSgdPlan(
+            num_examples=info.num_train,
+            expected_batch_size=method.expected_batch_size,
+            steps=config.training.steps,
+            clip_norm=method.clip_norm,
+            target_epsilon=method.epsilon,
+            delta=method.delta,
+            tuned_on_private_data=method.tuned_on_private_data,
+            records_per_person=info.copies,
+        )
+
+    def prepare(
+        self, config: RunConfig, plan: Plan, network: Classifier, train: Examples, seeds: Seeds
+    ) -> SoundTrainable:
+        method = config.method
+        assert isinstance(method, SoundConfig)
+        assert isinstance(plan, DpSgdPlan)
+        require_per_example(network)
+        if len(train) != plan.num_examples:
+            raise SettingError(
+                f"the plan is for {plan.num_examples} training examples, the data have {len(train)}.",
+                why="The sampling rate and the noise follow from the number.",
+                remedy="Describe the data by what they are: DatasetInfo.num_train.",
+            )
+        if method.certified_weight and not isinstance(network, Layered):
+            raise ModelError(
+                "the certified loss needs a plain stack of layers.",
+                remedy="Set model.architecture to a list of layers, or method.certified_weight=0.",
+            )
+        if method.reconstruction_weight and not isinstance(network, Network):
+            raise ModelError(
+                "the reconstruction objective needs one of the paper's networks, with an encoder.",
+                remedy="Set model.architecture=mnist_cnn, or method.reconstruction_weight=0.",
+            )
+        return SoundTrainable(method, plan, network, train, seeds, memory_mb=config.machine.memory_mb)
+
+    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
+        """The weights are all there is."""
+
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+        method, wanted = config.method, config.certification.certificate
+        assert isinstance(method, SoundConfig)
+        norm = Norm(config.evaluation.norm)
+        radii = tuple(sorted({*config.evaluation.radii, config.certification.attack_radius}))
+        found: list[Verifier] = []
+        if wanted in ("best", "bounds") and isinstance(network, Layered):
+            found += _bounds(network, norm, radii, config.machine.memory_mb, insist=wanted == "bounds")
+        if wanted in ("best", "votes") and method.noise is not None:
+            found.append(_votes(config, method.noise, network, norm, radii))
+        if not found:
+            raise ModelError(
+                f"this model has no certificate of the kind '{wanted}'.",
+                why="Votes need a model trained with method.smoothing_stddev; bounds need a list of layers without "
+                "normalisation.",
+                remedy="Train with `--recipe sound.mnist`, or set certification.certificate=best.",
+            )
+        return tuple(found)
+
+
+def _bounds(network: Layered, norm: Norm, radii: tuple[float, ...], memory_mb: int, *, insist: bool) -> list[Verifier]:
+    try:
+        return [BoundsVerifier(network, network.layers, norm, radii, memory_mb)]
+    except ModelError:
+        if insist:
+            raise
+        return []
+
+
+def _votes(
+    config: RunConfig, noise: SmoothingNoise, network: Classifier, norm: Norm, radii: tuple[float, ...]
+) -> Verifier:
+    settings = config.certification
+    behind: torch.nn.Module = network
+    if settings.hidden_stddev:
+        first = network.layers[0] if isinstance(network, Layered) else None
+        if not isinstance(first, torch.nn.Conv2d | torch.nn.Linear) or not isinstance(noise, GaussianNoise):
+            raise ModelError(
+                "noise in the first hidden layer needs layers that start with conv or linear, and Gaussian noise.",
+                remedy="Set certification.hidden_stddev=0.",
+            )
+        assert isinstance(network, Layered)
+        behind = network.layers[1:]
+        noise = HiddenGaussian.behind(
+            first, network.input_shape, at_input=noise.stddev, at_hidden=settings.hidden_stddev
+        )
+    votes = VoteSettings(
+        failure_probability=settings.failure_probability,
+        selection_draws=settings.selection_draws,
+        draws=settings.noise_draws,
+        rows_at_once=rows_in_memory(network, config.machine.memory_mb, most=2_000),
+    )
+    return VotesVerifier(network, behind, noise, norm, radii, votes, stop_early=settings.stop_early)

@@ -1,0 +1,168 @@
+"""A plain stack of layers, written as a line of text: the networks of the sound method.
+
+Small and shallow on purpose. Every weight costs privacy noise, and every layer loosens interval bounds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from stobatch.errors import ModelError
+from stobatch.models.classifier import Classifier
+
+
+class Squash(nn.Module):
+    """clamp(slope·(x - threshold), -1, 1), a map for each threshold: values far from all thresholds stop moving.
+
+    On pictures of strokes most pixels are near an end of the range. With slope s and threshold 0 a pixel at ±1 is fixed
+    against every perturbation up to 1 - 1/s, so an attacker cannot use it.
+    """
+
+    def __init__(self, slope: float, *thresholds: float) -> None:
+        super().__init__()
+        self.slope, self.thresholds = slope, thresholds or (0.0,)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        maps = [(self.slope * (inputs - threshold)).clamp(-1, 1) for threshold in self.thresholds]
+        return torch.cat(maps, 1) if len(maps) > 1 else maps[0]
+
+    def extra_repr(self) -> str:
+        return f"slope={self.slope:g}, thresholds={self.thresholds}"
+
+
+class Layered(Classifier):
+    """Layers one after the other, from inputs in [-1, 1] to class scores."""
+
+    def __init__(self, layers: Sequence[nn.Module], input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+        self.input_shape = input_shape
+        if not isinstance(self.layers[-1], nn.Linear):
+            raise ModelError("the last layer has to be linear.", remedy="End the list of layers with `linear`.")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.layers(inputs)
+        return scores
+
+    @property
+    def num_classes(self) -> int:
+        last = self.layers[-1]
+        assert isinstance(last, nn.Linear)
+        return last.out_features
+
+
+Shape = tuple[int, ...]
+
+
+def _whole(number: float, least: int = 1) -> int:
+    if not (float(number).is_integer() and number >= least):
+        raise ValueError(number)
+    return int(number)
+
+
+def _squash(shape: Shape, slope: float, *thresholds: float) -> nn.Module:
+    if not (0 < slope < math.inf and all(map(math.isfinite, thresholds))):
+        raise ValueError(slope)
+    return Squash(slope, *thresholds)
+
+
+def _conv(shape: Shape, maps: float, size: float, stride: float = 1, padding: float = 0) -> nn.Module:
+    return nn.Conv2d(shape[0], _whole(maps), _whole(size), _whole(stride), _whole(padding, 0))
+
+
+def _average_pool(shape: Shape, size: float, stride: float | None = None) -> nn.Module:
+    return nn.AvgPool2d(_whole(size), _whole(size if stride is None else stride))
+
+
+def _max_pool(shape: Shape, size: float, stride: float | None = None) -> nn.Module:
+    return nn.MaxPool2d(_whole(size), _whole(size if stride is None else stride))
+
+
+def _group_norm(shape: Shape, groups: float) -> nn.Module:
+    return nn.GroupNorm(_whole(groups), shape[0])
+
+
+def _linear(shape: Shape, size: float) -> nn.Module:
+    return nn.Linear(shape[0], _whole(size))
+
+
+_MAKERS: dict[str, Callable[..., nn.Module]] = {
+    "squash": _squash,
+    "conv": _conv,
+    "relu": lambda shape: nn.ReLU(),
+    "tanh": lambda shape: nn.Tanh(),
+    "avgpool": _average_pool,
+    "maxpool": _max_pool,
+    "groupnorm": _group_norm,
+    "linear": _linear,
+}
+
+GRAMMAR = (
+    "squash SLOPE THRESHOLD..., conv MAPS SIZE/STRIDE+PADDING, relu, tanh, avgpool SIZE/STRIDE, maxpool SIZE/STRIDE, "
+    "groupnorm GROUPS, linear N"
+)
+
+
+_WINDOW = re.compile(r"(?P<size>[^/+]+)(?:/(?P<stride>[^/+]+))?(?:\+(?P<padding>[^/+]+))?")
+
+
+def build_layered(description: str, input_shape: Shape, num_classes: int, generator: torch.Generator) -> Layered:
+    """A network from its description, with freshly drawn weights.
+
+    >>> net = build_layered("squash 4, conv 8 7/3, relu, linear", (1, 28, 28), 10, torch.Generator())
+    >>> [type(layer).__name__ for layer in net.layers]
+    ['Squash', 'Conv2d', 'ReLU', 'Flatten', 'Linear']
+    """
+    words = [word.strip() for word in description.split(",")]
+    if words[-1] == "linear":
+        words[-1] = f"linear {num_classes}"
+    layers: list[nn.Module] = []
+    example = torch.zeros(1, *input_shape)
+    for word in words:
+        if word.startswith("linear") and example.ndim > 2:
+            layers.append(nn.Flatten())
+            example = example.flatten(1)
+        layers.append(_layer(word, tuple(example.shape[1:])))
+        try:
+            example = layers[-1](example).detach()
+        except (IndexError, RuntimeError, ValueError):
+            raise ModelError(
+                f"layer '{word}' does not take values of shape {tuple(example.shape[1:])}.",
+                remedy="Lower sizes and strides, or pool less.",
+            ) from None
+    network = Layered(layers, input_shape)
+    if network.num_classes != num_classes:
+        raise ModelError(f"'{description}' does not end with {num_classes} scores.", remedy="End it with `linear`.")
+    initialise_layered(network, generator)
+    return network
+
+
+def _layer(word: str, shape: Shape) -> nn.Module:
+    name, *numbers = word.split() or [""]
+    try:
+        options: dict[str, float] = {}
+        if numbers and (window := _WINDOW.fullmatch(numbers[-1])):
+            numbers[-1] = window["size"]
+            options = {key: float(window[key]) for key in ("stride", "padding") if window[key]}
+        return _MAKERS[name](shape, *(float(number) for number in numbers), **options)
+    except (KeyError, TypeError, ValueError):
+        raise ModelError(
+            f"'{word}' is not a layer for values of shape {shape}.", remedy=f"Layers are: {GRAMMAR}."
+        ) from None
+
+
+def initialise_layered(network: Layered, generator: torch.Generator) -> None:
+    """Weights of variance 1/fan-in from the given generator only, zero biases, and an output layer at zero.
+
+    Zero scores are the fair start: whatever the classes are, the first noisy step moves away from no opinion.
+    """
+    for layer in network.layers:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="linear", generator=generator)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)

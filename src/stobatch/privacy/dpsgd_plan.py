@@ -1,0 +1,185 @@
+"""The plan of differentially private SGD: every number its privacy depends on, and the noise that follows from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from stobatch.errors import SettingError
+from stobatch.privacy.accounting import PoissonGaussian, check_delta, noise_for
+from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.privacy.plan import Plan, PlanRow
+from stobatch.types import Neighbours, Status
+
+MOST_EPSILON = 100.0
+"""e^100 to one against: beyond it a budget is a slip of the pen."""
+
+TUNING_OBJECTION = (
+    "hyper-parameters were chosen on the private data: the search is not covered by this ε, which holds for the last "
+    "run alone"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpSgdPlan(Plan):
+    """Poisson batches, one clipped contribution per example, Gaussian noise on the sum, a public denominator.
+
+    A contribution is everything that a step takes from one example: the gradients of its benign loss, of its
+    adversarial versions and of its reconstruction, clipped as one vector. However many there are, the sum moves by at
+    most C when the example is added or removed.
+
+    **Guarantee**: (ε, δ)-differential privacy for adding or removing one example, with the accounted ε at most
+    `target_epsilon`. The noise follows from the other numbers, all public and fixed before any data is read.
+
+    >>> plan = DpSgdPlan(num_examples=60_000, expected_batch_size=2_499, steps=240, clip_norm=1.0, target_epsilon=1.0,
+    ...                  delta=1e-5, tuned_on_private_data=False)
+    >>> round(plan.noise_multiplier, 2), plan.guarantee.epsilon <= 1.0
+    (2.61, True)
+    """
+
+    num_examples: int
+    expected_batch_size: int
+    steps: int
+    clip_norm: float
+    target_epsilon: float
+    delta: float
+    tuned_on_private_data: bool
+    records_per_person: int = 1
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_budget()
+        PoissonGaussian(self.sampling_rate, 1.0, self.steps)  # checks the steps
+
+    def _check_sizes(self) -> None:
+        if not 1 <= self.expected_batch_size <= self.num_examples:
+            raise SettingError(
+                f"expected_batch_size={self.expected_batch_size} does not fit {self.num_examples} training examples.",
+                why="Each step takes every example with probability expected_batch_size / num_examples.",
+                remedy=f"Use a number from 1 to {self.num_examples}.",
+            )
+        if not (self.clip_norm > 0 and math.isfinite(self.clip_norm)):
+            raise SettingError(
+                f"clip_norm={self.clip_norm:g} is not allowed.",
+                why="It bounds what one example adds to a step; the noise is a multiple of it.",
+                remedy="Use a number above 0, such as 1.",
+            )
+        if self.records_per_person != 1:
+            raise SettingError(
+                f"records_per_person={self.records_per_person} is not covered by the proof.",
+                why="Augmented copies stored as separate tuples are each clipped and drawn alone, so a person "
+                "contributes several times what the accountant counts.",
+                remedy="Augment inside the example's contribution, before clipping, and keep one record per person.",
+            )
+
+    def _check_budget(self) -> None:
+        check_delta(self.delta)
+        if self.delta >= 1 / self.num_examples:
+            raise SettingError(
+                f"delta={self.delta:g} is not below 1 / num_examples = {1 / self.num_examples:.3g}.",
+                why="A mechanism that publishes one example picked at random would keep that promise.",
+                remedy=f"Use {0.1 / self.num_examples:.1g} or less.",
+            )
+        if not 0 < self.target_epsilon <= MOST_EPSILON:
+            raise SettingError(
+                f"target_epsilon={self.target_epsilon:g} is not allowed.",
+                why=f"It has to be above 0, and above {MOST_EPSILON:g} it promises nothing.",
+                remedy="Use a number between 0.1 and 10.",
+            )
+
+    @property
+    def sampling_rate(self) -> float:
+        """q, the probability that a step takes a given example."""
+        return self.expected_batch_size / self.num_examples
+
+    @property
+    def epochs(self) -> float:
+        """How often an example takes part on average."""
+        return self.steps * self.sampling_rate
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ, the noise's standard deviation over the clipping norm."""
+        return noise_for(self.target_epsilon, self.delta, self.sampling_rate, self.steps)
+
+    @property
+    def noise_stddev(self) -> float:
+        """Of the noise on the sum of clipped contributions, per coordinate."""
+        return self.noise_multiplier * self.clip_norm
+
+    def mechanism(self, steps: int) -> PoissonGaussian:
+        """What the first `steps` steps are, for an accountant."""
+        return PoissonGaussian(self.sampling_rate, self.noise_multiplier, steps)
+
+    def spent(self, steps: int) -> float:
+        """ε after that many steps; the whole run spends `guarantee.epsilon`."""
+        if not 0 <= steps <= self.steps:
+            raise SettingError(
+                f"{steps} steps are not part of a plan of {self.steps}.",
+                why="The noise was chosen for the planned number, so further steps would exceed the budget.",
+                remedy=f"Stop after {self.steps} steps, or make a new plan before reading any data.",
+            )
+        return self.mechanism(steps).epsilon(self.delta) if steps else 0.0
+
+    @property
+    def guarantee(self) -> PrivacyGuarantee:
+        return PrivacyGuarantee(
+            epsilon=self.spent(self.steps),
+            delta=self.delta,
+            neighbours=Neighbours.ADD_REMOVE,
+            unit="training example",
+            status=Status.PROVED,
+            source="DP-SGD with joint per-example clipping; docs/guarantees.md, section 4; PLD accountant "
+            "(dp-accounting)",
+            assumptions=self._assumptions(),
+            objections=(TUNING_OBJECTION,) if self.tuned_on_private_data else (),
+        )
+
+    def _assumptions(self) -> tuple[str, ...]:
+        tuning = (
+            "on the private data, which this ε does not cover"
+            if self.tuned_on_private_data
+            else "without the private data: from public data or from the literature"
+        )
+        return (
+            f"Poisson sampling: each step takes every example independently with probability {self.sampling_rate:.6g}; "
+            "shuffled or fixed batches would need another accountant",
+            f"an example's whole contribution to a step, adversarial versions included, is clipped to norm "
+            f"{self.clip_norm:g} as one vector",
+            f"fresh Gaussian noise of standard deviation {self.noise_stddev:.6g} on the sum at every step, empty "
+            "batches included",
+            f"at most {self.steps} steps, and nothing else is computed from the training examples",
+            f"the sum is divided by the public constant {self.expected_batch_size}, never by the realised batch size",
+            f"the number of training examples, {self.num_examples}, is public: sampling rate and denominator are "
+            "constants fixed before looking, and stay as they are when an example is added or removed",
+            "the network and the attacks mix no examples: an example's gradient depends on no other example",
+            "floating-point Gaussian noise is treated as ideal",
+            "the seeds of sampling and noise stay secret",
+            "a person has one record",
+            f"hyper-parameters and preprocessing were chosen {tuning}",
+        )
+
+    def sizes(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def rows(self) -> list[PlanRow]:
+        accounted = self.mechanism(self.steps)
+        epsilon, renyi = accounted.epsilon(self.delta), accounted.renyi_epsilon(self.delta)
+        on_mean = self.noise_stddev / self.expected_batch_size
+        return [
+            PlanRow("training examples", "N", self.num_examples, "public", "Section 2"),
+            PlanRow("expected batch size", "B", self.expected_batch_size, "the public denominator", ""),
+            PlanRow("sampling rate", "q", self.sampling_rate, "B / N, Poisson", ""),
+            PlanRow("steps", "T", self.steps, "", ""),
+            PlanRow("epochs, on average", "", self.epochs, "q T", ""),
+            PlanRow("records per person", "", self.records_per_person, "", ""),
+            PlanRow("clipping norm", "C", self.clip_norm, "of an example's whole contribution", ""),
+            PlanRow("noise multiplier", "σ", self.noise_multiplier, "smallest within the target", ""),
+            PlanRow("noise on the sum, standard deviation", "σC", self.noise_stddev, "per coordinate", ""),
+            PlanRow("noise on the mean, standard deviation", "σC/B", on_mean, "per coordinate", ""),
+            PlanRow("target epsilon", "", self.target_epsilon, "", ""),
+            PlanRow("accounted epsilon", "ε", epsilon, "privacy loss distribution, rounded up", "Definition 1"),
+            PlanRow("cross-check epsilon", "", renyi, "Rényi accounting, looser", ""),
+            PlanRow("delta", "δ", self.delta, "below 1 / N", "Definition 1"),
+        ]

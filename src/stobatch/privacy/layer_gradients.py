@@ -1,0 +1,318 @@
+"""Each example's gradient of one layer, known by its norm and by its part in a weighted sum; rarely formed itself.
+
+A layer that met inputs a with gradient g at its outputs has the gradient Σ g aᵀ. Interval bounds also multiply with
+|W|, whose gradient is (h rᵀ) ⊙ S with S = sign(W); since S² = 1, the norm of that part is known without forming it,
+and the cross term of both is (g ⊙ h)ᵀ S (a ⊙ r), a matrix product for all examples at once.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.grad import conv2d_weight
+
+from stobatch.privacy.tape import Meets, Use
+
+AT_A_TIME = 2**20
+"""How many numbers of patches are copied at once: a few megabytes, which stay in the cache."""
+
+
+@dataclass(frozen=True)
+class Met:
+    """A use and the gradient of the summed losses at its outputs."""
+
+    use: Use
+    gradient: Tensor
+
+    def rows(self, num_examples: int) -> tuple[Tensor, Tensor]:
+        """(inputs, gradients) as examples x rows of each x values, for layers that act on the last dimension."""
+        a, g = self.use.inputs, self.gradient
+        return a.reshape(num_examples, -1, a.shape[-1]), g.reshape(num_examples, -1, g.shape[-1])
+
+
+def sign(weight: Tensor) -> Tensor:
+    """±1, never 0, so that it is also a subgradient of |W| whose entries are known in size."""
+    return torch.where(weight < 0, -1.0, 1.0).to(weight)
+
+
+def absolute(weight: Tensor) -> Tensor:
+    """|W|, with the gradient that the norms below assume."""
+    return weight * sign(weight.detach())
+
+
+def class_pairs(num_classes: int, device: torch.device) -> Tensor:
+    """All j < k, as 2 x pairs."""
+    return torch.triu_indices(num_classes, num_classes, 1, device=device)
+
+
+class LayerGradients(ABC):
+    """The gradients of all examples for one layer."""
+
+    def __init__(self, layer: nn.Module, met: list[Met], num_examples: int) -> None:
+        self.trained = {name for name, p in layer.named_parameters(recurse=False) if p.requires_grad}
+        self.num_examples = num_examples
+        self.met = {meets: [m for m in met if m.use.meets is meets] for meets in Meets}
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """‖g_i‖² over this layer's trained parameters, for every example; never less than it, up to rounding."""
+
+    def _trained(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value for name, value in values.items() if name in self.trained}
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """Σ w_i g_i for each trained parameter."""
+
+
+def _joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The rows of several uses as those of one; a single use, which is usual, is not copied."""
+    return pairs[0] if len(pairs) == 1 else (torch.cat([a for a, _ in pairs], 1), torch.cat([g for _, g in pairs], 1))
+
+
+def _gram(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ over pairs of rows (a_s·a_t)(g_s·g_t), the squared norm of Σ g aᵀ; and Σ ‖a_s‖ ‖g_s‖, as if no rows cancelled.
+
+    Both come from the same inner products, since the rows are too long to be read twice.
+    """
+    if first.shape[1] == 1:
+        single = first.square().sum((1, 2)) * second.square().sum((1, 2))
+        return single, single.sqrt()
+    a, g = torch.bmm(first, first.mT), torch.bmm(second, second.mT)
+    return (a * g).sum((1, 2)), (a.diagonal(dim1=1, dim2=2) * g.diagonal(dim1=1, dim2=2)).sqrt().sum(1)
+
+
+def _hidden(size: Tensor, num_terms: int) -> Tensor:
+    """How much of a squared norm rounding can hide where terms of this size in total cancel.
+
+    Without it an example whose rows all but cancel would seem short, and would be added unclipped. Errors of sums grow
+    with the root of the number of terms; 4 is the margin.
+    """
+    return 4 * math.sqrt(num_terms) * torch.finfo(size.dtype).eps * size.square()
+
+
+class LinearGradients(LayerGradients):
+    """Of y = Wa + b. Norms come from inner products of rows; a gradient is formed for unusual mixtures only."""
+
+    def __init__(self, layer: nn.Linear, met: list[Met], num_examples: int) -> None:
+        super().__init__(layer, met, num_examples)
+        self.weight = layer.weight.detach()
+        self.a, self.g = self._joined(Meets.WEIGHT)
+        self.r, self.h = self._joined(Meets.ABSOLUTE)
+        differences = [met.rows(num_examples) for met in self.met[Meets.DIFFERENCES]]
+        usual = not differences or (sum(r.shape[1] for r, _ in differences) == 1 and not self.met[Meets.ABSOLUTE])
+        self.formed = None if usual else self._formed()
+
+    def _joined(self, kind: Meets) -> tuple[Tensor, Tensor]:
+        pairs = [met.rows(self.num_examples) for met in self.met[kind]]
+        if not pairs:
+            out, into = self.weight.shape
+            return self.weight.new_zeros(self.num_examples, 0, into), self.weight.new_zeros(self.num_examples, 0, out)
+        return _joined(pairs)
+
+    def squared_norms(self) -> Tensor:
+        total = self.weight.new_zeros(self.num_examples)
+        if "weight" in self.trained:
+            total = self._of_weight()
+        if "bias" in self.trained:
+            total = total + self.g.sum(1).square().sum(1)
+        return total
+
+    def _of_weight(self) -> Tensor:
+        if self.formed is not None:
+            return self.formed.square().sum((1, 2))
+        total, size = _gram(self.a, self.g)
+        if self.met[Meets.ABSOLUTE]:
+            # Every row of one kind meets every row of the other.
+            mixed_out = (self.g[:, :, None] * self.h[:, None]).flatten(1, 2)
+            mixed_in = (self.a[:, :, None] * self.r[:, None]).flatten(1, 2)
+            cross = (F.linear(mixed_in, sign(self.weight)) * mixed_out).sum((1, 2))
+            of_absolute, size_of_absolute = _gram(self.r, self.h)
+            total, size = total + of_absolute + 2 * cross, size + size_of_absolute
+        for met in self.met[Meets.DIFFERENCES]:
+            radius, pulled = met.rows(self.num_examples)
+            total = total + self._differences(met)
+            size = size + 2 * pulled.abs().sum((1, 2)) * radius.square().sum((1, 2)).sqrt()
+        if self.a.shape[1] == 1 and not self.met[Meets.ABSOLUTE] and not self.met[Meets.DIFFERENCES]:
+            return total
+        return total.clamp(min=0) + _hidden(size, sum(self.weight.shape))
+
+    def _formed(self) -> Tensor:
+        """Each example's gradient of W, as examples x outputs x inputs."""
+        total = torch.bmm(self.g.mT, self.a) + sign(self.weight) * torch.bmm(self.h.mT, self.r)
+        first, second = class_pairs(len(self.weight), self.weight.device)
+        for met in self.met[Meets.DIFFERENCES]:
+            radius, pulled = met.rows(self.num_examples)
+            pairs = self._signs_of_pairs() * torch.bmm(pulled.mT, radius)
+            total = total.index_add(1, first, pairs).index_add(1, second, -pairs)
+        return total
+
+    def _signs_of_pairs(self) -> Tensor:
+        first, second = class_pairs(len(self.weight), self.weight.device)
+        return sign(self.weight[first] - self.weight[second])
+
+    def _differences(self, met: Met) -> Tensor:
+        """The part of |W_j - W_y|: one row each for the other classes j, and the negative sum of them for the label.
+
+        A pair (j, k) that has the label y gives ±h S r to the rows of j and k. The rows of other classes are orthogonal
+        to each other and have norm |h| ‖r‖; the label's row is V ⊙ r, V being the signed sum over its pairs.
+        """
+        assert met.use.labels is not None
+        (radius, pulled), labels = met.rows(self.num_examples), met.use.labels
+        radius, pulled = radius[:, 0], pulled[:, 0]
+        first, second = class_pairs(len(self.weight), self.weight.device)
+        signs = self._signs_of_pairs()
+        of_label = torch.where(labels[:, None] == first, 1.0, -1.0).to(pulled) * pulled
+        total = pulled.square().sum(1) * radius.square().sum(1) + ((of_label @ signs) * radius).square().sum(1)
+        for row in range(self.a.shape[1]):
+            gap = self.g[:, row][:, first] - self.g[:, row][:, second]
+            total = total + 2 * (((gap * pulled) @ signs) * self.a[:, row] * radius).sum(1)
+        return total
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        return self._trained({"weight": self._weighted_sum(weights), "bias": weights @ self.g.sum(1)})
+
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.formed is not None:
+            return (weights @ self.formed.flatten(1)).reshape_as(self.weight)
+        each = weights[:, None, None]
+        total = (self.g * each).flatten(0, 1).mT @ self.a.flatten(0, 1)
+        if self.met[Meets.ABSOLUTE]:
+            total = total + sign(self.weight) * ((self.h * each).flatten(0, 1).mT @ self.r.flatten(0, 1))
+        for met in self.met[Meets.DIFFERENCES]:
+            radius, pulled = met.rows(self.num_examples)
+            pairs = self._signs_of_pairs() * ((pulled * each).flatten(0, 1).mT @ radius.flatten(0, 1))
+            first, second = class_pairs(len(self.weight), self.weight.device)
+            total = total.index_add(0, first, pairs).index_add(0, second, -pairs)
+        return total
+
+
+class ConvGradients(LayerGradients):
+    """Of a convolution: a linear layer on patches, with a row for each position.
+
+    Where patches are few and weights many, norms come from inner products of rows, and the weighted sum is the gradient
+    of weighted outputs; else each example's gradient is formed, which is then smaller than its rows.
+    """
+
+    def __init__(self, layer: nn.Conv2d, met: list[Met], num_examples: int) -> None:
+        super().__init__(layer, met, num_examples)
+        self.conv, self.weight = layer, layer.weight.detach()
+        usual, moved = self.met[Meets.WEIGHT], self.met[Meets.ABSOLUTE]
+        maps, patch = len(self.weight), self.weight[0].numel()
+        positions = sum(m.gradient.numel() for m in usual) // (num_examples * maps)
+        by_rows = not moved and positions * (patch + maps) < patch * maps
+        self.formed = None if by_rows else self._formed()
+        self.of_weight = self._of_rows() if self.formed is None else self.formed.square().sum((1, 2))
+        none = self.weight.new_zeros(num_examples, maps)
+        self.bias = sum((_channels(m.gradient, num_examples) for m in usual), start=none)
+
+    def _rows(self, kind: Meets) -> Iterator[tuple[Tensor, Tensor]]:
+        """(patches, gradients) as examples x rows of each x values, of a few examples at a time."""
+        uses = [(self._patches(m), m.gradient.permute(0, 2, 3, 1)) for m in self.met[kind]]
+        of_each = [tuple(values.reshape(self.num_examples, -1, *values.shape[1:]) for values in pair) for pair in uses]
+        few = max(1, AT_A_TIME // sum(a[0].numel() for a, _ in of_each))
+        for start in range(0, self.num_examples, few):
+            some = slice(start, start + few)
+            yield _joined([(a[some].flatten(1, 3).flatten(2), g[some].flatten(1, 3)) for a, g in of_each])
+
+    def _patches(self, met: Met) -> Tensor:
+        """A view of the padded images, as images x height x width x the patch there.
+
+        Channels last, a patch is a few runs of memory: several times faster to copy than by F.unfold.
+        """
+        conv = self.conv
+        assert not isinstance(conv.padding, str)
+        (high, wide), (down, right) = conv.padding, conv.stride
+        images = F.pad(met.use.inputs.permute(0, 2, 3, 1), (0, 0, wide, wide, high, high))
+        image, row, pixel, channel = images.stride()
+        return images.as_strided(
+            (len(images), *met.gradient.shape[2:], *conv.kernel_size, conv.in_channels),
+            (image, down * row, right * pixel, conv.dilation[0] * row, conv.dilation[1] * pixel, channel),
+        )
+
+    def _of_rows(self) -> Tensor:
+        parts = []
+        for a, g in self._rows(Meets.WEIGHT):
+            total, size = _gram(a, g)
+            parts.append(total.clamp(min=0) + _hidden(size, a.shape[2] + g.shape[2]))
+        return torch.cat(parts)
+
+    def _formed(self) -> Tensor:
+        """Each example's gradient of W, as examples x patch x maps."""
+        signs = sign(self.weight).permute(2, 3, 1, 0).flatten(0, 2)
+        total = torch.zeros_like(signs)
+        if self.met[Meets.WEIGHT]:
+            total = torch.cat([torch.bmm(a.mT, g) for a, g in self._rows(Meets.WEIGHT)])
+        if self.met[Meets.ABSOLUTE]:
+            total = total + torch.cat([signs * torch.bmm(r.mT, h) for r, h in self._rows(Meets.ABSOLUTE)])
+        return total
+
+    def squared_norms(self) -> Tensor:
+        norms = self._trained({"weight": self.of_weight, "bias": self.bias.square().sum(1)})
+        return torch.stack(list(norms.values())).sum(0)
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        if self.formed is not None:
+            maps, channels, *kernel = self.weight.shape
+            weight = (weights @ self.formed.flatten(1)).reshape(*kernel, channels, maps).permute(3, 2, 0, 1)
+        else:
+            weight = torch.stack([self._of_weighted(m, weights) for m in self.met[Meets.WEIGHT]]).sum(0)
+        return self._trained({"weight": weight, "bias": weights @ self.bias})
+
+    def _of_weighted(self, met: Met, weights: Tensor) -> Tensor:
+        conv, each = self.conv, weights.repeat_interleave(len(met.gradient) // self.num_examples)
+        total: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
+            met.use.inputs,
+            self.weight.shape,
+            met.gradient * each[:, None, None, None],
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+        )
+        return total
+
+
+class GroupNormGradients(LayerGradients):
+    """Of scale and shift after a normalisation over groups; both are short, so they are formed."""
+
+    def __init__(self, layer: nn.GroupNorm, met: list[Met], num_examples: int) -> None:
+        super().__init__(layer, met, num_examples)
+        scales, shifts = [], []
+        for m in self.met[Meets.WEIGHT]:
+            normalised = F.group_norm(m.use.inputs, layer.num_groups, eps=layer.eps)
+            scales.append(_channels(m.gradient * normalised, num_examples))
+            shifts.append(_channels(m.gradient, num_examples))
+        self.of = self._trained({"weight": torch.stack(scales).sum(0), "bias": torch.stack(shifts).sum(0)})
+
+    def squared_norms(self) -> Tensor:
+        return torch.stack([value.square().sum(1) for value in self.of.values()]).sum(0)
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        return {name: weights @ value for name, value in self.of.items()}
+
+
+def _channels(values: Tensor, num_examples: int) -> Tensor:
+    """Summed over everything but examples and channels."""
+    rows, channels = len(values) // num_examples, values.shape[1]
+    return values.reshape(num_examples, rows, channels, -1).sum((1, 3))
+
+
+KNOWN: dict[type[nn.Module], type[LayerGradients]] = {
+    nn.Linear: LinearGradients,
+    nn.Conv2d: ConvGradients,
+    nn.GroupNorm: GroupNormGradients,
+}
+
+
+def is_known(layer: nn.Module) -> bool:
+    """Whether a layer's gradients are known here; of convolutions, the plain ones only."""
+    plain = not isinstance(layer, nn.Conv2d) or (
+        layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    )
+    return plain and type(layer) in KNOWN

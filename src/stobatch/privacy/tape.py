@@ -1,0 +1,92 @@
+"""Which values met which weights in a forward pass: all that is needed to know every example's gradient.
+
+An affine layer's gradient is made of its inputs and of the gradient at its outputs. A tape keeps the pairs, so that one
+backward pass tells the norm of each example's gradient before any gradient of a weight is formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from stobatch.errors import ModelError
+
+RECORDED = (nn.Linear, nn.Conv2d, nn.GroupNorm)
+"""Layers whose gradients are known from their inputs and outputs."""
+
+
+class Meets(Enum):
+    """What of a layer's weight W the inputs were multiplied with."""
+
+    WEIGHT = "W a + b"
+    ABSOLUTE = "|W| a"
+    DIFFERENCES = "|W_j - W_k| a for every pair of classes j < k"
+
+
+@dataclass(frozen=True)
+class Use:
+    """One application of a layer. Rows belong to examples in order; an example may have several rows."""
+
+    inputs: Tensor
+    outputs: Tensor
+    meets: Meets = Meets.WEIGHT
+    labels: Tensor | None = None
+    """Of `DIFFERENCES`: each example's class, which every pair that matters to it contains."""
+
+
+_ACTIVE: ContextVar[Tape | None] = ContextVar("tape", default=None)
+
+
+@dataclass
+class Tape:
+    """Records the uses of every layer in `network` while it is open."""
+
+    network: nn.Module
+    uses: dict[nn.Module, list[Use]] = field(default_factory=dict)
+    _versions: list[tuple[Tensor, int]] = field(default_factory=list)
+    _hooks: list[Any] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        for layer in self.network.modules():
+            if type(layer) in RECORDED:
+                self._hooks.append(layer.register_forward_hook(self._record))
+        self._token = _ACTIVE.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _ACTIVE.reset(self._token)
+        for hook in self._hooks:
+            hook.remove()
+
+    def _record(self, layer: nn.Module, inputs: Sequence[Tensor], outputs: Tensor) -> None:
+        self.add(layer, Use(inputs[0].detach(), outputs))
+
+    def add(self, layer: nn.Module, use: Use) -> None:
+        if not use.outputs.requires_grad or not any(p.requires_grad for p in layer.parameters(recurse=False)):
+            return  # an attack's own passes, and layers that are not trained
+        self.uses.setdefault(layer, []).append(use)
+        self._versions += [(tensor, tensor._version) for tensor in (use.inputs, use.outputs)]
+
+    def require_intact(self) -> None:
+        """Raise if a later layer overwrote what was recorded: gradients would be taken at the wrong place."""
+        if any(tensor._version != version for tensor, version in self._versions):
+            raise ModelError(
+                "a layer overwrites another layer's values.",
+                why="Each example's gradient is told from the values that its layers saw.",
+                remedy="Use layers with inplace=False.",
+            )
+
+
+def note(layer: nn.Module, inputs: Tensor, outputs: Tensor, meets: Meets, labels: Tensor | None = None) -> None:
+    """Tell the open tape, if there is one, of a use that no forward hook sees."""
+    tape = _ACTIVE.get()
+    if tape is not None:
+        tape.add(layer, Use(inputs.detach(), outputs, meets, labels))
