@@ -157,10 +157,7 @@ def _layer(word: str, shape: Shape) -> nn.Module:
 
 
 def initialise_layered(network: Layered, generator: torch.Generator) -> None:
-    """Weights of variance 1/fan-in from the given generator only, zero biases, and an output layer at zero.
-
-    Zero scores are the fair start: whatever the classes are, the first noisy step moves away from no opinion.
-    """
+    """Weights of variance 1/fan-in, from the given generator only, and zero biases."""
     for layer in network.layers:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="linear", generator=generator)
