@@ -61,7 +61,7 @@ class ModelConfig(Settings):
 
     @property
     def is_layer_list(self) -> bool:
-        return self.architecture.endswith("linear")
+        return "," in self.architecture or self.architecture.split("*")[0].strip() == "linear"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,12 +48,12 @@ from stobatch.objectives.private import (
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.per_example import Batch, Losses, clipper_for
 from stobatch.privacy.plan import Plan
-from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
 from stobatch.training import Trainable
 from stobatch.training.averaging import AveragedSGD
 from stobatch.training.engines import Gradients, TrainerTask
+from stobatch.training.ledger import Ledger
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
 _CPU_CHUNK = 512
@@ -208,16 +209,14 @@ class SoundTrainable(Trainable):
         """The privacy noise lives in the steps alone; the model carries none."""
 
     def begin(self, run: Path, first: int, last: int) -> None:
-        """Count steps before they are made: a stretch that a crash cuts off is counted again, never forgotten."""
-        ledger, so_far = Run(run), 0
-        if ledger.has("ledger", private=True):
-            so_far = int(ledger.read("ledger", private=True)["steps_begun"])
-        ledger.write("ledger", {"steps_begun": so_far + last - first}, private=True)
+        Ledger.of(run).begun(last - first).save(run)
 
-    def finish(self, run: Path) -> dict[str, float]:
+    def saved(self, run: Path, first: int, last: int) -> None:
+        Ledger.of(run).made(last - first).save(run)
+
+    def finish(self, run: Path) -> dict[str, Any]:
         self.average.adopt_average()
-        begun = int(Run(run).read("ledger", private=True)["steps_begun"])
-        return {"accounted_steps": begun}
+        return {"accounted_steps": Ledger.of(run).accounted}
 
     def monitor(self, step: int) -> float:
         return self.plan.spent(step)

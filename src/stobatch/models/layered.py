@@ -104,7 +104,7 @@ _MAKERS: dict[str, Callable[..., nn.Module]] = {
 
 GRAMMAR = (
     "squash SLOPE THRESHOLD..., conv MAPS SIZE/STRIDE+PADDING, relu, tanh, avgpool SIZE/STRIDE, maxpool SIZE/STRIDE, "
-    "groupnorm GROUPS, linear N"
+    "groupnorm GROUPS, linear N; *GAIN after a layer scales its first weights"
 )
 
 
@@ -119,15 +119,19 @@ def build_layered(description: str, input_shape: Shape, num_classes: int, genera
     ['Squash', 'Conv2d', 'ReLU', 'Flatten', 'Linear']
     """
     words = [word.strip() for word in description.split(",")]
-    if words[-1] == "linear":
-        words[-1] = f"linear {num_classes}"
     layers: list[nn.Module] = []
+    gains: dict[nn.Module, float] = {}
     example = torch.zeros(1, *input_shape)
-    for word in words:
+    for position, given in enumerate(words):
+        word, _, gain = (part.strip() for part in given.partition("*"))
+        if word == "linear" and position == len(words) - 1:
+            word = f"linear {num_classes}"
         if word.startswith("linear") and example.ndim > 2:
             layers.append(nn.Flatten())
             example = example.flatten(1)
         layers.append(_layer(word, tuple(example.shape[1:])))
+        if gain:
+            gains[layers[-1]] = _gain(gain, given)
         try:
             example = layers[-1](example).detach()
         except (IndexError, RuntimeError, ValueError):
@@ -138,8 +142,18 @@ def build_layered(description: str, input_shape: Shape, num_classes: int, genera
     network = Layered(layers, input_shape)
     if network.num_classes != num_classes:
         raise ModelError(f"'{description}' does not end with {num_classes} scores.", remedy="End it with `linear`.")
-    initialise_layered(network, generator)
+    initialise_layered(network, generator, gains)
     return network
+
+
+def _gain(gain: str, word: str) -> float:
+    try:
+        found = float(gain)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise ModelError(f"'{word}' has no gain that is a number.", remedy="Write `linear *0.3`, for instance.")
+    return found
 
 
 def _layer(word: str, shape: Shape) -> nn.Module:
@@ -156,10 +170,12 @@ def _layer(word: str, shape: Shape) -> nn.Module:
         ) from None
 
 
-def initialise_layered(network: Layered, generator: torch.Generator) -> None:
-    """Weights of variance 1/fan-in, from the given generator only, and zero biases."""
+def initialise_layered(network: Layered, generator: torch.Generator, gains: dict[nn.Module, float]) -> None:
+    """Weights of variance gain²/fan-in, from the given generator only, and zero biases."""
     for layer in network.layers:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="linear", generator=generator)
+            with torch.no_grad():
+                layer.weight.mul_(gains.get(layer, 1.0))
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)

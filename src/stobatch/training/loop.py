@@ -54,6 +54,10 @@ class Trainable(ABC):
         """Steps from `first` to `last` are about to be made; called again for those that a crash cut off."""
         return
 
+    def saved(self, run: Path, first: int, last: int) -> None:
+        """The steps from `first` to `last` were made and are safe on disk."""
+        return
+
     def finish(self, run: Path) -> dict[str, Any]:
         """Turn the last parameters into the model, and say what is worth keeping about the training. Repeatable."""
         return {}
@@ -91,8 +95,8 @@ def train(
     ):
         while state.step < config.training.steps:
             if state.step == stretch_end:
-                stretch_end = min(config.training.steps, (state.step // every + 1) * every)
-                trainable.begin(run, state.step, stretch_end)
+                first, stretch_end = state.step, min(config.training.steps, (state.step // every + 1) * every)
+                trainable.begin(run, first, stretch_end)
             average = engine.average(trainable.tasks(state.step), lambda task: trainable.gradients(task, state.step))
             _descend(parameters, average, state.optimisers)
             trainable.after_update()
@@ -103,6 +107,7 @@ def train(
                 note = f"test accuracy {correct:.3f}"
             if state.step % every == 0 or state.step == config.training.steps or stop.asked:
                 state.save(run, config.training_hash)
+                trainable.saved(run, first, state.step)
             advance(1, note=note)
             if state.step < config.training.steps:
                 stop.raise_if_asked()
