@@ -3,10 +3,11 @@
 Claim: on a CPU, at batch 2,499, a step of DP-SGD takes at most twice the time and 1.5 times the memory of a step of
 plain SGD, and does at least 2.4 times the steps of Opacus' ghost clipping and 7 times those of its default.
 
-Everyone is handed the same whole batch and left to its own defaults; our training cuts batches by itself, so it does
-here too. "Cut" shows what the others would gain from the same: an honest reader compares with those as well, since
-plain SGD on the whole batch spends a third of its time on fresh pages. A step is everything from the batch to the new
-parameters: losses, clipping, zero noise, and an update by SGD with rate zero, so that every step does the same. Before anything is timed, all of them have to find the same clipped gradient.
+Everyone is handed the same whole batch and left to its own defaults; ours cuts it by `clipped_sum_in_chunks`. "Cut"
+shows what the others would gain from the same: compare with those as well, since plain SGD on the whole batch spends
+a good part of its time on fresh memory. A step is everything from the batch to the new parameters: losses, clipping,
+zero noise, and an update by SGD with rate zero, so that every step does the same. Before anything is timed, all of
+them have to find the same clipped gradient.
 
 Memory is what a process needs at its peak beyond what it needs for a step on a batch of 8, each in a process of its
 own, since a process seldom hands memory back.

@@ -34,10 +34,12 @@ class TrainedModel:
     config: RunConfig
     plan: Plan
     run: Run
+    accounted_steps: int = 0
+    """Steps that have looked at the training data, as far as the method counts them."""
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
-        return self.plan.guarantee
+        return self.plan.after(self.accounted_steps)
 
     @property
     def certifies(self) -> bool:
@@ -49,8 +51,12 @@ class TrainedModel:
         return method_of(self.config).verifiers(self.config, self.plan, self.network)
 
     def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Answers:
-        """A label with its certificates for a batch of inputs in [-1, 1]; of several ways, the first."""
-        return self.verifiers()[0].verify(inputs, (seeds or Seeds.secret()).generator("verify"))
+        """A label with its certificates for a batch of inputs in [-1, 1], by the way that `certify` chose."""
+        ways = self.verifiers()
+        document = self.run.read("certificates") if self.run.has("certificates") else {}
+        chosen = (document.get("chosen") or {}).get("certificate")
+        verifier = next((way for way in ways if way.kinds[0].name == chosen), ways[0])
+        return verifier.verify(inputs, (seeds or Seeds.secret()).generator("verify"))
 
 
 def use_device(config: RunConfig) -> torch.device:
@@ -147,4 +153,5 @@ def load(
     method_of(config).restore(network, directory.path, config.training_hash)
     network.to(use_device(config)).eval().requires_grad_(False)
     network.calibrate()
-    return TrainedModel(network, config, the_plan, directory)
+    accounted = int(directory.read("training").get("accounted_steps", 0))
+    return TrainedModel(network, config, the_plan, directory, accounted)

@@ -10,6 +10,7 @@ import hashlib
 import secrets
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 
@@ -17,7 +18,7 @@ import torch
 class Seeds:
     """The root of all randomness of a run.
 
-    **Guarantee.** Streams with different paths are independent draws of a pseudo-random generator keyed by SHA-256.
+    **Guarantee.** Streams with different paths are draws of a pseudo-random generator keyed by SHA-256.
     A root that someone else knows lets them rebuild the private noise, so a root is public only when the user asked
     for a reproducible experiment (`--seed`); otherwise it comes from the operating system and stays in `private/`.
 
@@ -37,10 +38,20 @@ class Seeds:
     def secret(cls) -> Seeds:
         return cls(secrets.randbits(128), public=False)
 
+    def _digest(self, *path: str | int) -> bytes:
+        return hashlib.sha256(repr((self.root, *path)).encode()).digest()
+
     def generator(self, *path: str | int) -> torch.Generator:
-        """A fresh CPU generator for this path; draws are made on the CPU so that they do not depend on the device."""
-        digest = hashlib.sha256(repr((self.root, *path)).encode()).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        """A fresh CPU generator for this path; draws are made on the CPU so that they do not depend on the device.
+
+        PyTorch's generator keeps 32 bits of its seed. That is enough for attacks and initial weights, and not for what
+        a proof rests on: among a thousand steps two would share their noise with a probability above a usual δ.
+        """
+        return torch.Generator().manual_seed(int.from_bytes(self._digest(*path)[:8], "little") >> 1)
+
+    def wide_generator(self, *path: str | int) -> np.random.Generator:
+        """A generator with a key of 128 bits (Philox), for noise and samples that privacy rests on."""
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(self._digest(*path)[:16], "little")))
 
     def normal(self, shape: tuple[int, ...], *path: str | int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator(*path))

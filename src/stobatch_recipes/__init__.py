@@ -12,10 +12,17 @@ from stobatch_recipes.demo import demo
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "demo": demo,
+    "paper.demo": paper.demo,
     "paper.mnist": paper.mnist,
     "paper.cifar10": paper.cifar10,
     "paper.tiny_imagenet": paper.tiny_imagenet,
     "sound.mnist": sound.mnist,
+    "sound.mnist_wide": lambda: sound.mnist(radius=0.6),
+    "sound.mnist_strict": lambda: sound.mnist(epsilon=0.2),
+    "sound.mnist_l2": sound.mnist_l2,
+    "sound.cifar10": sound.cifar10,
+    "sound.cifar10_wide": lambda: sound.cifar10(radius=16 / 255),
+    "sound.tiny_imagenet": sound.tiny_imagenet,
 }
 
 

@@ -154,7 +154,7 @@ def logits_through(library: str, model: TrainedModel | nn.Module, inputs: Tensor
 def test_logits_are_those_of_the_deployed_function(library, network, tmp_path):
     """Noise included: the same network without it says something else."""
     inputs, _ = examples(30)
-    config = recipe("demo")
+    config = recipe("paper.demo")
     logits = network(inputs).detach()
     for model in (network, TrainedModel(network, config, stobatch.plan(config), Run(tmp_path))):
         assert torch.allclose(logits_through(library, model, inputs), logits, atol=1e-5)

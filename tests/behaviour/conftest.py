@@ -93,12 +93,13 @@ def stobatch_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 @pytest.fixture(scope="session")
 def config() -> RunConfig:
-    return recipe("demo").override_all(SETTINGS)
+    return recipe("paper.demo").override_all(SETTINGS)
 
 
 @pytest.fixture(scope="session")
 def tiny() -> list[str]:
-    return [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    changes = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    return ["--recipe", "paper.demo", *changes]
 
 
 @pytest.fixture(scope="session")

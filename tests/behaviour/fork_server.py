@@ -97,7 +97,7 @@ def serve() -> None:
     from stobatch_recipes import recipe
 
     mnist.unpack = functools.cache(mnist.unpack)
-    data.load(recipe("demo").data.replace(train_limit=1, test_limit=1))
+    data.load(recipe("paper.demo").data.replace(train_limit=1, test_limit=1))
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)

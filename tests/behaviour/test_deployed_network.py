@@ -103,7 +103,7 @@ def test_predict_verified_agrees_with_certify(undisturbed, config, rows):
     model = stobatch.load(undisturbed)
     test = data.load(config.data).test
     generator = Seeds.reproducible(config.seed).generator("certify", 0)
-    verdicts = model.verifier().verify(test.inputs, generator)
+    verdicts = model.verifiers()[0].verify(test.inputs, generator)
     table = rows(undisturbed, "certify")
     assert verdicts.label.tolist() == table["prediction"]
     assert verdicts.corrected_radius.tolist() == table["corrected_radius"]

@@ -38,7 +38,7 @@ WRONG = {
     "too many trainers": (["--set", "method.trainers_per_step=3"], ["more than the 2 trainers", "trainers_per_step"]),
     "data from Python": (["--set", "data.name=tensors"], ["handed over in Python", "from_tensors"]),
     "network from Python": (["--set", "model.architecture=custom"], ["handed over in Python", "from_layers"]),
-    "recipe and file": (["--recipe", "demo", "--config", "x.toml"], ["both --recipe and --config"]),
+    "recipe and file": (["--recipe", "paper.demo", "--config", "x.toml"], ["both --recipe and --config"]),
     "no such file": (["--config", "none.toml"], ["cannot read none.toml", "No such file"]),
 }
 
@@ -81,14 +81,19 @@ def test_training_is_refused_before_anything_is_written(cli, tiny, tmp_path, arg
 
 
 def test_demo_refuses_the_same_way(cli, tiny, tmp_path):
-    message = cli("demo", "--out", tmp_path / "out", "--json", *tiny, "--set", "method.batch_size=31").refusal()
+    message = cli(
+        "demo", "--out", tmp_path / "out", "--json", *tiny, "--set", "method.batch_size=31"
+    ).refusal()
     assert "Use 30 or 33." in message
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("key", ["method.attack_ensemble", "evaluation.attacks"])
 def test_an_empty_list_of_attacks_is_refused(cli, tiny, tmp_path, key):
-    assert key.partition(".")[2] in cli("demo", "--out", tmp_path / "out", *tiny, "--set", f"{key}=[]").refusal()
+    assert (
+        key.partition(".")[2]
+        in cli("demo", "--out", tmp_path / "out", *tiny, "--set", f"{key}=[]").refusal()
+    )
 
 
 BROKEN_FILES = {

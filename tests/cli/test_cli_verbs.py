@@ -112,7 +112,7 @@ def test_other_settings_do_not_touch_a_run(cli, tiny, finished_run):
     before = {file: file.read_bytes() for file in finished_run.rglob("*") if file.is_file()}
     message = cli("train", "--out", finished_run, "--resume", *tiny, "--set", "training.steps=5").refusal()
     assert "holds configuration" in message
-    message = cli("train", "--out", finished_run, "--recipe", "demo", "--resume").refusal()
+    message = cli("train", "--out", finished_run, "--recipe", "paper.demo", "--resume").refusal()
     assert "Choose another --out" in message
     assert before == {file: file.read_bytes() for file in finished_run.rglob("*") if file.is_file()}
 

@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def config() -> RunConfig:
-    return recipe("demo").override_all(SETTINGS)
+    return recipe("paper.demo").override_all(SETTINGS)
 
 
 def _fit(network: Network, config: RunConfig) -> None:

@@ -11,6 +11,7 @@ import pytest
 from samples import table
 from scipy import stats
 
+from stobatch.certification import CertificateKind
 from stobatch.evaluation.accuracy import (
     AttackedTable,
     certified_accuracy,
@@ -19,7 +20,12 @@ from stobatch.evaluation.accuracy import (
 )
 from stobatch.evaluation.protocols import attacked_column
 from stobatch.evaluation.statistics import paired_difference
+from stobatch.types import Radius, Status
 
+KINDS = [
+    CertificateKind(name, Status.PROVED, "a test", Radius(1.0), 0.0, column=column)
+    for name, column in (("corrected", "corrected_radius"), ("published", "published_largest_attack"))
+]
 ATTACKS, SIZES, ROWS = ("fgsm", "madry", "square"), (0.05, 0.2, 0.4), 40
 
 
@@ -134,7 +140,7 @@ def test_certified_on_clean_and_certified_at_attacked_inputs_are_different_numbe
         *(("madry",), (0.2,)),
         function="vote",
     )
-    assert certified_accuracy(clean, [0.2])["corrected"][0.2].count == 2  # rows 0 and 1
+    assert certified_accuracy(clean, KINDS, [0.2])["corrected"][0.2].count == 2  # rows 0 and 1
     assert attacked.certified_at_attacked("corrected")[0].accuracy.count == 1  # row 2
     assert attacked.conventional()[0].accuracy.count == 2  # rows 0 and 2
 
@@ -150,7 +156,7 @@ def test_certified_and_verified_accuracy_on_clean_inputs_by_a_loop() -> None:
     }
     rows = [dict(zip(records, values, strict=True)) for values in zip(*records.values(), strict=True)]
     right = [row for row in rows if row["label"] == row["prediction"]]
-    found = certified_accuracy(records, [0.05, 0.2])
+    found = certified_accuracy(records, KINDS, [0.05, 0.2])
     for kind, column in (("corrected", "corrected_radius"), ("published", "published_largest_attack")):
         for size in (0.05, 0.2):
             assert found[kind][size].count == sum(row[column] >= size for row in right)

@@ -267,8 +267,14 @@ def test_certificates_are_read_from_what_certify_leaves() -> None:
     }
     unit = {"norm": "linf", "input_range": "[-1, 1]", "function": "vote"}
     kinds = [
-        {"name": "published", "status": "claimed", "failure_probability": None, **unit},
-        {"name": "corrected", "status": "proved", "failure_probability": 0.01, **unit},
+        {
+            "name": "published",
+            "status": "claimed",
+            "failure_probability": None,
+            "column": "published_largest_attack",
+            **unit,
+        },
+        {"name": "corrected", "status": "proved", "failure_probability": 0.01, "column": "corrected_radius", **unit},
     ]
     (sure,) = certified_from(records, [{**kinds[1], "failure_probability": 0.0}], 0.05)
     assert sure.failure_probability == 0.0, "a certificate that never fails may not be allowed a few breaks"

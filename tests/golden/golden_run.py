@@ -44,7 +44,7 @@ def compute() -> dict[str, Any]:
     from stobatch_recipes import recipe
 
     threads = torch.get_num_threads()
-    config = recipe("demo").override_all(SETTINGS)
+    config = recipe("paper.demo").override_all(SETTINGS)
     try:
         with tempfile.TemporaryDirectory() as folder:
             model = stobatch.train(config, Path(folder) / "run", quiet=True)
@@ -53,7 +53,7 @@ def compute() -> dict[str, Any]:
             with torch.no_grad():
                 logits = model.network(test.inputs)
                 loss = torch.nn.functional.cross_entropy(logits, test.labels)
-            verifier = model.verifier()
+            verifier = model.verifiers()[0]
             generator = Seeds.reproducible(5).generator("golden")
             tally = tally_products(model.network, test.inputs[:6], verifier.noise, 200, generator, 64)
             # Votes are whole numbers and would jump: these are given, the weights behind the radii are trained.

@@ -35,7 +35,7 @@ def config(**changes: object) -> RunConfig:
         "evaluation.adaptive_steps": 2,
         "evaluation.adaptive_attacks": ["madry"],
     }
-    return recipe("demo").replace(method=method).override_all(settings | changes)
+    return recipe("paper.demo").replace(method=method).override_all(settings | changes)
 
 
 def test_both_batch_sizes_and_the_weight_enter_the_mean() -> None:

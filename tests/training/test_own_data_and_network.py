@@ -41,7 +41,7 @@ def make_network(width: int = 12, kind: str = "conv") -> Network:
 
 @pytest.fixture(scope="module")
 def config() -> RunConfig:
-    return recipe("demo").override_all(
+    return recipe("paper.demo").override_all(
         {
             "data.name": "tensors",
             "model.architecture": "custom",

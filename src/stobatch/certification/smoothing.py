@@ -161,7 +161,7 @@ class HiddenNoise(SmoothingNoise, ABC):
 
     def __post_init__(self) -> None:
         _require_positive(at_input=self.at_input, at_hidden=self.at_hidden)
-        object.__setattr__(self, "encoder", self.encoder.copy())
+        object.__setattr__(self, "encoder", self.encoder.copy().requires_grad_(False))
 
     @classmethod
     def behind(
@@ -176,7 +176,6 @@ class HiddenNoise(SmoothingNoise, ABC):
         bias = None if layer.bias is None else layer.bias.detach().clone().reshape(-1, *positions)
         return cls(encoder, bias, at_input, at_hidden)
 
-    @torch.no_grad()
     def seen(self, inputs: Tensor) -> Tensor:
         hidden: Tensor = self.encoder(inputs)
         return hidden if self.bias is None else hidden + self.bias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,11 +57,11 @@ def pick_trainers(num_trainers: int, count: int, generator: torch.Generator) -> 
     return torch.randperm(num_trainers, generator=generator)[:count]
 
 
-def poisson_sample(num_examples: int, rate: float, generator: torch.Generator) -> Tensor:
+def poisson_sample(num_examples: int, rate: float, generator: np.random.Generator) -> Tensor:
     """Indices in which each record stands with probability `rate`, independently; there may be none.
 
     Drawn in double precision: 24 random bits would miss a small rate by a noticeable part of itself.
     """
     if not 0 <= rate <= 1:
         raise DataError(f"a sampling rate of {rate} is not a probability.", remedy="Use a rate from 0 to 1.")
-    return (torch.rand(num_examples, generator=generator, dtype=torch.float64) < rate).nonzero().flatten()
+    return torch.from_numpy(generator.random(num_examples) < rate).nonzero().flatten()

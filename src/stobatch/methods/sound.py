@@ -46,7 +46,7 @@ from stobatch.objectives.private import (
     normal_coins,
 )
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
-from stobatch.privacy.per_example import Batch, Losses, clipper_for
+from stobatch.privacy.per_example import Batch, Losses, clipped_sum_by_example, clipper_for
 from stobatch.privacy.plan import Plan
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
@@ -86,16 +86,6 @@ class SoundConfig(MethodConfig, name="sound"):
         True, doc="Whether these settings were chosen by looking at the training data; said in the guarantee"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        weights = (self.natural_weight, self.certified_weight, self.adversarial_weight, self.views_weight)
-        if not any(weights):
-            raise SettingError("no loss has a weight.", remedy="Set method.natural_weight=1, for instance.")
-        if self.views_weight and not self.smoothing_stddev:
-            raise SettingError(
-                "noisy views have no noise.", remedy="Set method.smoothing_stddev, or method.views_weight=0."
-            )
-
     @property
     def noise(self) -> SmoothingNoise | None:
         """What votes are taken under."""
@@ -130,7 +120,15 @@ def _attacked(steps: int, chunk: int, network: Classifier, inputs: Tensor, label
     if not len(inputs) or not radius:
         return inputs
     ball = Ball.around(inputs, Radius(radius, Norm.LINF, PAPER_RANGE))
-    return craft(network, ball, paper_ensemble(("ifgsm",), steps), torch.Generator(), labels=labels, chunk=chunk)
+
+    def scores(points: Tensor) -> Tensor:
+        """The network's; an example whose gradient is no number stays where it is, and stops nobody else."""
+        watched = points.clone()
+        watched.register_hook(lambda gradient: gradient.sign().nan_to_num())  # type: ignore[no-untyped-call]
+        found: Tensor = network(watched)
+        return found
+
+    return craft(scores, ball, paper_ensemble(("ifgsm",), steps), torch.Generator(), labels=labels, chunk=chunk)
 
 
 class SoundTrainable(Trainable):
@@ -152,8 +150,12 @@ class SoundTrainable(Trainable):
         self.inputs, self.labels = train.inputs.to(network.device), train.labels.to(network.device)
         self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
         self.objective = config.objective(self.chunk)
+        network.calibrate()
         probe, losses = self._probe()
         self.clip = clipper_for(network, losses, probe)
+        if self.clip is clipped_sum_by_example:
+            formed = sum(p.numel() * p.element_size() for p in network.parameters())
+            self.chunk = max(1, min(self.chunk, memory_mb * 2**20 // 4 // formed))
 
     def _probe(self) -> tuple[Batch, Losses]:
         """Public points that have nothing to do with the data, to try the fast clipping on."""
@@ -179,7 +181,9 @@ class SoundTrainable(Trainable):
     def gradients(self, task: TrainerTask, step: int) -> Gradients:
         """(Σ clipped contributions + noise) / (C · expected batch size): at most 1 long where there is no noise."""
         plan, device = self.plan, self.network.device
-        sample = poisson_sample(plan.num_examples, plan.sampling_rate, self.seeds.generator("step", step, "sample"))
+        sample = poisson_sample(
+            plan.num_examples, plan.sampling_rate, self.seeds.wide_generator("step", step, "sample")
+        )
         coins = normal_coins(self.seeds.generator("step", step, "views"), device)
         total = {name: torch.zeros_like(p) for name, p in self.network.named_parameters() if p.requires_grad}
         for part in torch.split(sample.to(device), self.chunk):
@@ -187,15 +191,19 @@ class SoundTrainable(Trainable):
             batch, losses = self.objective.prepare(self.network, inputs, labels, step / plan.steps, coins)
             for name, value in self.clip(self.network, losses, batch, plan.clip_norm).gradients.items():
                 total[name] += value
-        generator = self.seeds.generator("step", step, "noise")
+        generator = self.seeds.wide_generator("step", step, "noise")
         scale = 1 / (plan.clip_norm * plan.expected_batch_size)
         for value in total.values():
-            noise = torch.randn(value.shape, generator=generator, dtype=torch.float64) * plan.noise_stddev
+            noise = torch.from_numpy(generator.standard_normal(tuple(value.shape))) * plan.noise_stddev
             value.add_(noise.to(value)).mul_(scale)
         return total
 
     def after_update(self) -> None:
-        """Parameters that have run away give every example an endless gradient, which is left out: say so instead."""
+        """Reference statistics follow the parameters, as they will in deployment.
+
+        Parameters that have run away give every example an endless gradient, which is left out: say so instead.
+        """
+        self.network.calibrate()
         probe = torch.zeros(1, *self.network.input_shape, device=self.network.device)
         with torch.no_grad():
             if not bool(self.network(probe).isfinite().all()):
@@ -235,6 +243,12 @@ class Sound(Method):
                 f"training.optimiser={config.training.optimiser} is not for the sound method.",
                 remedy="Set training.optimiser=sgd; momentum and averaging are settings of the method.",
             )
+        if not any((method.natural_weight, method.certified_weight, method.adversarial_weight, method.views_weight)):
+            raise SettingError("no loss has a weight.", remedy="Set method.natural_weight=1, for instance.")
+        if method.views_weight and not method.smoothing_stddev:
+            raise SettingError(
+                "noisy views have no noise.", remedy="Set method.smoothing_stddev, or method.views_weight=0."
+            )
         return DpSgdPlan(
             num_examples=info.num_train,
             expected_batch_size=method.expected_batch_size,
@@ -252,6 +266,7 @@ class Sound(Method):
         method = config.method
         assert isinstance(method, SoundConfig)
         assert isinstance(plan, DpSgdPlan)
+        _ = plan.noise_stddev  # an ε out of reach is found before anything is written
         require_per_example(network)
         if len(train) != plan.num_examples:
             raise SettingError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stobatch.errors import SettingError
@@ -134,6 +134,19 @@ class DpSgdPlan(Plan):
             "(dp-accounting)",
             assumptions=self._assumptions(),
             objections=(TUNING_OBJECTION,) if self.tuned_on_private_data else (),
+        )
+
+    def after(self, accounted_steps: int) -> PrivacyGuarantee:
+        if accounted_steps <= self.steps:
+            return self.guarantee
+        repeated = (
+            f"{accounted_steps - self.steps} steps beyond the {self.steps} planned are counted: a crash cut them off, "
+            "and they were made again"
+        )
+        return replace(
+            self.guarantee,
+            epsilon=self.mechanism(accounted_steps).epsilon(self.delta),
+            assumptions=(*self.guarantee.assumptions, repeated),
         )
 
     def _assumptions(self) -> tuple[str, ...]:

@@ -37,6 +37,10 @@ class Plan(ABC):
     @abstractmethod
     def guarantee(self) -> PrivacyGuarantee: ...
 
+    def after(self, accounted_steps: int) -> PrivacyGuarantee:
+        """What holds when so many steps have looked at the data, those that a crash made necessary again included."""
+        return self.guarantee
+
     @abstractmethod
     def rows(self) -> list[PlanRow]: ...
 

@@ -28,10 +28,10 @@ def certify(
 ) -> dict[str, Any]:
     """Certificates on the test set, by the best of the model's ways: one row per example, and a summary."""
     model = open_run(run, overrides, network, device)
-    settings = model.config.certification
+    settings, verifiers = model.config.certification, model.verifiers()
     test = test_examples(model, dataset, settings.limit, quiet)
     asked = {"norm": model.config.evaluation.norm, "radii": list(model.config.evaluation.radii)}
-    verifier, chosen = best_of(model.verifiers(), test.inputs.to(model.network.device))
+    verifier, chosen = best_of(verifiers, test.inputs.to(model.network.device))
 
     def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
         verdicts = {name: column.tolist() for name, column in verifier.verify(part.inputs, generator).columns().items()}

@@ -1,0 +1,91 @@
+"""The sound method, killed for good while it writes: the same bits, and never too few steps on the ledger."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import stobatch
+from stobatch.privacy.dpsgd_plan import DpSgdPlan
+
+SETTINGS = {
+    "data.train_limit": 120,
+    "data.test_limit": 20,
+    "method.epsilon": 3.0,
+    "method.delta": 1e-3,
+    "method.expected_batch_size": 30,
+    "model.architecture": "squash 3, conv 4 7/3, relu, linear",
+    "training.steps": 4,
+    "training.monitor_every": 2,
+    "machine.checkpoint_every": 2,
+    "machine.threads": 1,
+    "seed": 4,
+}
+ARGUMENTS = [
+    *("--recipe", "sound.mnist"),
+    *[part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")],
+]
+# Every file is flushed once before it takes its place and its folder once afterwards, in this order.
+WRITES = [
+    *("config", "plan", "data"),
+    *("begin 1", "checkpoint 1", "settle 1", "begin 2", "checkpoint 2", "settle 2"),
+    *("training", "model"),
+]
+# How many steps are counted in the end, if the kill comes while the file is written, and just after.
+COUNTED = {
+    "data": (4, 4),
+    "begin 1": (4, 6),
+    "checkpoint 1": (6, 4),
+    "settle 1": (4, 4),
+    "checkpoint 2": (6, 4),
+    "model": (4, 4),
+}
+
+
+@pytest.fixture(scope="module")
+def quiet_run(stobatch_process, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("quiet") / "run"
+    done = stobatch_process("train", "--out", out, *ARGUMENTS, kill_at_fsync=2 * len(WRITES))
+    assert done.code == 0, done.err
+    return out
+
+
+def same_bits(one: Path, other: Path) -> bool:
+    ours, theirs = (load_file(run / "model.safetensors") for run in (one, other))
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True], ids=["while", "after"])
+@pytest.mark.parametrize("write", COUNTED)
+def test_killed_and_resumed(stobatch_process, quiet_run, tmp_path, write, after):
+    out = tmp_path / "run"
+    killed = stobatch_process(
+        "train", "--out", out, *ARGUMENTS, kill_at_fsync=2 * WRITES.index(write) + after, torn=not after
+    )
+    assert killed.code == -signal.SIGKILL
+    resumed = stobatch_process("train", "--out", out, *ARGUMENTS, "--resume", "--json")
+    assert resumed.code == 0, resumed.err
+    assert same_bits(out, quiet_run)
+    model = stobatch.load(out)
+    assert isinstance(model.plan, DpSgdPlan)
+    assert model.accounted_steps == COUNTED[write][after]
+    said = json.loads(resumed.out)["guarantee"]["proved_epsilon"]
+    assert said == model.guarantee.epsilon >= model.plan.mechanism(model.accounted_steps).epsilon(1e-3)
+
+
+@pytest.mark.slow
+def test_a_secret_root_is_kept_for_the_rest_of_the_run(stobatch_process, tmp_path):
+    """Resumed with other seeds, the repeated steps would be other steps."""
+    out, secret = tmp_path / "run", [*ARGUMENTS, "--set", "seed=null"]
+    killed = stobatch_process("train", "--out", out, *secret, kill_at_fsync=2 * WRITES.index("settle 1") + 2)
+    assert killed.code == -signal.SIGKILL
+    root = (out / "private" / "seeds.json").read_bytes()
+    assert stobatch_process("train", "--out", out, *secret, "--resume").code == 0
+    assert (out / "private" / "seeds.json").read_bytes() == root
+    assert json.loads(root)["root"] not in "".join(file.read_text() for file in out.glob("*.json"))
