@@ -29,10 +29,11 @@ wheel-check: $(STAMP)
 
 benchmarks: $(STAMP)
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[benchmarks]"
-	$(BIN)/pip install --quiet --no-deps -c constraints.txt torchattacks
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt torchattacks opacus opt_einsum
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/crafting.py
 	$(BIN)/python benchmarks/verified_inference.py
+	$(BIN)/python benchmarks/dp/clipping.py
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -243,7 +243,7 @@ def changed(config: RunConfig, key: str) -> RunConfig:
     candidates: list[Any] = list(choices or [])
     candidates += {int: [17, 19, 23], float: [0.5, 0.25, 1.25], bool: [True, False], str: ["cpu:0", "linear"]}[wanted]
     for value in candidates:
-        if value == present or (isinstance(present, tuple) and value in present):
+        if present in (value, (value,)):
             continue
         try:
             return config.override(key, value)

@@ -1,4 +1,4 @@
-"""The sound method's certificates from end to end: what they say, which one is chosen, and whether attacks break them."""
+"""The sound method's certificates from end to end: what they say, which is chosen, and what attacks make of them."""
 
 from __future__ import annotations
 
@@ -178,6 +178,8 @@ def outside_the_box(slope: float, thresholds: tuple[float, ...], seed: int) -> b
     # Some boxes around the places where a map leaves its clamp.
     for place, threshold in enumerate(thresholds):
         ends[:, place] = threshold + torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1) * (0.9 + 0.2 * ends[1, place]) / slope
+        # And points next to the threshold, where its own rounding is all that is left of the difference.
+        ends[:, place + 100] = threshold + 1e-6 * ends[0, place + 100]
     ends = ends.clamp(-1, 1)
     low, high = ends
     box = Clamp(slope, thresholds).forward(Box(low.double(), high.double())).after
@@ -205,6 +207,15 @@ def test_squashes_without_room_for_rounding_are_caught(
 ) -> None:
     monkeypatch.setattr(linear_bounds, "FLOAT32_UNIT", 0.0)
     assert any(outside_the_box(slope, thresholds, seed) for seed in range(10))
+
+
+def test_forgetting_that_thresholds_are_rounded_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def relative(self: Clamp, end: Tensor, threshold: float, way: int) -> Tensor:
+        shifted = end - threshold
+        return self.slope * (shifted + way * 5 * linear_bounds.FLOAT32_UNIT * shifted.abs())
+
+    monkeypatch.setattr(Clamp, "_end", relative)
+    assert outside_the_box(8.1, (0.1, 1 / 3), 0)
 
 
 @pytest.mark.parametrize("method", ["interval", "linear"])

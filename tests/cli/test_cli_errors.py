@@ -185,7 +185,7 @@ def test_the_installed_program_and_the_module_exit_with_two(tmp_path):
     program = Path(sys.executable).with_name("stobatch")
     for command in ([sys.executable, "-m", "stobatch"], [str(program)]):
         done = subprocess.run(
-            [*command, "train", "--out", str(tmp_path / "x"), "--set", "method.batch_size=2500"],
+            [*command, "train", "--recipe", "paper.demo", "--out", str(tmp_path / "x"), "--set", "method.batch_size=2500"],
             capture_output=True,
             text=True,
             check=False,

@@ -130,3 +130,8 @@ def test_the_readme_quotes_its_benchmarks() -> None:
     assert f"| {ratios['art_over_ours']:.1f} / {ratios['art_large_batches_over_ours']:.1f} |" in readme
     assert f"(identical votes) | {ratios['naive_over_ours_noise_given']:.1f} |" in readme
     assert ratios["votes_identical"] == 1.0
+    assert f"cut to the cache | {ratios['time_ours_over_plain']} / {ratios['time_ours_over_plain_cut']} |" in readme
+    assert f"its default | {ratios['opacus_ghost_over_ours']} / {ratios['opacus_default_over_ours']} |" in readme
+    cut = f"{ratios['opacus_ghost_cut_over_ours']} / {ratios['opacus_default_cut_over_ours']}"
+    assert f"cut to the cache for Opacus | {cut} |" in readme
+    assert f"on the whole batch | {ratios['memory_ours_over_plain']} |" in readme

@@ -1,0 +1,60 @@
+"""Collect runs of the sound method into records: `python results/collect_sound.py RUN... > results/sound_NAME.json`.
+
+A record holds what the README quotes: the proved budget, what training aimed at, accuracy, certified accuracy by radius,
+and how the certified points fared under attack. Nothing private is read.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from stobatch.config import RunConfig
+from stobatch.runs import Run
+
+
+def attacked(run: Run) -> dict[str, object] | None:
+    """The falsifier's findings: accuracy under the worst attack, and whether a certified answer was changed."""
+    if not run.has("scores"):
+        return None
+    scores = run.read("scores")
+    (under,) = scores["under_attack"]
+    return {
+        "attacks": under["attacks"],
+        "steps": scores["settings"]["adaptive_steps"],
+        "test_examples": under["rows"],
+        "accuracy": {str(row["radius"]): row["value"] for row in under["accuracy"] if row["attack"] == "worst"},
+        "broken_certificates": sum(flag["refutes"] == "proved" for flag in scores["flags"]),
+    }
+
+
+def record(path: Path) -> dict[str, object]:
+    run = Run(path)
+    document, training, certificates = run.read("config"), run.read("training"), run.read("certificates")
+    config, guarantee = RunConfig.from_dict(document["config"]), run.read("plan")["guarantee"]
+    (kind,) = certificates["kinds"]
+    return {
+        "config_hash": document["training_hash"],
+        "seed": config.seed,
+        "epsilon": round(guarantee["proved_epsilon"], 6),
+        "delta": guarantee["proved_delta"],
+        "neighbours": guarantee["neighbours"],
+        "status": guarantee["status"],
+        "train_radius": config.method.to_dict()["radius"],
+        "smoothing_stddev": config.method.to_dict()["smoothing_stddev"],
+        "network": config.model.architecture,
+        "steps": training["steps"],
+        "accounted_steps": training["accounted_steps"],
+        "seconds": training["seconds_since_last_start"],
+        "device": training["device"],
+        "torch": training["torch"],
+        "test_examples": certificates["rows"],
+        "clean": certificates["verified_accuracy"]["correct"]["value"],
+        "certificate": {key: kind[key] for key in ("name", "status", "norm", "input_range", "failure_probability")},
+        "certified": {
+            f"{row['radius']:.6g}": row["value"] for row in certificates["certified_accuracy"][kind["name"]]
+        },
+        "attacked": attacked(run),
+    }
+
+
+print(json.dumps([record(Path(path)) for path in sys.argv[1:]], indent=1))
