@@ -109,8 +109,10 @@ def _certificates(facts: Facts) -> Html:
     rows = [[join([f"{kind['name']} ", chip(kind["status"])]), *_kind_cells(summary, kind)] for kind in facts.all_kinds]
     headings = ["rule", "function", "source", "assumes", "each fails with probability at most", "largest radius"]
     verified = summary["verified_accuracy"]
+    votes = any(kind["function"] == "vote" for kind in summary["kinds"])
+    deployed = f"Verified inference with {summary['settings']['noise_draws']} draws" if votes else "The network itself"
     note = (
-        f"Verified inference with {summary['settings']['noise_draws']} draws on {summary['rows']} clean test images: "
+        f"{deployed} on {summary['rows']} clean test images: "
         f"{percent(verified['correct_without_abstaining'])} right, {percent(verified['abstained'])} abstained."
     )
     caption = (

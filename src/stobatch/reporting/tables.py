@@ -50,11 +50,12 @@ def plan_table(plan: dict[str, Any]) -> RenderableType:
 
 
 def certificate_table(summary: dict[str, Any]) -> RenderableType:
-    """Certified accuracy on clean test inputs, the published rule beside the corrected one."""
+    """Certified accuracy on clean test inputs, a column for each kind of certificate."""
     unit = summary["kinds"][0]
+    draws = f"n = {summary['settings']['noise_draws']}, " if unit["function"] == "vote" else ""
     table = Table(
         title=f"certified accuracy, clean inputs, {unit['norm']} over {unit['input_range']}, "
-        f"n = {summary['settings']['noise_draws']}, {summary['rows']} test examples",
+        f"{draws}{summary['rows']} test examples",
         title_justify="left",
     )
     table.add_column("radius", justify="right")
@@ -67,12 +68,26 @@ def certificate_table(summary: dict[str, Any]) -> RenderableType:
         "largest radius, any label", *[f"{summary['largest_radius'][kind['name']]:.4f}" for kind in summary["kinds"]]
     )
     verified = summary["verified_accuracy"]
-    note = Text(
-        f"verified inference: {_percent(verified['correct_without_abstaining'])} correct, "
-        f"{_percent(verified['abstained'])} abstained; each corrected certificate fails with probability at most "
-        f"{summary['settings']['failure_probability']:g}"
-    )
-    return Group(table, note)
+    deployed = "verified inference" if unit["function"] == "vote" else "the network itself"
+    said = [
+        f"{deployed}: {_percent(verified['correct_without_abstaining'])} correct, "
+        f"{_percent(verified['abstained'])} abstained; {'; '.join(map(_reliability, summary['kinds']))}"
+    ]
+    if chosen := summary.get("chosen"):
+        means = ", ".join(f"{name} {mean:.4f}" for name, mean in chosen["mean_radius"].items())
+        said.append(
+            f"certificate: {chosen['certificate']}, the larger mean radius on {chosen['compared_on']} ({means})"
+        )
+    return Group(table, *map(Text, said))
+
+
+def _reliability(kind: dict[str, Any]) -> str:
+    """How often a certificate of this kind may be wrong, in words."""
+    if kind["failure_probability"] is None:
+        return f"the {kind['name']} rule states no probability of failure"
+    if kind["failure_probability"] == 0:
+        return f"a certificate by {kind['name']} does not fail by chance"
+    return f"each {kind['name']} certificate fails with probability at most {kind['failure_probability']:g}"
 
 
 def attack_table(under: dict[str, Any]) -> RenderableType:
