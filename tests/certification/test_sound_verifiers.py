@@ -342,7 +342,7 @@ def test_the_way_with_the_larger_mean_radius_is_taken_and_said() -> None:
     weak, strong = Fake("weak", [0.0, 0.9]), Fake("strong", [0.5, 0.5])
     inputs = torch.zeros(150, 1, 2, 2)
     for order in ([weak, strong], [strong, weak]):
-        best, said = best_of(order, inputs)
+        best, said = best_of(order, inputs, [0.5, 0.9])
         assert best is strong
         assert said is not None
         assert said["certificate"] == "strong"
@@ -351,9 +351,18 @@ def test_the_way_with_the_larger_mean_radius_is_taken_and_said() -> None:
     assert all(len(asked) == 100 for asked in (*weak.asked, *strong.asked))
 
 
+def test_radii_between_those_asked_about_count_as_the_smaller_one() -> None:
+    """Votes know every radius, bounds only those asked about; what lies between must not decide."""
+    votes, bounds = Fake("votes", [0.29, 0.29]), Fake("bounds", [0.2, 0.3])
+    best, said = best_of([votes, bounds], torch.zeros(2, 1, 2, 2), [0.3, 0.2])
+    assert best is bounds
+    assert said is not None
+    assert said["mean_radius"] == {"votes": 0.2, "bounds": 0.25}
+
+
 def test_a_single_way_is_taken_without_a_look() -> None:
     only = Fake("only", [0.0])
-    assert best_of([only], torch.zeros(3, 1, 2, 2)) == (only, None)
+    assert best_of([only], torch.zeros(3, 1, 2, 2), [0.1]) == (only, None)
     assert not only.asked
 
 

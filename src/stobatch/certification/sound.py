@@ -148,14 +148,20 @@ class VotesVerifier(Verifier):
 _SHARPNESS = 4.0
 
 
-def best_of(verifiers: Sequence[Verifier], inputs: Tensor) -> tuple[Verifier, dict[str, Any] | None]:
+def best_of(
+    verifiers: Sequence[Verifier], inputs: Tensor, radii: Sequence[float]
+) -> tuple[Verifier, dict[str, Any] | None]:
     """The way that proves the larger radii on the first inputs, and what was compared; labels are not looked at."""
+    radii = sorted(radii)
     if len(verifiers) == 1:
         return verifiers[0], None
     few, means = inputs[:_PILOT], []
     for verifier in verifiers:
         found = verifier.verify(few, torch.Generator().manual_seed(1)).columns()
-        means.append(float(found[verifier.kinds[0].column].mean()))
+        # Bounds are known at the radii asked about only, so votes are rounded down to them as well.
+        steps = np.array((0.0, *radii))
+        proved = steps[np.searchsorted(steps, found[verifier.kinds[0].column], side="right") - 1]
+        means.append(float(proved.mean()))
     best = verifiers[int(np.argmax(means))]
     names = [verifier.kinds[0].name for verifier in verifiers]
     return best, {

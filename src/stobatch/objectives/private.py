@@ -140,11 +140,10 @@ class Objective:
     ) -> tuple[Batch, Callable[[nn.Module, Batch], Tensor]]:
         """The batch with all that is fixed for this step, and the losses as a function of it and the parameters."""
         share = self.ramp.share(progress)
-        active = [(weight * (share if term.ramped else 1.0), term) for weight, term in self.terms]
-        waiting = sum(weight for weight, _ in self.terms) - sum(weight for weight, _ in active)
-        if waiting:
-            active.append((waiting, CrossEntropy()))
-        active = [(weight, term) for weight, term in active if weight]
+        plain = sum(weight * (1 - share) for weight, term in self.terms if term.ramped)
+        plain += sum(weight for weight, term in self.terms if isinstance(term, CrossEntropy))
+        others = [(w * (share if t.ramped else 1.0), t) for w, t in self.terms if not isinstance(t, CrossEntropy)]
+        active = [(weight, term) for weight, term in ((plain, CrossEntropy()), *others) if weight]
         parts = [term.prepare(network, inputs, labels, share, coins) for _, term in active]
 
         def losses(module: nn.Module, batch: Batch) -> Tensor:

@@ -101,15 +101,16 @@ def train(
             _descend(parameters, average, state.optimisers)
             trainable.after_update()
             state.step += 1
+            stopping = stop.asked
             if state.step % config.training.monitor_every == 0 or state.step == config.training.steps:
                 correct = accuracy(network, inputs, labels)
                 state.history.append((float(state.step), correct, trainable.monitor(state.step)))
                 note = f"test accuracy {correct:.3f}"
-            if state.step % every == 0 or state.step == config.training.steps or stop.asked:
+            if state.step % every == 0 or state.step == config.training.steps or stopping:
                 state.save(run, config.training_hash)
                 trainable.saved(run, first, state.step)
             advance(1, note=note)
-            if state.step < config.training.steps:
+            if stopping and state.step < config.training.steps:
                 stop.raise_if_asked()
     return state
 

@@ -31,7 +31,7 @@ def certify(
     settings, verifiers = model.config.certification, model.verifiers()
     test = test_examples(model, dataset, settings.limit, quiet)
     asked = {"norm": model.config.evaluation.norm, "radii": list(model.config.evaluation.radii)}
-    verifier, chosen = best_of(verifiers, test.inputs.to(model.network.device))
+    verifier, chosen = best_of(verifiers, test.inputs.to(model.network.device), model.config.evaluation.radii)
 
     def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
         verdicts = {name: column.tolist() for name, column in verifier.verify(part.inputs, generator).columns().items()}
