@@ -22,6 +22,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "sound.mnist_l2": sound.mnist_l2,
     "sound.cifar10": sound.cifar10,
     "sound.cifar10_wide": lambda: sound.cifar10(radius=16 / 255),
+    "sound.cifar10_strict": lambda: sound.cifar10(epsilon=3.0),
+    "sound.cifar10_strict_wide": lambda: sound.cifar10(epsilon=3.0, radius=16 / 255),
     "sound.tiny_imagenet": sound.tiny_imagenet,
 }
 

@@ -7,6 +7,8 @@ first weights. The radius that training aims at is near the one asked about; for
 
 from __future__ import annotations
 
+from typing import Any
+
 from stobatch.config import CertificationConfig, DataConfig, EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.methods import SoundConfig
 
@@ -80,27 +82,44 @@ def mnist_l2(epsilon: float = 3.0, stddev: float = 0.5) -> RunConfig:
 
 
 def cifar10(epsilon: float = 8.0, radius: float = 4 / 255) -> RunConfig:
-    """CIFAR-10 for l-infinity; 4/255 over [-1, 1] is 2/255 over [0, 1]."""
-    small = radius < 8 / 255
-    method = SoundConfig(
-        epsilon=epsilon,
-        radius=round((0.7 if small else 0.9) * radius, 6),
-        expected_batch_size=8192 if small else 4096,
-        clip_norm=1.0 if small else 0.1,
-        momentum=0.0 if small else 0.9,
-        natural_weight=0.4 if small else 0.0,
-        certified_weight=1 - 0.4 if small else 1.0,
-        warm_up=0.2 if small else 0.1,
-    )
-    layers = "squash 1.5, conv 64 4/2, relu, avgpool 2, linear" if small else "conv 64 7/4, relu, linear"
+    """CIFAR-10 for l-infinity; 4/255 over [-1, 1] is 2/255 over [0, 1]. Settings for ε near 8 and near 3."""
+    small, strict = radius < 8 / 255, epsilon < 5
+    aim, natural, layers, steps, learning_rate, rest = _CIFAR10[small, strict]
     return RunConfig(
-        method=method,
+        method=SoundConfig(
+            epsilon=epsilon,
+            radius=round(aim * radius, 6),
+            natural_weight=natural,
+            certified_weight=1 - natural,
+            **rest,
+        ),
         data=DataConfig(name="cifar10"),
         model=ModelConfig(architecture=layers),
-        training=TrainingConfig(steps=244 if small else 488, learning_rate=4.0 if small else 0.8, optimiser="sgd"),
+        training=TrainingConfig(steps=steps, learning_rate=learning_rate, optimiser="sgd"),
         certification=CertificationConfig(attack_radius=radius),
         evaluation=EvaluationConfig(radii=(4 / 255, 16 / 255), protocols=("adaptive",), functions=("single_pass",)),
     )
+
+
+_CIFAR10: dict[tuple[bool, bool], tuple[float, float, str, int, float, dict[str, Any]]] = {
+    (True, False): (
+        *(0.7, 0.4, "squash 1.5, conv 64 4/2, relu, avgpool 2, linear", 244, 4.0),
+        {"expected_batch_size": 8192},
+    ),
+    (True, True): (
+        *(0.5, 0.4, "conv 64 5/3, relu, linear", 488, 0.8),
+        {"clip_norm": 0.3, "momentum": 0.9, "average_decay": 0.98, "warm_up": 0.1},
+    ),
+    (False, False): (
+        *(0.9, 0.0, "conv 64 7/4, relu, linear", 488, 0.8),
+        {"clip_norm": 0.1, "momentum": 0.9, "warm_up": 0.1},
+    ),
+    (False, True): (
+        *(0.6, 0.2, "conv 64 5/3, relu, linear", 488, 0.5),
+        {"clip_norm": 0.1, "momentum": 0.9, "ramp": 0.3},
+    ),
+}
+"""By (small radius, small ε): training radius over radius, weight of cross-entropy, layers, steps, rate, the rest."""
 
 
 def tiny_imagenet(epsilon: float = 8.0, radius: float = 4 / 255) -> RunConfig:

@@ -10,6 +10,7 @@ import pytest
 
 from stobatch import paper
 from stobatch.evaluation.sanity import RULES
+from stobatch_recipes import recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -108,6 +109,48 @@ def test_the_readme_tells_of_gap_and_seeds_what_the_records_say() -> None:
     said += f"p = {smallest['t_test']['p_value']:.4f}, the smallest of {len(tests)})"
     assert said in readme
     assert min(t["t_test"]["p_value"] for t in tests if t["protocol"] == "adaptive") > 0.07
+
+
+RADII = ("0.05", "0.2", "0.4", "0.6")
+
+
+@pytest.mark.parametrize("name", ["sound.mnist", "sound.mnist_wide", "sound.mnist_strict"])
+def test_the_readme_quotes_the_sound_records_and_the_recipes_are_those_of_the_records(name: str) -> None:
+    (row,) = re.findall(rf"^\| `{re.escape(name)}` \| (.+) \|$", (ROOT / "README.md").read_text(), re.M)
+    epsilon, clean, *certified, wanted = (cell.strip(" *") for cell in row.split("|"))
+    hashes = {recipe(name).override("seed", seed).training_hash: seed for seed in (1, 2, 3)}
+    records = json.loads((ROOT / "results" / "sound_mnist.json").read_text())
+    found = [record for record in records if record["config_hash"] in hashes]
+    assert sorted(record["seed"] for record in found) == sorted(hashes.values()) == [1, 2, 3]
+    for record in found:
+        assert record["seed"] == hashes[record["config_hash"]]
+        assert (record["status"], record["delta"], record["test_examples"]) == ("proved", 1e-5, 10_000)
+        assert float(epsilon) - 0.001 <= record["epsilon"] <= float(epsilon)
+        assert record["certificate"]["failure_probability"] == 0.0
+        assert record["accounted_steps"] == record["steps"]
+        assert not (record["attacked"] or {}).get("broken_certificates")
+    assert any(record["attacked"] for record in found), "no falsifier was run"
+    means = [sum(r["clean"] for r in found) / 3, *[sum(r["certified"][k] for r in found) / 3 for k in RADII]]
+    assert [clean, *certified] == [f"{100 * mean + 1e-9:.1f}%" for mean in means]
+    assert "%" in wanted
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("sound_mnist_l2", ["sound.mnist_l2"]),
+        ("sound_cifar10", [f"sound.cifar10{more}" for more in ("", "_wide", "_strict", "_strict_wide")]),
+    ],
+)
+def test_the_readme_quotes_what_falls_short(file: str, names: list[str]) -> None:
+    readme = (ROOT / "README.md").read_text()
+    records = {r["config_hash"]: r for r in json.loads((ROOT / "results" / f"{file}.json").read_text())}
+    assert set(records) == {recipe(name).override("seed", 1).training_hash for name in names}
+    for record in records.values():
+        assert f"{100 * record['clean'] + 1e-9:.1f}%" in readme
+        aimed = [share for radius, share in record["certified"].items() if float(radius) >= record["train_radius"]]
+        assert f"{100 * aimed[0] + 1e-9:.1f}%" in readme
+        assert record["status"] == record["certificate"]["status"] == "proved"
 
 
 def test_the_readme_quotes_its_benchmarks() -> None:
