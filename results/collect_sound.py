@@ -1,7 +1,7 @@
 """Collect runs of the sound method into records: `python results/collect_sound.py RUN... > results/sound_NAME.json`.
 
-A record holds what the README quotes: the proved budget, what training aimed at, accuracy, certified accuracy by radius,
-and how the certified points fared under attack. Nothing private is read.
+A record holds what the README quotes: the proved budget, what training aimed at, accuracy, certified accuracy by
+radius, and how the certified points fared under attack. Nothing private is read.
 """
 
 import json

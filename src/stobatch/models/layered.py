@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,33 @@ from stobatch.errors import ModelError
 from stobatch.models.classifier import Classifier
 
 
+class _Clamp(torch.autograd.Function):
+    """clamp(·, -1, 1) that lets every gradient pass, as if nothing were clamped."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor) -> Tensor:
+        return values.clamp(-1, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
 class Squash(nn.Module):
     """clamp(slope·(x - threshold), -1, 1), a map for each threshold: values far from all thresholds stop moving.
 
     On pictures of strokes most pixels are near an end of the range. With slope s and threshold 0 a pixel at ±1 is fixed
     against every perturbation up to 1 - 1/s, so an attacker cannot use it.
+
+    Its gradient is that of slope·x, also where it is clamped: a true gradient would be zero there and hide from an
+    attacker which way a larger step should go. That makes attacks stronger and changes no output and no parameter's
+    gradient.
     """
 
     def __init__(self, slope: float, *thresholds: float) -> None:
@@ -28,7 +51,7 @@ class Squash(nn.Module):
         self.slope, self.thresholds = slope, thresholds or (0.0,)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        maps = [(self.slope * (inputs - threshold)).clamp(-1, 1) for threshold in self.thresholds]
+        maps: list[Tensor] = [_Clamp.apply(self.slope * (inputs - at)) for at in self.thresholds]  # type: ignore[no-untyped-call]
         return torch.cat(maps, 1) if len(maps) > 1 else maps[0]
 
     def extra_repr(self) -> str:
