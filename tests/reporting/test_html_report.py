@@ -216,6 +216,19 @@ def test_one_protocol_alone_says_what_is_missing(path):
         assert f"The {missing} protocol was not run, so the gap between them is unknown." in prose
 
 
+def test_a_proved_certificate_of_the_attacked_function_leads(path):
+    """Where no attack can change an answer, that is the news; a claimed certificate does not get there."""
+    for status, leads in (("proved", True), ("claimed", False)):
+        found = scores()
+        found["under_attack"] = [e for e in found["under_attack"] if e["protocol"]["name"] == "adaptive"]
+        found["gaps"] = {"single_pass": [], "vote": []}
+        for kind in found["certificates"]["kinds"]:
+            kind |= {"function": "single_pass", "status": status}
+        prose = page(make(path.with_name(status), found)).prose
+        assert ("proved to stay so, whatever the attack" in prose) is leads
+        assert ("The published protocol was not run" in prose) is not leads
+
+
 def test_certificates_in_other_units_get_their_own_axis_and_table(path):
     found = {**scores(), "norm": "l2"}
     seen = page(make(path, found))

@@ -117,6 +117,11 @@ class Facts:
     def all_kinds(self) -> list[dict[str, Any]]:
         return list(self.certificates["kinds"]) if self.certificates else []
 
+    def proved(self, function: str, radius: float) -> Row | None:
+        """Certified accuracy at a radius by a kind of certificate that is proved; None if there is none."""
+        kinds = [kind for kind in self.kinds(function) if kind["status"] == "proved"]
+        return at_radius(self.certified(kinds[0]), radius) if kinds else None
+
     def certified(self, kind: dict[str, Any]) -> list[Row]:
         assert self.certificates is not None
         rows: list[Row] = self.certificates["certified_accuracy"][kind["name"]]

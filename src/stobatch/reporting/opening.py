@@ -60,6 +60,11 @@ def headline(facts: Facts) -> Html:
         )
         return tag("p", setting + measured, tag("b", _gap_words(gap["gap"])), class_="lead")
     protocol, share = next((p, s) for p, s in shares.items() if s)
+    proved = facts.proved(function, radius)
+    if protocol == "adaptive" and proved:
+        left = f"attacks leave the model right on {percent(share)} of {share['total']} test images. "
+        promise = f"On {percent(proved)} of {proved['total']} it is right and proved to stay so, whatever the attack."
+        return tag("p", setting + left, tag("b", promise), class_="lead")
     missing = "adaptive" if protocol == "published" else "published"
     only = f"the model is right on {percent(share)} of {share['total']} test images under the {protocol} protocol. "
     note = f"The {missing} protocol was not run, so the gap between them is unknown."
@@ -85,6 +90,9 @@ def tiles(facts: Facts) -> Html:
         share = at_radius(facts.worst(protocol, function), radius)
         if share:
             found.append(_tile(protocol, f"{protocol} protocol", share, f"test images, radius {radius:g}"))
+    proved = facts.proved(function, radius)
+    if proved:
+        found.append(_tile("proved", "proved to stay right", proved, f"test images, radius {radius:g}"))
     gap = facts.gap(function, radius)
     if gap:
         large = tag("b", points(gap["gap"]["value"]))

@@ -52,7 +52,7 @@ small,.muted,figcaption,caption{color:var(--muted)}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:.8rem;margin:1.2rem 0}
 .tile{background:var(--card);border-radius:8px;padding:.8rem 1rem;border-top:3px solid var(--clean)}
 .tile.published{border-color:var(--published)}.tile.adaptive{border-color:var(--adaptive)}
-.tile.gap{border-color:var(--refuted)}
+.tile.gap{border-color:var(--refuted)}.tile.proved{border-color:var(--proved)}
 .tile b{display:block;font-size:1.75rem;line-height:1.25;font-weight:650}
 .tile span{display:block;font-size:.85rem}
 .tile small{display:block;font-size:.8rem}
