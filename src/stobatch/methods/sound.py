@@ -32,7 +32,7 @@ from stobatch.data import DatasetInfo, Examples
 from stobatch.data.partition import poisson_sample
 from stobatch.errors import ModelError, SettingError
 from stobatch.methods.base import Method
-from stobatch.models import Classifier, Layered, Network, require_per_example, rows_in_memory
+from stobatch.models import Classifier, Layered, Network, build_layered, require_per_example, rows_in_memory
 from stobatch.objectives.private import (
     Adversarial,
     Certified,
@@ -249,6 +249,9 @@ class Sound(Method):
             raise SettingError(
                 "noisy views have no noise.", remedy="Set method.smoothing_stddev, or method.views_weight=0."
             )
+        if network is None and config.model.is_layer_list:
+            # A list that cannot be built is found here, before any data is read.
+            build_layered(config.model.architecture, info.input_shape, info.num_classes, torch.Generator())
         return DpSgdPlan(
             num_examples=info.num_train,
             expected_batch_size=method.expected_batch_size,
