@@ -240,7 +240,7 @@ def test_convolutions_go_both_ways(layer: nn.Conv2d, is_formed: bool, monkeypatc
 def test_a_few_examples_at_a_time_are_all_examples(
     description: str, losses: Losses, at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_gradients, "AT_A_TIME", at_a_time)
+    monkeypatch.setattr(layer_gradients, "AT_A_TIME", {"cpu": at_a_time})
     assert_right(layered(description, PICTURE), losses, examples(PICTURE, losses))
 
 
