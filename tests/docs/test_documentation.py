@@ -135,6 +135,18 @@ def test_the_readme_quotes_the_sound_records_and_the_recipes_are_those_of_the_re
     assert "%" in wanted
 
 
+def test_the_readme_says_what_the_falsifier_left() -> None:
+    records = json.loads((ROOT / "results" / "sound_mnist.json").read_text())
+    (record,) = [r for r in records if r["config_hash"] == recipe("sound.mnist").override("seed", 1).training_hash]
+    left, proved = (
+        [f"{100 * shares[radius] + 1e-9:.1f}%" for radius in ("0.05", "0.2")]
+        for shares in (record["attacked"]["accuracy"], record["certified"])
+    )
+    said = f"leaves {left[0]} at 0.05 and {left[1]} at 0.2 where {proved[0]} and {proved[1]} are proved"
+    assert said in " ".join((ROOT / "README.md").read_text().split())
+    assert record["attacked"]["test_examples"] == 10_000
+
+
 @pytest.mark.parametrize(
     ("file", "names"),
     [
