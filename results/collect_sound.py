@@ -48,7 +48,7 @@ def record(path: Path) -> dict[str, object]:
         "device": training["device"],
         "torch": training["torch"],
         "test_examples": certificates["rows"],
-        "clean": certificates["verified_accuracy"]["correct"]["value"],
+        "clean": certificates["verified_accuracy"]["correct_without_abstaining"]["value"],
         "certificate": {key: kind[key] for key in ("name", "status", "norm", "input_range", "failure_probability")},
         "certified": {f"{row['radius']:.6g}": row["value"] for row in certificates["certified_accuracy"][kind["name"]]},
         "attacked": attacked(run),

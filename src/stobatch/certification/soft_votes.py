@@ -14,7 +14,7 @@ from stobatch.models import Network
 
 PASSES_PER_DRAW = 2
 """One pass with fresh noise at the input, one with fresh noise at the hidden layer."""
-_SHARPNESS = 4.0
+SHARPNESS = 4.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SoftVotes:
     def vote(self, draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
         """log of the mean of softened votes: each draw's winner gets nearly all of its weight, as in the count."""
         products = self._products(draws, generator)
-        return lambda points: (_SHARPNESS * products(points)).log_softmax(2).logsumexp(0) - log(draws)
+        return lambda points: (SHARPNESS * products(points)).log_softmax(2).logsumexp(0) - log(draws)
 
     def _products(self, draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
         """Points to (draws, points, classes): the logarithms of the product scores."""

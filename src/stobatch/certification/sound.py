@@ -16,10 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from stobatch.attacks.expectation import Sample
 from stobatch.certification.confidence import Floats
 from stobatch.certification.interval import BoxCertifier
 from stobatch.certification.smoothing import SmoothingNoise
-from stobatch.certification.verifier import CertificateKind, Flags, Labels, Sample, Verifier
+from stobatch.certification.soft_votes import SHARPNESS
+from stobatch.certification.verifier import CertificateKind, Flags, Labels, Verifier
 from stobatch.certification.votes import SmoothedClassifier, SmoothedVerdicts, VoteSettings
 from stobatch.models import Classifier
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
@@ -127,7 +129,7 @@ class VotesVerifier(Verifier):
         return self.classifier.certify(inputs.to(self.network.device), generator, asked if self.stop_early else None)
 
     def samples(self) -> dict[str, Sample]:
-        return {"score": self._averaged(1.0), "vote": self._averaged(_SHARPNESS)}
+        return {"score": self._averaged(1.0), "vote": self._averaged(SHARPNESS)}
 
     def _averaged(self, sharpness: float) -> Sample:
         """log of the mean probability over fresh noise; sharpened, each draw gives nearly all of it to its winner."""
@@ -143,9 +145,6 @@ class VotesVerifier(Verifier):
             return scores
 
         return sample
-
-
-_SHARPNESS = 4.0
 
 
 def best_of(

@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stobatch.attacks.expectation import Sample
 from stobatch.certification.confidence import INTERVALS, Floats
 from stobatch.certification.monte_carlo import FreshNoise, Tally, tally_products
 from stobatch.certification.radius import CorrectedRule, PublishedRule, hidden_shift, input_shift
 from stobatch.certification.soft_votes import PASSES_PER_DRAW, SoftVotes
-from stobatch.certification.verifier import ASSUMPTIONS, CertificateKind, Flags, Labels, Sample, Verifier
+from stobatch.certification.verifier import ASSUMPTIONS, CertificateKind, Flags, Labels, Verifier
 from stobatch.config import CertificationConfig
 from stobatch.errors import DataError, ModelError
 from stobatch.models import Network, require_per_example

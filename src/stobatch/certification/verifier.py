@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stobatch.attacks.expectation import Sample
 from stobatch.types import Radius, Status
 
 ASSUMPTIONS = (
@@ -22,8 +22,6 @@ ASSUMPTIONS = (
 
 Flags = NDArray[np.bool_]
 Labels = NDArray[np.int64]
-Sample = Callable[[int, torch.Generator], Callable[[Tensor], Tensor]]
-"""Makes the differentiable scores that average over so many fresh draws."""
 
 
 @dataclass(frozen=True)
