@@ -217,3 +217,9 @@ def test_a_full_standard_output_is_one_line(monkeypatch, capfd, as_json):
             main()
     assert left.value.code == 2
     assert "No space left on device" in capfd.readouterr().err
+
+
+def test_certificates_are_not_read_in_another_norm(cli, finished_run):
+    """The published mechanism certifies in l-infinity; a radius in l2 must not be compared with that."""
+    message = cli("certify", finished_run, "--norm", "l2", "--radius", "1.0").refusal()
+    assert "certifies in linf, radii in l2 are asked about" in message

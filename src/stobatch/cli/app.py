@@ -39,6 +39,8 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue what was interr
 Limit = Annotated[int | None, typer.Option(help="Only the first so many test examples.")]
 RunPath = Annotated[Path | None, typer.Argument(help="A run directory.", show_default=False)]
 OutOfRun = Annotated[Path | None, typer.Option("--out", help="The run directory, instead of the argument.")]
+Radii = Annotated[list[float] | None, typer.Option("--radius", help="Over [-1, 1]; may be repeated.")]
+NormName = Annotated[str | None, typer.Option("--norm", help="linf, l2 or l1")]
 Section = Annotated[str | None, typer.Option("--recipe", help="Take this recipe's settings for the verb.")]
 Draws = Annotated[int | None, typer.Option(help="Draw other random numbers, reproducibly.")]
 
@@ -149,6 +151,8 @@ def _registered(values: dict[str, Any]) -> dict[str, Any]:
 def certify(
     run: RunPath = None,
     out: OutOfRun = None,
+    radius: Radii = None,
+    norm: NormName = None,
     recipe: Section = None,
     set_: Set = None,
     limit: Limit = None,
@@ -157,10 +161,12 @@ def certify(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Verified inference (Algorithm 3) on the test set: a label, two radii and a verdict per example."""
+    """A label and its certified radius per test example, by the best certificate for the norm; and which it is."""
     from stobatch import verbs
 
     overrides = _overrides("certification", recipe, set_, limit)
+    said = {"evaluation.radii": radius, "evaluation.norm": norm}
+    overrides |= {key: value for key, value in said.items() if value not in (None, [])}
     summary = verbs.certify(_run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device)
     _print(summary, as_json, tables.certificate_table(summary))
 
@@ -174,8 +180,8 @@ def attack(
     ),
     function: Annotated[str, typer.Option(help="What is deployed: single_pass or vote")] = "single_pass",
     attack_: Annotated[list[str] | None, typer.Option("--attack", help="Only this one; may be repeated.")] = None,
-    radius: Annotated[list[float] | None, typer.Option(help="Over [-1, 1]; may be repeated.")] = None,
-    norm: Annotated[str | None, typer.Option(help="linf, l2 or l1")] = None,
+    radius: Radii = None,
+    norm: NormName = None,
     steps: Annotated[int | None, typer.Option(help="Gradient steps, up to thousands.")] = None,
     recipe: Section = None,
     set_: Set = None,

@@ -10,6 +10,7 @@ import torch
 
 from stobatch.certification import best_of
 from stobatch.data import Dataset, Examples
+from stobatch.errors import UnitError
 from stobatch.evaluation.accuracy import certified_accuracy, verified_accuracy
 from stobatch.models import Classifier
 from stobatch.verbs.tables import Columns, Tick, open_run, tabulate, test_examples
@@ -29,8 +30,14 @@ def certify(
     """Certificates on the test set, by the best of the model's ways: one row per example, and a summary."""
     model = open_run(run, overrides, network, device)
     settings, verifiers = model.config.certification, model.verifiers()
+    norm = model.config.evaluation.norm
+    if any(kind.unit.norm != norm for verifier in verifiers for kind in verifier.kinds):
+        raise UnitError(
+            f"this method certifies in {verifiers[0].kinds[0].unit.norm}, radii in {norm} are asked about.",
+            remedy=f"Ask in its norm: evaluation.norm={verifiers[0].kinds[0].unit.norm}.",
+        )
     test = test_examples(model, dataset, settings.limit, quiet)
-    asked = {"norm": model.config.evaluation.norm, "radii": list(model.config.evaluation.radii)}
+    asked = {"norm": norm, "radii": list(model.config.evaluation.radii)}
     verifier, chosen = best_of(verifiers, test.inputs.to(model.network.device), model.config.evaluation.radii)
 
     def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
