@@ -22,8 +22,8 @@ class DataConfig(Settings):
 
     name: str = setting(
         "mnist",
-        choices=("mnist", "cifar10", "tiny_imagenet", "image_folder", "tensors"),
-        doc="The data set; `tensors` means the data set is handed over in Python",
+        choices=("mnist", "small_digits", "cifar10", "tiny_imagenet", "image_folder", "tensors"),
+        doc="The data set; `small_digits` is MNIST at 8x8, for audits; `tensors` means it is handed over in Python",
     )
     num_classes: int | None = setting(None, at_least=2, doc="Keep the first so many classes; all of them if unset")
     train_limit: int | None = setting(None, at_least=1, doc="Use only the first so many training examples")
@@ -31,7 +31,7 @@ class DataConfig(Settings):
     augment: bool = setting(False, doc="Augment the training images as Appendix P describes, once, before batching")
 
 
-PAPER_NETWORKS = ("mnist_cnn", "cifar10_cnn", "resnet18", "custom")
+PAPER_NETWORKS = ("mnist_cnn", "cifar10_cnn", "resnet18", "small_cnn", "custom")
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class ModelConfig(Settings):
 
     architecture: str = setting(
         "mnist_cnn",
-        doc="One of the paper's networks mnist_cnn, cifar10_cnn, resnet18; `custom`, handed over in Python; or a list "
-        "of layers such as `squash 4, conv 64 5/2, relu, linear`",
+        doc="One of the paper's networks mnist_cnn, cifar10_cnn, resnet18; small_cnn, for audits; `custom`, handed "
+        "over in Python; or a list of layers such as `squash 4, conv 64 5/2, relu, linear`",
     )
     normalisation: str = setting(
         "reference",
@@ -177,6 +177,48 @@ class EvaluationConfig(Settings):
 
 
 @dataclass(frozen=True)
+class CanaryConfig(Settings):
+    """Records planted in a training so that it can be audited in one run. Each is in or out by a secret coin."""
+
+    num: int = setting(0, at_least=0, doc="How many; 0 trains as if there were none")
+    kind: str = setting(
+        "gradient",
+        choices=("gradient", "input"),
+        doc="Contributions that no example could outdo (methods that clip), or images that do not belong (any method)",
+    )
+
+
+INSTRUMENTS = ("release", "many_runs", "one_run", "membership", "certificates")
+
+
+@dataclass(frozen=True)
+class AuditConfig(Settings):
+    """How hard claims are tried, and how sure a refutation has to be."""
+
+    instruments: tuple[str, ...] | None = setting(
+        None, choices=INSTRUMENTS, doc="Which to use; unset takes those that fit the run and train nothing new"
+    )
+    confidence: float = setting(0.95, above=0.5, below=1, doc="1 minus the false-alarm rate of each finding")
+    neighbours: str | None = setting(
+        None, choices=("replace-one", "add-or-remove-one"), doc="The relation to audit; unset takes the claim's own"
+    )
+    trainings: int = setting(1000, at_least=2, doc="Of many_runs: models trained, half of them on each neighbour")
+    models_at_once: int = setting(32, at_least=1, doc="Of many_runs and membership: models trained side by side")
+    canary: str = setting(
+        "input", choices=("input", "gradient"), doc="Of many_runs: the record in which the neighbours differ"
+    )
+    view: str = setting(
+        "final", choices=("final", "steps"), doc="Of many_runs: the attacker sees the trained model, or every step"
+    )
+    shadow_models: int = setting(128, at_least=2, doc="Of membership: models trained on random halves of the data")
+    release_trials: int = setting(2000, at_least=2, doc="Of release: releases drawn, half of them from each neighbour")
+    num_inputs: int | None = setting(200, at_least=1, doc="Of certificates: inputs attacked, nearest to a border first")
+    attack_steps: int = setting(50, at_least=1, doc="Of certificates: gradient steps of each attack")
+    restarts: int = setting(3, at_least=1, doc="Of certificates: random starts of each attack that has them")
+    judging_draws: int = setting(2000, at_least=100, doc="Of certificates: fresh draws that judge an attacked vote")
+
+
+@dataclass(frozen=True)
 class MachineConfig(Settings):
     """Speed and place. By contract nothing here changes a guarantee, so it is not part of the hash."""
 
@@ -224,13 +266,16 @@ class RunConfig(Settings):
     training: TrainingConfig = TrainingConfig()
     certification: CertificationConfig = CertificationConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    canaries: CanaryConfig = CanaryConfig()
+    audit: AuditConfig = AuditConfig()
     machine: MachineConfig = MachineConfig()
     seed: int | None = setting(None, at_least=0, doc="For reproducible experiments; unset draws secret randomness")
 
     @property
     def training_hash(self) -> str:
         """Identifies the trained model: two runs with the same hash and the same seed have the same weights."""
-        parts = ("method", "data", "model", "training", "seed")
+        # Without canaries a training is what it was before there were any.
+        parts = ("method", "data", "model", "training", "seed", *(("canaries",) if self.canaries.num else ()))
         return content_hash({name: value for name, value in self.to_dict().items() if name in parts})
 
 

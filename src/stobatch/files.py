@@ -111,8 +111,10 @@ class Records:
     The table is complete when its parts hold exactly the expected number of rows; a short one is refused.
     """
 
-    def __init__(self, folder: Path, *, config_hash: str, expected_rows: int, resume_command: str) -> None:
-        self.folder, self.config_hash = folder, config_hash
+    def __init__(
+        self, folder: Path, *, config_hash: str, expected_rows: int, resume_command: str, private: bool = False
+    ) -> None:
+        self.folder, self.config_hash, self.private = folder, config_hash, private
         self.expected_rows, self.resume_command = expected_rows, resume_command
 
     def _part(self, start: int) -> Path:
@@ -143,7 +145,7 @@ class Records:
         from pyarrow import parquet
 
         table = arrow.table(dict(columns)).replace_schema_metadata(self._identity())
-        with _replacing(self._part(start), private=False) as temporary:
+        with _replacing(self._part(start), private=self.private) as temporary:
             parquet.write_table(table, temporary)
 
     def read(self) -> dict[str, list[Any]]:

@@ -38,8 +38,14 @@ class TrainedModel:
     """Steps that have looked at the training data, as far as the method counts them."""
 
     @property
-    def guarantee(self) -> PrivacyGuarantee:
+    def claim(self) -> PrivacyGuarantee:
+        """What the method says of this training, before anyone looked."""
         return self.plan.after(self.accounted_steps)
+
+    @property
+    def guarantee(self) -> PrivacyGuarantee:
+        """The claim in the light of the run's audits."""
+        return self.claim.audited(self.run.read("audit")["findings"] if self.run.has("audit") else ())
 
     @property
     def certifies(self) -> bool:

@@ -44,13 +44,15 @@ class Run:
     def command(self, verb: str) -> str:
         return f"stobatch {verb} {shlex.quote(str(self.path))} --resume"
 
-    def records(self, verb: str, *, config_hash: str, expected_rows: int) -> Records:
+    def records(self, verb: str, *, config_hash: str, expected_rows: int, private: bool = False) -> Records:
         """The per-example table of a verb; another configuration of the verb gets another folder."""
+        base = self.path / PRIVATE if private else self.path
         return Records(
-            self.path / "records" / f"{verb}-{config_hash}",
+            base / "records" / f"{verb}-{config_hash}",
             config_hash=config_hash,
             expected_rows=expected_rows,
-            resume_command=self.command(verb),
+            resume_command=self.command(verb.partition("-")[0]),
+            private=private,
         )
 
     def require_new(self, training_hash: str, *, resume: bool) -> None:

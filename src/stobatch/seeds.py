@@ -38,6 +38,10 @@ class Seeds:
     def secret(cls) -> Seeds:
         return cls(secrets.randbits(128), public=False)
 
+    def child(self, *path: str | int) -> Seeds:
+        """The root of a run of its own, as public as this one; audits train thousands of models from one root."""
+        return Seeds(int.from_bytes(self._digest("child", *path), "little"), self.public)
+
     def _digest(self, *path: str | int) -> bytes:
         return hashlib.sha256(repr((self.root, *path)).encode()).digest()
 

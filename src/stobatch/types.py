@@ -36,6 +36,13 @@ class Status(StrEnum):
     REFUTED = "refuted"
 
 
+class Verdict(StrEnum):
+    """What an audit can say. It never proves: an attack that fails may only have been too weak."""
+
+    CONSISTENT = "consistent"
+    REFUTED = "refuted"
+
+
 @dataclass(frozen=True)
 class InputRange:
     """The interval that every input value lies in.

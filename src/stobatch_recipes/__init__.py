@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from stobatch.config import RunConfig
 from stobatch.errors import SettingError
-from stobatch_recipes import paper, sound
+from stobatch_recipes import audit, paper, sound
 from stobatch_recipes.demo import demo
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
@@ -25,6 +25,13 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "sound.cifar10_strict": lambda: sound.cifar10(epsilon=3.0),
     "sound.cifar10_strict_wide": lambda: sound.cifar10(epsilon=3.0, radius=16 / 255),
     "sound.tiny_imagenet": sound.tiny_imagenet,
+    "audit.published": audit.published,
+    "audit.sound": audit.sound,
+    "audit.sound_1": lambda: audit.sound(epsilon=1.0),
+    "audit.sound_strict": lambda: audit.sound(epsilon=0.2),
+    "audit.half_noise": audit.half_noise,
+    "audit.shared_noise": audit.shared_noise,
+    "audit.no_clipping": audit.no_clipping,
 }
 
 

@@ -142,7 +142,7 @@ def test_noise_of_another_size_is_caught(share: float, monkeypatch: pytest.Monke
     sampling(monkeypatch)
     trainable = prepared(settings(WIDE))
     stddev = trainable.plan.noise_stddev
-    monkeypatch.setattr(DpSgdPlan, "noise_stddev", share * stddev)
+    trainable.noise_stddev = share * stddev
     assert not_gaussian(noise_of(trainable, range(1))[0], stddev)
 
 

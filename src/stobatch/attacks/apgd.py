@@ -70,7 +70,7 @@ class APGD(GradientAttack):
         return memory["best_points"], memory["best_objective"]
 
     def _begin(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> None:
-        length = torch.full_like(sight.objective, self.relative_step * ball.radius.size)
+        length = torch.zeros_like(sight.objective) + self.relative_step * ball.size_for(sight.objective)
         memory.update(
             length=length,
             gains=torch.zeros_like(sight.objective),

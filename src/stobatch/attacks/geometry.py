@@ -7,7 +7,7 @@ most of its length. All results are feasible by construction; `Ball.settle` chec
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -31,6 +31,8 @@ _FAR = 1e9
 class Ball:
     """The points within a radius of each centre that also lie in the input range.
 
+    `sizes` gives every centre a radius of its own, in float64; `radius` then says their unit and the largest of them.
+
     **Guarantee.** `settle` returns points whose distance, computed in float64, is at most the radius and which lie in
     the range; it raises if it cannot.
     """
@@ -39,6 +41,7 @@ class Ball:
     lower: Tensor
     upper: Tensor
     radius: Radius
+    sizes: Tensor | None = None
 
     @classmethod
     def around(cls, centre: Tensor, radius: Radius, *, shift: Tensor | None = None) -> Ball:
@@ -51,6 +54,17 @@ class Ball:
             lower, upper = torch.maximum(centre - radius.size, lower), torch.minimum(centre + radius.size, upper)
         return cls(centre, lower, upper, radius)
 
+    @classmethod
+    def around_each(cls, centre: Tensor, sizes: Tensor, unit: Radius) -> Ball:
+        """A ball of its own size around every centre; of `unit` only norm and range matter."""
+        sizes = sizes.to(device=centre.device, dtype=torch.float64)
+        ball = replace(cls.around(centre, Radius(float(sizes.max()), unit.norm, unit.range)), sizes=sizes)
+        if unit.norm is not Norm.LINF:
+            return ball
+        own = ball.size_for(centre)
+        lower, upper = torch.maximum(ball.lower, centre - own), torch.minimum(ball.upper, centre + own)
+        return replace(ball, lower=lower, upper=upper)
+
     @property
     def geometry(self) -> Geometry:
         return GEOMETRIES[self.radius.norm]
@@ -58,7 +72,11 @@ class Ball:
     def part(self, which: slice | Tensor) -> Ball:
         """The balls around some of the centres."""
         lower, upper = (end[which] if end.shape == self.centre.shape else end for end in (self.lower, self.upper))
-        return Ball(self.centre[which], lower, upper, self.radius)
+        return Ball(self.centre[which], lower, upper, self.radius, None if self.sizes is None else self.sizes[which])
+
+    def size_for(self, like: Tensor) -> Size:
+        """The radius: one for all, or one for each example in a shape and precision that combine with `like`."""
+        return self.radius.size if self.sizes is None else per_example(self.sizes, like).to(like)
 
     def project(self, points: Tensor) -> Tensor:
         """The nearest points of the ball."""
@@ -71,7 +89,7 @@ class Ball:
     def random(self, generator: torch.Generator) -> Tensor:
         """A random point in each ball; drawn on the CPU, so that it does not depend on the device."""
         offset = self.geometry.random(self.centre.shape, generator).to(self.centre)
-        return self.project(self.centre + self.radius.size * offset)
+        return self.project(self.centre + self.size_for(offset) * offset)
 
     def distance(self, points: Tensor) -> Tensor:
         """How far each point is from its centre, in float64."""
@@ -82,7 +100,8 @@ class Ball:
         points = torch.minimum(torch.maximum(points, self.lower), self.upper)
         for attempt in range(8):
             # Not "further than": a distance that is not a number is outside, too.
-            outside = per_example(~(self.distance(points) <= self.radius.size), points)
+            distance = self.distance(points)
+            outside = per_example(~(distance <= self.size_for(distance)), points)
             if not bool(outside.any()):
                 return points
             slack = 4.0**attempt * torch.finfo(points.dtype).eps
@@ -136,7 +155,8 @@ class MaxNorm(Geometry):
         return torch.rand(shape, generator=generator) * 2 - 1
 
     def tighten(self, ball: Ball, points: Tensor, slack: float) -> Tensor:
-        centre, size = ball.centre.double(), ball.radius.size
+        centre = ball.centre.double()
+        size = ball.size_for(centre)
         nearest = points.double().clamp(centre - size, centre + size).to(points.dtype)
         too_far = (nearest.double() - centre).abs() > size
         return torch.where(too_far, torch.nextafter(nearest, ball.centre), nearest)
@@ -146,7 +166,7 @@ class _Coupled(Geometry):
     """A norm in which one value's offset leaves less for the others. `low` and `high` are the room in the range."""
 
     @abstractmethod
-    def shrink(self, offset: Tensor, low: Tensor, high: Tensor, size: float) -> Tensor:
+    def shrink(self, offset: Tensor, low: Tensor, high: Tensor, size: Size) -> Tensor:
         """The nearest offset within the room whose length is the size, for offsets that are longer."""
 
     @abstractmethod
@@ -155,14 +175,15 @@ class _Coupled(Geometry):
 
     def project(self, ball: Ball, points: Tensor) -> Tensor:
         offset, low, high = points - ball.centre, ball.lower - ball.centre, ball.upper - ball.centre
-        inside = offset.clamp(low, high)
-        fits = per_example(self.length(inside) <= ball.radius.size, offset)
-        return ball.centre + torch.where(fits, inside, self.shrink(offset, low, high, ball.radius.size))
+        inside, size = offset.clamp(low, high), ball.size_for(offset)
+        fits = per_example(self.length(inside), offset) <= size
+        return ball.centre + torch.where(fits, inside, self.shrink(offset, low, high, size))
 
     def tighten(self, ball: Ball, points: Tensor, slack: float) -> Tensor:
         centre = ball.centre.double()
         offset = points.double() - centre
-        wanted = offset * per_example((ball.radius.size / self.length(offset)).clamp(max=1) * (1 - slack), offset)
+        length = self.length(offset)
+        wanted = offset * per_example((ball.size_for(length) / length).clamp(max=1) * (1 - slack), offset)
         nearest = (centre + wanted).to(points.dtype)
         # Rounding to nearest can lengthen every value of a tiny offset; rounding towards the centre cannot.
         too_far = (nearest.double() - centre).abs() > wanted.abs()
@@ -180,7 +201,7 @@ class Euclidean(_Coupled):
         length: Tensor = torch.linalg.vector_norm(offset.flatten(1), dim=1)
         return length
 
-    def shrink(self, offset: Tensor, low: Tensor, high: Tensor, size: float) -> Tensor:
+    def shrink(self, offset: Tensor, low: Tensor, high: Tensor, size: Size) -> Tensor:
         return self.steepest(offset, low, high, size)
 
     def climb(self, ball: Ball, points: Tensor, gradient: Tensor, size: Size) -> Tensor:
@@ -228,13 +249,13 @@ class SumNorm(_Coupled):
     def length(self, offset: Tensor) -> Tensor:
         return offset.abs().flatten(1).sum(1)
 
-    def shrink(self, offset: Tensor, low: Tensor, high: Tensor, size: float) -> Tensor:
+    def shrink(self, offset: Tensor, low: Tensor, high: Tensor, size: Size) -> Tensor:
         """Soft thresholding, clamped to the room; the threshold by bisection, ending on the feasible side."""
         enough = per_example(offset.abs().flatten(1).amax(1), offset)
         short = torch.zeros_like(enough)
         for _ in range(_BISECTIONS):
             middle = (short + enough) / 2
-            feasible = per_example(self.length(_soft(offset, middle).clamp(low, high)) <= size, offset)
+            feasible = per_example(self.length(_soft(offset, middle).clamp(low, high)), offset) <= size
             enough, short = torch.where(feasible, middle, enough), torch.where(feasible, short, middle)
         return _soft(offset, enough).clamp(low, high)
 
@@ -244,7 +265,7 @@ class SumNorm(_Coupled):
         Soft thresholding would take as much from the values that gain most as from all others.
         """
         low, high = ball.lower - ball.centre, ball.upper - ball.centre
-        best = ball.centre + self.steepest(gradient, low, high, ball.radius.size)
+        best = ball.centre + self.steepest(gradient, low, high, ball.size_for(points))
         way = torch.where(per_example(gradient.flatten(1).any(1), points), best - points, 0)
         share = size / per_example(self.length(way).clamp(min=torch.finfo(way.dtype).tiny), way)
         return points + share.clamp(max=1) * way

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stobatch.attacks.geometry import Ball
+from stobatch.attacks.geometry import Ball, Size
 from stobatch.attacks.goals import Goal
 from stobatch.errors import DataError, ModelError, SettingError, UnitError
 
@@ -95,10 +95,10 @@ class GradientAttack(Attack, ABC):
     relative_step: float = 1.0
     loss: str = "cross_entropy"
 
-    def step_size(self, ball: Ball) -> float:
+    def step_size(self, ball: Ball) -> Size:
         """A share of the way that the norm needs; a single step goes straight."""
         path = ball.geometry.path if self.steps > 1 else 1.0
-        return self.relative_step * path * ball.radius.size / self.steps
+        return self.relative_step * path * ball.size_for(ball.centre) / self.steps
 
     def start(self, ball: Ball, generator: torch.Generator) -> Tensor:
         return ball.centre.clone()

@@ -54,10 +54,11 @@ class Square(Attack):
 
     def _stripes(self, ball: Ball, generator: torch.Generator) -> Tensor:
         """Start from vertical stripes of random sign, as the authors do."""
-        count, channels, _, width = _as_images(ball.centre).shape
+        centre = _as_images(ball.centre)
+        count, channels, _, width = centre.shape
         signs = torch.randint(0, 2, (count, channels, 1, width), generator=generator).to(ball.centre) * 2 - 1
-        size = ball.radius.size / self._length(ball, ball.centre[0].numel())
-        return ball.project((_as_images(ball.centre) + size * signs).reshape(ball.centre.shape))
+        size = ball.size_for(centre) / self._length(ball, centre[0].numel())
+        return ball.project((centre + size * signs).reshape(ball.centre.shape))
 
     def _propose(self, ball: Ball, points: Tensor, share: float, generator: torch.Generator) -> Tensor:
         """A random patch of ±size; one place for all examples, a sign for each and each channel."""
@@ -69,7 +70,7 @@ class Square(Attack):
         left = int(torch.randint(0, width - wide + 1, (), generator=generator))
         window = (..., slice(top, top + tall), slice(left, left + wide))
         signs = torch.randint(0, 2, (count, channels, 1, 1), generator=generator).to(points) * 2 - 1
-        patch = ball.radius.size / self._length(ball, channels * tall * wide) * signs
+        patch = ball.size_for(images) / self._length(ball, channels * tall * wide) * signs
         if ball.radius.norm is Norm.LINF:
             images[window] = centre[window] + patch
         else:

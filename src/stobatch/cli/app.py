@@ -1,7 +1,7 @@
-"""`stobatch plan | train | certify | attack | evaluate | report | where | demo`.
+"""`stobatch plan | train | certify | attack | evaluate | audit | report | where | demo`.
 
 Results go to standard output (as JSON with `--json`), progress and errors to standard error. Exit codes: 0 done,
-1 a proved certificate was broken, 2 something to mend in the call, 130 interrupted with everything saved.
+1 an audit refuted a claim or a proved certificate was broken, 2 something to mend in the call, 130 interrupted with everything saved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stobatch.interrupts import Interrupted
 from stobatch.reporting import tables
 from stobatch.runs import Run
 from stobatch.settings import parse_assignment
-from stobatch.types import Status
+from stobatch.types import Status, Verdict
 
 app = typer.Typer(
     help="Train classifiers with differential privacy and certified robustness, and see what is guaranteed by whom.",
@@ -231,6 +231,42 @@ def evaluate(
 def _exit_if_refuted(scores: dict[str, Any]) -> None:
     """A broken certificate that only claims is a finding; one that was proved is a fault that must stop a pipeline."""
     if any(flag["refutes"] == Status.PROVED for flag in scores["flags"]):
+        raise SystemExit(1)
+
+
+@app.command()
+def audit(
+    run: RunPath = None,
+    out: OutOfRun = None,
+    instrument: Annotated[
+        list[str] | None,
+        typer.Option(help="release, many_runs, one_run, membership or certificates; may be repeated."),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Audit a recipe's settings: no run is needed.")] = None,
+    trainings: Annotated[int | None, typer.Option(help="Models that many_runs trains.")] = None,
+    confidence: Annotated[float | None, typer.Option(help="1 minus the false-alarm rate of each finding.")] = None,
+    set_: Set = None,
+    seed: Draws = None,
+    device: Device = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Try to refute what a run claims: its privacy, by attacks on trainings; its certificates, inside every ball."""
+    from stobatch import verbs
+
+    said = {"audit.instruments": instrument, "audit.trainings": trainings, "audit.confidence": confidence}
+    overrides = _assignments(set_) | {key: value for key, value in said.items() if value not in (None, [])}
+    settings = _config(recipe, None, None, None, device).override_all(overrides) if recipe else None
+    document = verbs.audit(
+        _run(run, out), config=settings, overrides=None if recipe else overrides, seed=seed, resume=resume,
+        quiet=as_json, device=device,
+    )  # fmt: skip
+    _print(document, as_json, *tables.audit_tables(document))
+    _exit_if_refuted_by(document)
+
+
+def _exit_if_refuted_by(audit: dict[str, Any]) -> None:
+    if audit["verdict"] == Verdict.REFUTED:
         raise SystemExit(1)
 
 

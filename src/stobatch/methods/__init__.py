@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from stobatch.config import RunConfig
 from stobatch.methods.base import Method
+from stobatch.methods.controls import CONTROLS
 from stobatch.methods.sound import Sound, SoundConfig
-from stobatch.methods.stobatch import StoBatch, StoBatchConfig
+from stobatch.methods.stobatch import StoBatch
+from stobatch.methods.stobatch_settings import StoBatchConfig
 from stobatch.methods.vanilla import VanillaAdversarialTraining, VanillaConfig
 
 METHODS: dict[str, Method] = {
-    method.config_class.name: method for method in (Sound(), StoBatch(), VanillaAdversarialTraining())
+    method.config_class.name: method for method in (Sound(), StoBatch(), VanillaAdversarialTraining(), *CONTROLS)
 }
 
 

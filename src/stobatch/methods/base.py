@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
+
+from torch import Tensor
 
 from stobatch.certification import Verifier
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.models import Classifier
 from stobatch.privacy.plan import Plan
+from stobatch.privacy.release import Release
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable
+from stobatch.training.many import ManyModels
 
 
 class Method(ABC):
@@ -36,6 +41,22 @@ class Method(ABC):
     @abstractmethod
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         """Give a loaded network what its deployment needs beside its weights."""
+
+    def releases(self, plan: Plan) -> tuple[Release, ...]:
+        """What the method's proof says is released on the way, each to be attacked by itself."""
+        return ()
+
+    def stack(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        networks: Sequence[Classifier],
+        pool: Examples,
+        members: Tensor,
+        seeds: Sequence[Seeds],
+    ) -> ManyModels | None:
+        """Models on the examples `pool[members]`, a row for each, trained in the same passes; None if it cannot."""
+        return None
 
     @abstractmethod
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:

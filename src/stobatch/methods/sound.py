@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +46,7 @@ from stobatch.objectives.private import (
     Term,
     normal_coins,
 )
+from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.per_example import Batch, Losses, clipped_sum_by_example, clipper_for
 from stobatch.privacy.plan import Plan
@@ -147,6 +149,8 @@ class SoundTrainable(Trainable):
         memory_mb: int,
     ) -> None:
         self.config, self.plan, self.network, self.seeds = config, plan, network, seeds
+        self.clip_norm, self.noise_stddev = plan.clip_norm, plan.noise_stddev
+        self.canaries: GradientCanaries | None = None
         self.inputs, self.labels = train.inputs.to(network.device), train.labels.to(network.device)
         self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
         self.objective = config.objective(self.chunk)
@@ -178,24 +182,60 @@ class SoundTrainable(Trainable):
     def tasks(self, step: int) -> list[TrainerTask]:
         return [TrainerTask(trainer=0, benign_batch=0, adversarial_batch=0)]
 
+    @property
+    def unit(self) -> float:
+        return 1 / self.plan.expected_batch_size
+
+    def plant(self, planted: Planted) -> None:
+        """Canaries that are in become records after the data; the sampling rate and the noise stay as planned."""
+        if planted.inputs is not None and planted.labels is not None:
+            self.inputs = torch.cat([self.inputs, planted.inputs[planted.included].to(self.inputs)])
+            self.labels = torch.cat([self.labels, planted.labels[planted.included].to(self.labels)])
+        if planted.gradients is not None:
+            self.canaries = planted.gradients
+            self.canaries_in = planted.included.nonzero().flatten()
+            self.canary_sums = torch.zeros(len(planted.included), dtype=torch.float64)
+
+    def carried(self) -> dict[str, Tensor]:
+        return {} if self.canaries is None else {"canary_sums": self.canary_sums}
+
+    def _summed(self, inputs: Tensor, labels: Tensor, step: int, coins: Coins) -> Gradients:
+        """Σ clipped contributions, a chunk at a time."""
+        total = {name: torch.zeros_like(p) for name, p in self.network.named_parameters() if p.requires_grad}
+        for part in zip(torch.split(inputs, self.chunk), torch.split(labels, self.chunk), strict=True):
+            batch, losses = self.objective.prepare(self.network, *part, step / self.plan.steps, coins)
+            for name, value in self.clip(self.network, losses, batch, self.clip_norm).gradients.items():
+                total[name] += value
+        return total
+
+    def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
+        """As the release counts them, with view noise of its own."""
+        coins = normal_coins(self.seeds.generator("step", step, "other views"), self.network.device)
+        summed = self._summed(inputs.to(self.inputs), labels.to(self.labels), step, coins)
+        return {name: value.mul_(self.unit / self.plan.clip_norm) for name, value in summed.items()}
+
+    def _noise(self, step: int) -> np.random.Generator:
+        """The generator of a step's noise; no two steps share one."""
+        return self.seeds.wide_generator("step", step, "noise")
+
     def gradients(self, task: TrainerTask, step: int) -> Gradients:
         """(Σ clipped contributions + noise) / (C · expected batch size): at most 1 long where there is no noise."""
-        plan, device = self.plan, self.network.device
-        sample = poisson_sample(
-            plan.num_examples, plan.sampling_rate, self.seeds.wide_generator("step", step, "sample")
-        )
-        coins = normal_coins(self.seeds.generator("step", step, "views"), device)
-        total = {name: torch.zeros_like(p) for name, p in self.network.named_parameters() if p.requires_grad}
-        for part in torch.split(sample.to(device), self.chunk):
-            inputs, labels = self.inputs[part], self.labels[part]
-            batch, losses = self.objective.prepare(self.network, inputs, labels, step / plan.steps, coins)
-            for name, value in self.clip(self.network, losses, batch, plan.clip_norm).gradients.items():
-                total[name] += value
-        generator = self.seeds.wide_generator("step", step, "noise")
-        scale = 1 / (plan.clip_norm * plan.expected_batch_size)
+        num_examples = len(self.inputs)
+        num_planted = 0 if self.canaries is None else len(self.canaries_in)
+        stream = self.seeds.wide_generator("step", step, "sample")
+        sample = poisson_sample(num_examples + num_planted, self.plan.sampling_rate, stream)
+        own = sample[sample < num_examples].to(self.inputs.device)
+        coins = normal_coins(self.seeds.generator("step", step, "views"), self.network.device)
+        total = self._summed(self.inputs[own], self.labels[own], step, coins)
+        if self.canaries is not None:
+            which = self.canaries_in[sample[sample >= num_examples] - num_examples]
+            self.canaries.add(total, which, step, min(LENGTH * self.plan.clip_norm, self.clip_norm))
+        generator, scale = self._noise(step), self.unit / self.plan.clip_norm
         for value in total.values():
-            noise = torch.from_numpy(generator.standard_normal(tuple(value.shape))) * plan.noise_stddev
+            noise = torch.from_numpy(generator.standard_normal(tuple(value.shape))) * self.noise_stddev
             value.add_(noise.to(value)).mul_(scale)
+        if self.canaries is not None:
+            self.canary_sums += self.canaries.read(total, step)
         return total
 
     def after_update(self) -> None:
@@ -222,8 +262,11 @@ class SoundTrainable(Trainable):
     def saved(self, run: Path, first: int, last: int) -> None:
         Ledger.of(run).made(last - first).save(run)
 
-    def finish(self, run: Path) -> dict[str, Any]:
+    def adopt(self) -> None:
         self.average.adopt_average()
+
+    def finish(self, run: Path) -> dict[str, Any]:
+        self.adopt()
         return {"accounted_steps": Ledger.of(run).accounted}
 
     def monitor(self, step: int) -> float:
@@ -234,6 +277,7 @@ class Sound(Method):
     """Differential privacy and certificates that hold."""
 
     config_class = SoundConfig
+    trainable: ClassVar[type[SoundTrainable]] = SoundTrainable
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> DpSgdPlan:
         method = config.method
@@ -287,7 +331,7 @@ class Sound(Method):
                 "the reconstruction objective needs one of the paper's networks, with an encoder.",
                 remedy="Set model.architecture=mnist_cnn, or method.reconstruction_weight=0.",
             )
-        return SoundTrainable(method, plan, network, train, seeds, memory_mb=config.machine.memory_mb)
+        return self.trainable(method, plan, network, train, seeds, memory_mb=config.machine.memory_mb)
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         """The weights are all there is."""

@@ -6,7 +6,7 @@ reasons why that claim does not hold.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,65 +14,28 @@ from torch import Tensor
 
 from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
 from stobatch.certification import VerifiedInference, Verifier
-from stobatch.config import MethodConfig, RunConfig
+from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.data.partition import fixed_disjoint_batches
 from stobatch.errors import ModelError
 from stobatch.methods.base import Method
+from stobatch.methods.stobatch_releases import EncoderStep, LabelCoefficients, PerturbedInputs
+from stobatch.methods.stobatch_settings import StoBatchConfig, schedule_of
+from stobatch.methods.stobatch_stack import StoBatchStack
 from stobatch.models import Classifier, Network, build_encoder, require_per_example, rows_in_memory
 from stobatch.objectives import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
 from stobatch.paper import implements
 from stobatch.privacy.noise import PrivateNoise
 from stobatch.privacy.plan import Plan, PublishedPlan
+from stobatch.privacy.release import Release
 from stobatch.seeds import Seeds
-from stobatch.settings import setting
 from stobatch.training import Trainable, encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.gradients import summed_gradients
-from stobatch.training.schedule import IterativeSchedule, Schedule, StochasticSchedule
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
 _CPU_CHUNK = 833
 """Examples of one pass on a CPU; larger chunks fall out of the cache."""
-
-
-@dataclass(frozen=True)
-class StoBatchConfig(MethodConfig, name="stobatch"):
-    """The published mechanism's settings, by default those of Appendix P for MNIST."""
-
-    total_epsilon: float = setting(1.0, above=0, doc="The total budget that Theorem 4 claims")
-    label_epsilon: float = setting(0.1, above=0, doc="The label budget ε2, or its base where it grows with the total")
-    budget_split: str = setting(
-        "fixed_label", choices=("fixed_label", "third_of_surplus"), doc="How the total is split (Appendix P)"
-    )
-    encoder_norm_bound: float = setting(
-        1.0, above=0, at_most=1, doc="Bound on ‖θ1‖₁,₁, enforced at every step; at most 1 keeps θ1ᵀx in [-1, 1]"
-    )
-    batch_size: int = setting(2499, at_least=1, doc="Examples in each fixed batch, m")
-    schedule: str = setting(
-        "stochastic", choices=("iterative", "stochastic"), doc="Algorithm 1 (iterative) or Algorithm 4 (stochastic)"
-    )
-    trainers_per_step: int = setting(1, at_least=1, doc="Trainers picked per step in Algorithm 4, 𝒩")
-    adversarial_weight: float = setting(1.0, at_least=0, doc="The weight ξ of the adversarial loss")
-    attack_ensemble: tuple[str, ...] = setting(
-        ("ifgsm", "mim", "madry"), choices=("ifgsm", "mim", "madry"), doc="The attacks A that craft training examples"
-    )
-    train_attack_steps: int = setting(10, at_least=1, doc="Steps of each training attack, T_μ")
-    train_attack_max_radius: float = setting(
-        1.0, above=0, at_most=2, doc="μ_t is drawn from (0, this], l-infinity over [-1, 1]"
-    )
-    taylor: str = setting(
-        "corrected", choices=("corrected", "published"), doc="The expansion of the loss: right, or as printed"
-    )
-    label_noise: str = setting(
-        "shared", choices=("shared", "per_class"), doc="χ3 as one vector for all classes (the paper) or one per class"
-    )
-
-
-def _schedule(config: StoBatchConfig, num_batches: int, seeds: Seeds) -> Schedule:
-    if config.schedule == "iterative":
-        return IterativeSchedule(num_batches, seeds)
-    return StochasticSchedule(num_batches, seeds, config.trainers_per_step)
 
 
 @implements(
@@ -104,7 +67,7 @@ class StoBatchTrainable(Trainable):
         network.set_noise(noise.input_noise, noise.hidden_noise)
         self.label_noise = noise.label_noise.to(device)
         batches = fixed_disjoint_batches(len(train), config.batch_size, seeds.generator("batches"))
-        self.schedule = _schedule(config, len(batches), seeds)
+        self.schedule = schedule_of(config, len(batches), seeds)
         # Line 2: from here on only perturbed inputs are read.
         self.batches = batches.to(device)
         self.noisy_inputs = train.inputs.to(device) + network.input_noise
@@ -199,7 +162,7 @@ class StoBatch(Method):
             split=method.budget_split,
             records_per_person=info.copies,
         )
-        _schedule(method, plan.num_batches, Seeds.reproducible(0))
+        schedule_of(method, plan.num_batches, Seeds.reproducible(0))
         _ = plan.epsilons
         return plan
 
@@ -209,19 +172,45 @@ class StoBatch(Method):
         assert isinstance(config.method, StoBatchConfig)
         assert isinstance(plan, PublishedPlan)
         require_per_example(network := _split(network))
-        shared = config.method.label_noise == "shared"
+        noise = self.draw_noise(config.method, plan, network, seeds)
+        memory_mb = config.machine.memory_mb
+        return StoBatchTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb)
+
+    @staticmethod
+    def draw_noise(config: StoBatchConfig, plan: PublishedPlan, network: Network, seeds: Seeds) -> PrivateNoise:
+        """χ1/m, 2χ2/m and χ3/m in the sizes of the network and the scales of the plan."""
         size = (network.last_hidden_size,)
-        noise = PrivateNoise.draw(
+        return PrivateNoise.draw(
             seeds,
             input_shape=network.encoder.input_shape,
             input_scale=plan.input_noise_scale,
             hidden_shape=network.encoder.hidden_shape,
             hidden_scale=plan.hidden_noise_scale,
-            label_shape=size if shared else (network.num_classes, *size),
+            label_shape=size if config.label_noise == "shared" else (network.num_classes, *size),
             label_scale=plan.label_noise_scale,
         )
-        memory_mb = config.machine.memory_mb
-        return StoBatchTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb)
+
+    def releases(self, plan: Plan) -> tuple[Release, ...]:
+        assert isinstance(plan, PublishedPlan)
+        return (PerturbedInputs(plan), LabelCoefficients(plan), EncoderStep(plan))
+
+    def stack(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        networks: Sequence[Classifier],
+        pool: Examples,
+        members: Tensor,
+        seeds: Sequence[Seeds],
+    ) -> StoBatchStack | None:
+        method = config.method
+        assert isinstance(method, StoBatchConfig)
+        assert isinstance(plan, PublishedPlan)
+        split = [_split(network) for network in networks]
+        if method.attack_ensemble != ("ifgsm",) or any(network.device.type != "cpu" for network in split):
+            return None
+        noises = [self.draw_noise(method, plan, network, each) for network, each in zip(split, seeds, strict=True)]
+        return StoBatchStack(config, method, split, noises, pool, members, seeds)
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         noise = PrivateNoise.load(run, config_hash)

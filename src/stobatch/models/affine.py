@@ -33,6 +33,15 @@ class OperatorNorms:
     linf_to_l1: float
 
 
+@torch.no_grad()
+def limit_columns(weight: Tensor, bound: float) -> None:
+    """Rescale, in place, every kernel (entry of the first axis) whose 1-norm exceeds the bound."""
+    size = weight.flatten(1).abs().sum(1)
+    # A few units in the last place below the bound, so that rounding in the sum cannot exceed it.
+    factor = torch.where(size > bound, bound / size * (1 - 4 * torch.finfo(size.dtype).eps), torch.ones_like(size))
+    weight.mul_(factor.reshape(-1, *[1] * (weight.ndim - 1)))
+
+
 class AffineEncoder(nn.Module, ABC):
     """a(x, θ1): an affine map without bias, seen as `num_maps` columns of `inputs_per_neuron` weights."""
 
@@ -80,17 +89,13 @@ class AffineEncoder(nn.Module, ABC):
         """‖θ1‖∞ in the paper's notation: the largest 1-norm of a row."""
         return float(self.columns().detach().abs().sum(1).max())
 
-    @torch.no_grad()
     def limit_columns(self, bound: float) -> None:
         """Rescale every column whose 1-norm exceeds the bound.
 
         **Guarantee.** Afterwards ‖θ1‖₁,₁ <= bound, so the plan's γ holds at every step; and with bound <= 1 every
         θ1ᵀx is in [-1, 1] for x in [-1, 1]^d, which is the assumption of Lemma 2, without clipping anything.
         """
-        size = self.weight.flatten(1).abs().sum(1)
-        # A few units in the last place below the bound, so that rounding in the sum cannot exceed it.
-        factor = torch.where(size > bound, bound / size * (1 - 4 * torch.finfo(size.dtype).eps), torch.ones_like(size))
-        self.weight.mul_(factor.reshape(-1, *[1] * (self.weight.ndim - 1)))
+        limit_columns(self.weight, bound)
 
     @torch.no_grad()
     def operator_norms(self) -> OperatorNorms:

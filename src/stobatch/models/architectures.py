@@ -1,4 +1,4 @@
-"""The paper's three networks (Appendix P), each as an encoder and a head."""
+"""The paper's three networks (Appendix P) and a small one for audits, each as an encoder and a head."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def resnet18_encoder(input_shape: Shape) -> ConvEncoder:
     return ConvEncoder(input_shape, 64, 7, stride=2, padding=3)
 
 
+def small_encoder(input_shape: Shape) -> ConvEncoder:
+    """Four maps of 3x3 patches: d = 9 and β = 16 on 8x8 images."""
+    return ConvEncoder(input_shape, 4, 3, stride=2, padding=1)
+
+
 def mnist_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
     maps, height, width = hidden
     pooled = (height // 2, width // 2)
@@ -49,6 +54,11 @@ def mnist_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
         nn.Linear(64 * prod(size), last_hidden_size),
         norm((last_hidden_size,)),
     )
+
+
+def small_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
+    """One dense layer: small enough to train thousands side by side, as audits do."""
+    return nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(prod(hidden), last_hidden_size), norm((last_hidden_size,)))
 
 
 class _DenseConv(nn.Module):
@@ -120,6 +130,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[Shape], AffineEncoder], Callable[[Shape
     "mnist_cnn": (mnist_encoder, mnist_body),
     "cifar10_cnn": (cifar10_encoder, cifar10_body),
     "resnet18": (resnet18_encoder, resnet18_body),
+    "small_cnn": (small_encoder, small_body),
 }
 
 

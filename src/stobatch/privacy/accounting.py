@@ -25,6 +25,7 @@ from functools import lru_cache
 import numpy as np
 from dp_accounting import dp_event, rdp
 from dp_accounting.pld import privacy_loss_distribution
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
@@ -44,6 +45,12 @@ _MOST_COMPOSED_POINTS = 1_000_000
 _TAIL_SHARE = 1e-3
 _RENYI_ORDERS = (*range(2, 64), 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Whole orders only: they are finite sums, where the series of broken orders may fail to converge."""
+_CURVE_POINTS = 512
+_CURVE_DELTA = 1e-10
+_CURVE_EPSILON = 25.0
+"""A trade-off curve is drawn up to the ε of that δ, or to this ε: beyond it speaks only of rates below 1e-10."""
+
+Floats = NDArray[np.float64]
 
 
 def _require(name: str, value: float, *, ok: bool, why: str, remedy: str) -> None:
@@ -121,6 +128,25 @@ class PoissonGaussian:
         check_delta(delta)
         return _renyi_epsilon(self, float(delta))
 
+    def trade_off(self, false_positive_rates: Floats) -> Floats:
+        """The least false-negative rates of any test for one record, given these false-positive rates: lower bounds.
+
+        An event and its complement under (ε, δ)-DP give β >= 1 - δ - e^ε α and β >= e^-ε (1 - δ - α). Both hold for
+        each ε of a grid with its accounted δ(ε), which is never too small; the largest holds as well. δ(ε) is that of
+        the worse direction, so it does not matter which of the two hypotheses has the record.
+
+        >>> dp_sgd = PoissonGaussian(sampling_rate=1.0, noise_multiplier=1.0, steps=1)
+        >>> [round(float(beta), 3) for beta in dp_sgd.trade_off(np.array([0.01, 0.5]))]  # Φ(Φ^-1(1 - α) - 1)
+        [0.908, 0.159]
+        """
+        growth, kept = _curve(self)
+        least = np.zeros(len(false_positive_rates))
+        for start in range(0, len(least), _CURVE_POINTS):  # in parts, so that the table stays small
+            rates = false_positive_rates[start : start + _CURVE_POINTS, None]
+            bounds = np.maximum(kept - growth * rates, (kept - rates) / growth)
+            least[start : start + _CURVE_POINTS] = bounds.max(axis=1)
+        return np.maximum(least, 0.0)
+
 
 def _grid_interval(mechanism: PoissonGaussian, log_tail: float) -> float:
     """A sixteenth of the standard deviation of one step's privacy loss, within what is accurate and small enough."""
@@ -149,6 +175,21 @@ def _epsilon(mechanism: PoissonGaussian, delta: float) -> float:
     spare = delta - _rounding_of_delta(mechanism.steps)
     if spare < delta / 2:
         return _renyi_epsilon(mechanism, delta)
+    return float(_privacy_loss(mechanism, delta).get_epsilon_for_delta(spare))
+
+
+@lru_cache(maxsize=1024)
+def _curve(mechanism: PoissonGaussian) -> tuple[Floats, Floats]:
+    """(e^ε, 1 - δ(ε)) for a grid of ε."""
+    loss = _privacy_loss(mechanism, _CURVE_DELTA)
+    furthest = min(_CURVE_EPSILON, float(loss.get_epsilon_for_delta(_CURVE_DELTA)))
+    epsilons = np.linspace(0.0, furthest, _CURVE_POINTS)
+    kept = 1 - _rounding_of_delta(mechanism.steps) - np.asarray(loss.get_delta_for_epsilon(epsilons))
+    return np.exp(epsilons), kept
+
+
+def _privacy_loss(mechanism: PoissonGaussian, delta: float) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """The law of all steps' privacy loss, never too low, with tails cut that are small against this δ."""
     log_tail = math.log(_TAIL_SHARE * delta / mechanism.steps)
     one_step = privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=mechanism.noise_multiplier,
@@ -157,8 +198,7 @@ def _epsilon(mechanism: PoissonGaussian, delta: float) -> float:
         value_discretization_interval=_grid_interval(mechanism, log_tail),
         log_mass_truncation_bound=log_tail,
     )
-    all_steps = one_step.self_compose(mechanism.steps, tail_mass_truncation=_TAIL_SHARE * delta)
-    return float(all_steps.get_epsilon_for_delta(spare))
+    return one_step.self_compose(mechanism.steps, tail_mass_truncation=_TAIL_SHARE * delta)
 
 
 @lru_cache(maxsize=4096)

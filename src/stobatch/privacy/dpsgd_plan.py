@@ -112,6 +112,10 @@ class DpSgdPlan(Plan):
         """What the first `steps` steps are, for an accountant."""
         return PoissonGaussian(self.sampling_rate, self.noise_multiplier, steps)
 
+    @property
+    def curve(self) -> PoissonGaussian:
+        return self.mechanism(self.steps)
+
     def spent(self, steps: int) -> float:
         """ε after that many steps; the whole run spends `guarantee.epsilon`."""
         if not 0 <= steps <= self.steps:

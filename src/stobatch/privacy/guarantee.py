@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stobatch.paper import implements
-from stobatch.types import Neighbours, Status
+from stobatch.types import Neighbours, Status, Verdict
 
 
 @implements("Definition 1", "Eq. 1", verdict="the standard definition of (ε, δ)-differential privacy.")
@@ -26,6 +27,18 @@ class PrivacyGuarantee:
     source: str
     assumptions: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
+    audits: tuple[str, ...] = ()
+    """What audits found, for and against it."""
+
+    def audited(self, findings: Iterable[Mapping[str, Any]]) -> PrivacyGuarantee:
+        """The guarantee in the light of findings (`auditing.Finding.to_dict`): one that refutes it settles it.
+
+        Findings never make it more than it was: an attack that failed may have been too weak.
+        """
+        own = [finding for finding in findings if finding["about"] == "privacy"]
+        refuted = any(finding["verdict"] == Verdict.REFUTED for finding in own) and self.status is not Status.NONE
+        lines = tuple(f"{f['verdict']}: {f['statement']} ({f['evidence']})" for f in own)
+        return replace(self, status=Status.REFUTED if refuted else self.status, audits=lines)
 
     def __str__(self) -> str:
         if self.status is Status.NONE:
@@ -53,4 +66,23 @@ class PrivacyGuarantee:
             "source": self.source,
             "assumptions": list(self.assumptions),
             "objections": list(self.objections),
+            "audits": list(self.audits),
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PrivacyGuarantee:
+        """The inverse of `to_dict`."""
+        status = Status(values["status"])
+        if status is Status.NONE:
+            return cls.none(values["source"])
+        return cls(
+            values[f"{status}_epsilon"],
+            values[f"{status}_delta"],
+            Neighbours(values["neighbours"]),
+            values["unit"],
+            status,
+            values["source"],
+            tuple(values["assumptions"]),
+            tuple(values["objections"]),
+            tuple(values.get("audits", ())),
+        )

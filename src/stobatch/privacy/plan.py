@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from stobatch.privacy.accounting import PoissonGaussian
 from stobatch.privacy.budget import (
     adversarial_encoder_budget,
     encoder_budget,
@@ -40,6 +41,11 @@ class Plan(ABC):
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
         """What holds when so many steps have looked at the data, those that a crash made necessary again included."""
         return self.guarantee
+
+    @property
+    def curve(self) -> PoissonGaussian | None:
+        """The mechanism that the proof says is not exceeded, at any ε; None where nothing so exact is said."""
+        return None
 
     @abstractmethod
     def rows(self) -> list[PlanRow]: ...

@@ -35,7 +35,35 @@ def guarantee_card(guarantee: dict[str, Any]) -> RenderableType:
     lines.append(Text(f"{guarantee['neighbours']} neighbours, per {guarantee['unit']}, {guarantee['source']}"))
     lines += [Text(f"assumes: {line}") for line in guarantee["assumptions"]]
     lines += [Text(f"against it: {line}", style=style) for line in guarantee["objections"]]
+    lines += [Text(f"audit, {line}") for line in guarantee.get("audits", ())]
     return Panel(Group(*lines), title="privacy towards the training data", border_style=style)
+
+
+def audit_tables(audit: dict[str, Any]) -> list[RenderableType]:
+    """A panel for each finding; refutations stand out, and nothing that was survived is called proved."""
+    panels: list[RenderableType] = []
+    for finding in audit["findings"]:
+        style = "red" if finding["verdict"] == "refuted" else "green"
+        lines = [
+            Text(finding["verdict"].upper(), style=f"bold {style}"),
+            Text(finding["statement"]),
+            Text(f"claim: {finding['claim']}", style="dim"),
+            Text(f"attacker: {finding['threat_model']}", style="dim"),
+            Text(f"attack: {finding['attack']}", style="dim"),
+            Text(
+                f"false-alarm rate: at most {1 - finding['confidence']:.3g}; evidence: {finding['evidence']}",
+                style="dim",
+            ),
+        ]
+        title = f"{finding['instrument'].replace('_', ' ')}: {finding['about']}"
+        panels.append(Panel(Group(*lines), title=title, border_style=style))
+    refuted = sum(finding["verdict"] == "refuted" for finding in audit["findings"])
+    closing = (
+        f"{refuted} of {len(audit['findings'])} findings refute a claim."
+        if refuted
+        else "Nothing was refuted. That proves nothing: an attack that failed may have been too weak."
+    )
+    return [*panels, Text(closing, style="bold red" if refuted else "")]
 
 
 def plan_table(plan: dict[str, Any]) -> RenderableType:

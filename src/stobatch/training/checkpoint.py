@@ -24,6 +24,7 @@ class TrainingState:
 
     network: Classifier
     optimisers: list[torch.optim.Optimizer]
+    carried: dict[str, Tensor] = field(default_factory=dict)
     step: int = 0
     history: list[tuple[float, float, float]] = field(default_factory=list)
     """Rows of (step, accuracy on held-out test images, what the method monitors). Nothing here is computed from
@@ -34,6 +35,7 @@ class TrainingState:
         for part, optimiser in enumerate(self.optimisers):
             for index, values in optimiser.state_dict()["state"].items():
                 named |= {f"optimiser.{part}.{index}.{key}": torch.as_tensor(v) for key, v in values.items()}
+        named |= {f"carried.{name}": value for name, value in self.carried.items()}
         named["history"] = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
         return named
 
@@ -51,7 +53,7 @@ class TrainingState:
                 f"the checkpoint in {run} belongs to configuration {metadata.get('config_hash')}, not {config_hash}.",
                 remedy="Resume with the settings it was started with, or choose another --out.",
             )
-        parts: dict[str, dict[str, Tensor]] = {"network": {}, "optimiser": {}}
+        parts: dict[str, dict[str, Tensor]] = {"network": {}, "optimiser": {}, "carried": {}}
         for name, value in tensors.items():
             if name != "history":
                 kind, _, rest = name.partition(".")
@@ -70,6 +72,8 @@ class TrainingState:
                 if int(owner) == part:
                     state.setdefault(int(index), {})[key] = value
             optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+        for name, value in self.carried.items():
+            value.copy_(parts["carried"][name])
         self.history = [(row[0], row[1], row[2]) for row in tensors["history"].tolist()]
         self.step = int(metadata["step"])
         return True

@@ -14,6 +14,7 @@ from stobatch.data import Examples
 from stobatch.errors import ModelError
 from stobatch.interrupts import finish_first
 from stobatch.models import Classifier, Network
+from stobatch.privacy.canaries import Planted
 from stobatch.progress import progress
 from stobatch.training.checkpoint import TrainingState
 from stobatch.training.engines import Engine, Gradients, TrainerTask
@@ -50,6 +51,30 @@ class Trainable(ABC):
     def monitor(self, step: int) -> float:
         """A public number worth watching: computed from the parameters and the plan, never from the data."""
 
+    def plant(self, planted: Planted) -> None:
+        """Train with records beside the data, as an audit needs; each is treated exactly like an example."""
+        raise ModelError(
+            "this method has no room for canaries beside its data.",
+            why="Its neighbouring data sets have one size, so a canary takes the place of a record.",
+            remedy="Plant input canaries: canaries.kind=input.",
+        )
+
+    def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
+        """What examples add to a release at the present parameters, noise apart; for methods that bound it."""
+        raise ModelError(
+            "this method does not bound what an example adds to a step.",
+            remedy="Audit the trained model: audit.view=final and audit.canary=input.",
+        )
+
+    @property
+    def unit(self) -> float:
+        """The norm that one example's part of a release is bounded by, where it is."""
+        return 0.0
+
+    def carried(self) -> dict[str, Tensor]:
+        """What has to survive a restart beside parameters and optimisers; changed in place."""
+        return {}
+
     def begin(self, run: Path, first: int, last: int) -> None:
         """Steps from `first` to `last` are about to be made; called again for those that a crash cut off."""
         return
@@ -58,8 +83,13 @@ class Trainable(ABC):
         """The steps from `first` to `last` were made and are safe on disk."""
         return
 
+    def adopt(self) -> None:
+        """Turn the last parameters into the model. Repeatable."""
+        return
+
     def finish(self, run: Path) -> dict[str, Any]:
-        """Turn the last parameters into the model, and say what is worth keeping about the training. Repeatable."""
+        """`adopt`, and say what is worth keeping about the training."""
+        self.adopt()
         return {}
 
 
@@ -82,7 +112,7 @@ def train(
     the same bits as an undisturbed one: a step depends on the parameters, the optimiser and the seeds alone.
     """
     network = trainable.network
-    state = TrainingState(network, trainable.optimisers(config))
+    state = TrainingState(network, trainable.optimisers(config), trainable.carried())
     if resume and state.restore(run, config.training_hash):
         trainable.after_update()
     parameters = dict(network.named_parameters())
@@ -98,7 +128,7 @@ def train(
                 first, stretch_end = state.step, min(config.training.steps, (state.step // every + 1) * every)
                 trainable.begin(run, first, stretch_end)
             average = engine.average(trainable.tasks(state.step), lambda task: trainable.gradients(task, state.step))
-            _descend(parameters, average, state.optimisers)
+            descend(parameters, average, state.optimisers)
             trainable.after_update()
             state.step += 1
             stopping = stop.asked
@@ -124,7 +154,7 @@ def encoder_and_head(
     return [OPTIMISERS[name](part.parameters(), lr=config.training.learning_rate) for name, part in rules]  # type: ignore[call-arg]
 
 
-def _descend(
+def descend(
     parameters: dict[str, torch.nn.Parameter], gradients: Gradients, optimisers: list[torch.optim.Optimizer]
 ) -> None:
     for name, gradient in gradients.items():

@@ -14,6 +14,7 @@ from stobatch import data
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, Examples
 from stobatch.errors import DataError, SettingError
+from stobatch.files import Records
 from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel, load, seeds_of
 from stobatch.models import Classifier
@@ -28,6 +29,8 @@ Columns = dict[str, list[Any]]
 Tick = Callable[[float], None]
 RowsOf = Callable[[Examples, torch.Generator, Tick], Columns]
 """Makes the rows of some examples; may call `tick` with the share of its work that it has just done."""
+PartOf = Callable[[int, int, Tick], Columns]
+"""Makes so many rows from a first one on."""
 
 
 def data_root(config: RunConfig) -> Path | None:
@@ -61,18 +64,23 @@ def test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | Non
     return whole.test.limit(limit)
 
 
+def allowed(changes: dict[str, Any]) -> None:
+    """Raise at a change of something that the run's training depended on."""
+    for key in changes:
+        if not key.startswith(("audit.", "certification.", "evaluation.", "machine.")):
+            raise SettingError(
+                f"'{key}' belongs to the training of this run.",
+                why="It was fixed when the run was started.",
+                remedy="Change certification., evaluation., audit. or machine. settings, or train another run.",
+            )
+
+
 def open_run(
     run: str | Path, overrides: dict[str, Any] | None, network: Classifier | None, device: str | None
 ) -> TrainedModel:
     """A trained model with settings changed that leave it what it is."""
     changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
-    for key in changes:
-        if not key.startswith(("certification.", "evaluation.", "machine.")):
-            raise SettingError(
-                f"'{key}' belongs to the training of this run.",
-                why="It was fixed when the run was started.",
-                remedy="Change certification., evaluation. or machine. settings, or train another run.",
-            )
+    allowed(changes)
     model = load(run, network=network, device=changes.get("machine.device"), threads=changes.get("machine.threads"))
     return replace(model, config=model.config.override_all(changes))
 
@@ -108,15 +116,23 @@ def tabulate(
     tile = CPU_TILE if model.network.device.type == "cpu" else GPU_TILE
     identity = content_hash([model.config.training_hash, verb, settings, fingerprint(test), seed, tile])
     records = model.run.records(verb, config_hash=identity, expected_rows=len(test))
-    with finish_first() as stop, progress(title or verb, len(test), quiet=quiet) as advance:
-        for start in range(0, len(test), tile):
-            stop.raise_if_asked()
-            part = test.take(slice(start, start + tile))
-            if not (resume and records.has(start)):
-                index = {"index": list(range(start, start + len(part)))}
-                ticked = _Ticks(advance, len(part))
-                records.write(start, index | rows_of(part, seeds.generator(verb, start), ticked))
-                advance(len(part) - ticked.done)
-            else:
-                advance(len(part))
+
+    def part_of(start: int, count: int, tick: Tick) -> Columns:
+        return rows_of(test.take(slice(start, start + count)), seeds.generator(verb, start), tick)
+
+    fill(records, len(test), tile, part_of, title=title or verb, resume=resume, quiet=quiet)
     return identity, records.read()
+
+
+def fill(records: Records, total: int, tile: int, rows_of: PartOf, *, title: str, resume: bool, quiet: bool) -> None:
+    """Make what is missing of a table, a part at a time, with the time left; a stop is obeyed between parts."""
+    with finish_first() as stop, progress(title, total, quiet=quiet) as advance:
+        for start in range(0, total, tile):
+            stop.raise_if_asked()
+            count = min(tile, total - start)
+            if not (resume and records.has(start)):
+                ticked = _Ticks(advance, count)
+                records.write(start, {"index": list(range(start, start + count))} | rows_of(start, count, ticked))
+                advance(count - ticked.done)
+            else:
+                advance(count)

@@ -1,0 +1,247 @@
+"""Try to break certificates: the strongest attacks inside every certified ball, each input at its own radius.
+
+A single pass is broken by one point. A vote is a matter of probabilities, and its certificate may fail now and then by
+its own account, so there a break is tested in two steps, each on draws that nothing before them has seen:
+
+1. does another class lead at the point found? (a sign test for each input)
+2. certified anew, does the same input get a radius that reaches past that point, which is now known to be bad, more
+   often than the certificate's failure probability allows? (a binomial test over all broken inputs)
+
+Counting broken inputs would not do for the second step: inputs that are certified together share their draws, so an
+honest certificate of failure probability 5% may fail on all of them at once, one time in twenty.
+
+**Guarantee.** Let c be the confidence. Where all claims of a verifier hold, one of its kinds is refuted with
+probability at most 1 - c, whatever the attacks do: half of that is shared by the sign tests of all inputs and kinds,
+half by the binomial tests of the kinds (Bonferroni). On a single pass nothing is left to chance. A kind that is not
+refuted is not proved: the attacks may have been too weak. Assumes what the verifier assumes of its draws.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from stobatch.attacks.goals import margin
+from stobatch.auditing.finding import Finding
+from stobatch.auditing.trials import Certificates, FalsifierSettings, Tick, break_pass, break_vote
+from stobatch.certification import CertificateKind, Verifier
+from stobatch.certification.confidence import Floats
+from stobatch.certification.verifier import Flags, Labels
+from stobatch.errors import ModelError
+from stobatch.evaluation.functions import Columns, Deployed, SinglePass, Vote
+from stobatch.types import Verdict
+
+__all__ = ["Attempt", "Certificates", "FalsifierSettings", "falsify", "finding_of", "nearest"]
+
+COLUMNS = (
+    *("index", "label", "radius", "found", "margin", "distance", "attack"),
+    *("broken", "broken_float64", "chance", "retests", "overclaims"),
+)
+
+
+def _silent(share: float) -> None:
+    """Nobody asked."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What was tried on one kind's certificates: columns with one entry per attacked input, and the breaking points.
+
+    `points` are those of the inputs marked `broken`, in their order; attempts on parts of the inputs join to one.
+    """
+
+    columns: Columns
+    points: Tensor
+
+    @classmethod
+    def joined(cls, attempts: Sequence[Attempt]) -> Self:
+        columns = {name: [value for one in attempts for value in one.columns[name]] for name in COLUMNS}
+        return cls(columns, torch.cat([one.points for one in attempts]))
+
+
+def nearest(
+    verifier: Verifier,
+    certificates: Certificates,
+    settings: FalsifierSettings,
+    generator: torch.Generator,
+    *,
+    memory_mb: int = 512,
+) -> Labels:
+    """The rows worth attacking: certified, and with the smallest lead for the size of their ball, the worst first."""
+    rows = certificates.certified()
+    if settings.num_inputs is None or len(rows) <= settings.num_inputs:
+        return rows
+    certified = certificates.part(rows)
+    function = _deployed(verifier, certificates.kind, settings, memory_mb)
+    points, goal = certified.ball(function.network).centre, certified.goal(function.network)
+    victim = next(iter(function.victims(points, goal, generator).values()))
+    scores = victim.draw_to_judge(generator)
+    chunk = max(1, function.rows // victim.passes)
+    with torch.no_grad():
+        logits = torch.cat([scores(part) for part in torch.split(points, chunk)])
+    assert goal.labels is not None
+    lead = -margin(logits, goal.labels).double().cpu().numpy()
+    chosen: Labels = rows[np.argsort(lead / certified.radius, kind="stable")[: settings.num_inputs]]
+    return chosen
+
+
+def falsify(
+    verifier: Verifier,
+    certificates: Certificates,
+    settings: FalsifierSettings,
+    generator: torch.Generator,
+    *,
+    tests: int | None = None,
+    memory_mb: int = 512,
+    tick: Tick = _silent,
+) -> Attempt:
+    """Attack every certificate given; `nearest` says which are worth it, `finding_of` what the outcome means.
+
+    For a part of the inputs, `tests` is how many inputs are attacked in all parts and for all kinds of the verifier;
+    by default this is the only part, and every kind has as many.
+
+    **Guarantee.** Every point marked broken is in the range and within its input's radius, computed in float64. On a
+    single pass the deployed network gives it another label. On a vote that is so but for a chance of
+    (1 - confidence)/2 over all tests.
+    """
+    certificates, kind = certificates.part(certificates.certified()), certificates.kind
+    function = _deployed(verifier, kind, settings, memory_mb)
+    if not len(certificates.index):
+        tick(1.0)
+        return Attempt({name: [] for name in COLUMNS}, certificates.inputs)
+    if function.deterministic:
+        worst = break_pass(verifier.network, certificates, settings, generator, memory_mb, tick)
+    else:
+        tests = len(certificates.index) * len(verifier.kinds) if tests is None else tests
+        level = (1 - settings.confidence) / 2 / tests
+        worst = break_vote(verifier, certificates, settings, generator, memory_mb, level, tick)
+    distance = certificates.ball(verifier.network).distance(worst.points).cpu().numpy()
+    retests, overclaims = _certified_anew(verifier, certificates, worst.broken, distance, settings.retests, generator)
+    columns: Columns = {
+        "index": certificates.index.tolist(),
+        "label": certificates.label.tolist(),
+        "radius": certificates.radius.tolist(),
+        "found": worst.found.tolist(),
+        "margin": worst.margin.tolist(),
+        "distance": distance.tolist(),
+        "attack": worst.attack,
+        "broken": worst.broken.tolist(),
+        "broken_float64": worst.broken_float64,
+        "chance": worst.chance.tolist(),
+        "retests": retests.tolist(),
+        "overclaims": overclaims.tolist(),
+    }
+    return Attempt(columns, worst.points[torch.from_numpy(worst.broken).to(worst.points.device)].cpu())
+
+
+def finding_of(
+    kind: CertificateKind,
+    columns: Columns,
+    settings: FalsifierSettings,
+    *,
+    certified: int,
+    num_kinds: int,
+) -> Finding:
+    """What the attempts on one kind mean; `columns` of all parts, `certified` inputs in all, `num_kinds` tried."""
+    broken, attacked = np.asarray(columns["broken"], dtype=bool), len(columns["broken"])
+    retests, overclaims = sum(columns["retests"]), sum(columns["overclaims"])
+    level = (1 - settings.confidence) / 2 / num_kinds
+    allowed = int(binom.isf(level, retests, kind.failure_probability)) if retests else 0
+    refuted = overclaims > allowed if kind.failure_probability else bool(broken.any())
+    by_attack = Counter(name for name, hit in zip(columns["attack"], broken, strict=True) if hit)
+    exact = [flag for flag in columns["broken_float64"] if flag is not None]
+    return Finding(
+        instrument="certificates",
+        about=kind.name,
+        claim=f"{kind.status}: within its radius ({kind.unit.norm} over {kind.unit.range}) no input gets another label "
+        f"from the {kind.function.replace('_', ' ')}{_but_for(kind)} ({kind.source})",
+        verdict=Verdict.REFUTED if refuted else Verdict.CONSISTENT,
+        statement=_statement(kind, certified, attacked, int(broken.sum()), sum(exact), retests, overclaims, allowed),
+        threat_model="white box: knows the network and the law of its noise, not the draws; any point of the ball",
+        attack=f"{', '.join(settings.attacks)}; {settings.steps} steps, {settings.restarts} starts, "
+        f"{settings.queries} queries, {settings.random_points} corners and random points",
+        confidence=settings.confidence,
+        details={
+            "certified": certified,
+            "attacked": attacked,
+            "broken": int(broken.sum()),
+            "broken_float64": sum(exact) if exact else None,
+            "broken_by": dict(by_attack),
+            "smallest_margin": min(columns["margin"], default=None),
+            "smallest_radius": min(columns["radius"], default=None),
+            "largest_radius": max(columns["radius"], default=None),
+            "failure_probability": kind.failure_probability,
+            "retests": retests,
+            "overclaims": overclaims,
+            "allowed_overclaims": allowed,
+        },
+    )
+
+
+def _deployed(verifier: Verifier, kind: CertificateKind, settings: FalsifierSettings, memory_mb: int) -> Deployed:
+    if kind.function == SinglePass.name:
+        return SinglePass.of(verifier.network, memory_mb)
+    if kind.function == Vote.name:
+        return Vote.of(verifier, memory_mb, settings.noise_draws)
+    raise ModelError(
+        f"'{kind.name}' certifies the function '{kind.function}', which nothing here can attack.",
+        remedy=f"Name {SinglePass.name} or {Vote.name} as the function.",
+    )
+
+
+def _certified_anew(
+    verifier: Verifier,
+    certificates: Certificates,
+    broken: Flags,
+    distance: Floats,
+    times: int,
+    generator: torch.Generator,
+) -> tuple[Labels, Labels]:
+    """For each input: how often it was certified anew, and how often past a point that is known to be bad.
+
+    Broken inputs only, `times` in all, and none where one break is enough. Each time it is the turn of the input that
+    did so most often (a success and a failure made up for each): claims that are too large by luck do not come again,
+    those that are too large by mistake do.
+
+    **Guarantee.** The points are fixed before these draws, so whatever came before and whoever's turn it is, each
+    certificate fails with its own failure probability at most: failures are at most as many as of a binomial variable.
+    """
+    tried, past = np.zeros(len(broken), dtype=np.int64), np.zeros(len(broken), dtype=np.int64)
+    rows = np.flatnonzero(broken)
+    for _ in range(times if len(rows) and certificates.kind.failure_probability else 0):
+        row = rows[((past[rows] + 1) / (tried[rows] + 2)).argmax()]
+        one = certificates.inputs[row : row + 1]
+        answers = verifier.verify(one, generator)
+        again = Certificates.of(certificates.kind, one, answers.label, answers.columns())
+        tried[row] += 1
+        past[row] += again.label[0] == certificates.label[row] and again.radius[0] >= distance[row]
+    return tried, past
+
+
+def _but_for(kind: CertificateKind) -> str:
+    return f", but for a chance of {kind.failure_probability:g}" if kind.failure_probability else ""
+
+
+def _statement(
+    kind: CertificateKind, certified: int, attacked: int, broken: int, exact: int, retests: int, over: int, allowed: int
+) -> str:
+    if not attacked:
+        return "No input has a certified ball, so there is nothing to break."
+    balls = f"{attacked} of {certified} certified balls were attacked"
+    rounding = f"; in float64 {exact} would" if exact > broken else ""
+    if not broken:
+        return f"{balls}, and in none a point was found that gets another label{rounding}."
+    found = f"{balls}, and {broken} hold a point that gets another label{rounding}"
+    if not kind.failure_probability:
+        return f"{found}."
+    return (
+        f"{found}; certified anew by fresh draws, these inputs got a radius beyond such a point in {over} of {retests} "
+        f"cases, where chance explains up to {allowed}."
+    )

@@ -1,0 +1,38 @@
+"""What an instrument found: the claim it was held against, how it was attacked, how sure it is, and the evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from stobatch.types import Verdict
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One instrument's word on one claim.
+
+    **Guarantee.** Where the claim holds, `verdict` is refuted with probability at most 1 - confidence over the audit's
+    own randomness, whatever was audited.
+    """
+
+    instrument: str
+    """many_runs, one_run, membership, release or certificates"""
+    about: str
+    """The claim: `privacy`, or the name of a kind of certificate."""
+    claim: str
+    """The claim in words, with its status."""
+    verdict: Verdict
+    statement: str
+    """What was found, in one sentence that a person can check."""
+    threat_model: str
+    """What the attacker sees and knows."""
+    attack: str
+    confidence: float
+    details: dict[str, Any] = field(default_factory=dict)
+    """Numbers behind the statement, for tables and figures; nothing private."""
+    evidence: str = ""
+    """The file that holds them all, relative to the run."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "verdict": str(self.verdict)}

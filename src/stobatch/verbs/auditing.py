@@ -1,0 +1,130 @@
+"""`audit`: hold a run's claims against instruments that try to refute them, and keep what they found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stobatch.config import INSTRUMENTS, RunConfig
+from stobatch.data import Dataset, DatasetInfo
+from stobatch.errors import RunError, SettingError
+from stobatch.loading import load, seeds_of, use_device
+from stobatch.methods import method_of
+from stobatch.models import Classifier
+from stobatch.runs import Run
+from stobatch.types import Status, Verdict
+from stobatch.verbs.instruments import Audited, of_certificates, of_many_runs, of_membership, of_one_run, of_releases
+from stobatch.verbs.tables import allowed, read_data
+from stobatch.verbs.training import plan as plan_of
+from stobatch.verbs.training import write_start
+
+_MAKE = {
+    "release": of_releases,
+    "many_runs": of_many_runs,
+    "one_run": of_one_run,
+    "membership": of_membership,
+    "certificates": of_certificates,
+}
+assert tuple(_MAKE) == INSTRUMENTS
+
+
+def audit(
+    run: str | Path,
+    *,
+    config: RunConfig | None = None,
+    overrides: dict[str, Any] | None = None,
+    dataset: Dataset | None = None,
+    network: Classifier | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Audit a run, or with `config` a configuration that nothing was trained with yet.
+
+    Instruments that train models of their own (`many_runs`, `membership`) need no trained run. What was found before by
+    an instrument that is used again is replaced; what others found is kept.
+    """
+    audited = _open(Run(Path(run)), config, overrides, dataset, network, seed, device, resume=resume, quiet=quiet)
+    names = audited.settings.instruments or _fitting(audited)
+    known = audited.run.read("audit")["findings"] if audited.run.has("audit") else []
+    for name in INSTRUMENTS:
+        if name not in names:
+            continue
+        found = [finding.to_dict() | {"evidence": f"evidence/{name}.json"} for finding in _MAKE[name](audited)]
+        evidence = {
+            "training_hash": audited.config.training_hash,
+            "settings": audited.settings.to_dict(),
+            "seed": seed,
+            "findings": found,
+        }
+        audited.run.write(f"evidence/{name}", evidence)
+        known = [finding for finding in known if finding["instrument"] != name] + found
+        document = summary(audited.config.training_hash, known)
+        audited.run.write("audit", document)
+    return document
+
+
+def summary(training_hash: str, findings: list[dict[str, Any]]) -> dict[str, Any]:
+    refuted = any(finding["verdict"] == Verdict.REFUTED for finding in findings)
+    return {
+        "training_hash": training_hash,
+        "verdict": str(Verdict.REFUTED if refuted else Verdict.CONSISTENT),
+        "findings": findings,
+    }
+
+
+def _open(
+    run: Run,
+    config: RunConfig | None,
+    overrides: dict[str, Any] | None,
+    dataset: Dataset | None,
+    network: Classifier | None,
+    seed: int | None,
+    device: str | None,
+    *,
+    resume: bool,
+    quiet: bool,
+) -> Audited:
+    changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
+    if config is not None:
+        run.require_new(config.training_hash, resume=resume)
+        config = config.override_all(changes)
+    elif run.exists:
+        allowed(changes)
+        config = RunConfig.from_dict(run.read("config")["config"]).override_all(changes)
+    else:
+        raise RunError(
+            f"{run.path} is not a run.", remedy="Name a trained run, or a recipe as in `--recipe audit.published`."
+        )
+    seeds = seeds_of(config, run)
+    use_device(config)
+    if run.is_trained:
+        model = load(run.path, network=network, device=config.machine.device, threads=config.machine.threads)
+        info = DatasetInfo.from_dict(run.read("config")["dataset"])
+        return Audited(run, config, info, model.plan, model.claim, seeds, model, dataset, network, seed, resume, quiet)
+    the_plan = plan_of(config, dataset=dataset, network=network)
+    whole = dataset or read_data(config, seeds, quiet)
+    write_start(run, config, whole.info, the_plan, seeds)
+    return Audited(
+        run, config, whole.info, the_plan, the_plan.guarantee, seeds, None, whole, network, seed, resume, quiet
+    )
+
+
+def _fitting(audited: Audited) -> tuple[str, ...]:
+    """Instruments that can say something about the run and train nothing new."""
+    if audited.model is None:
+        return ("many_runs",)
+    fits = {
+        "release": bool(method_of(audited.config).releases(audited.plan)),
+        "one_run": bool(audited.config.canaries.num) and audited.claim.status is not Status.NONE,
+        "certificates": audited.run.has("certificates"),
+    }
+    names = tuple(name for name, there in fits.items() if there)
+    if not names:
+        raise SettingError(
+            f"{audited.run.path} has nothing that can be audited without new trainings.",
+            why="It was trained without canaries and is not certified.",
+            remedy="Certify it first, train with canaries.num=1000, or ask for audit.instruments=many_runs.",
+        )
+    return names
