@@ -72,7 +72,9 @@ def test_one_run(canaries: int, mu: float, delta: float) -> None:
     generator = np.random.default_rng(0)
     coins = generator.random(canaries) < 0.5
     scores = mu * coins + generator.normal(0, 1, canaries)
-    for bound in one_run_bounds(scores, coins, delta=delta, confidence=CONFIDENCE):
+    bounds = one_run_bounds(scores, coins, delta=delta, confidence=CONFIDENCE, family=GaussianFamily())
+    assert len(bounds) == 2
+    for bound in bounds:
         found = bound.details
         compared = []
         for guesses, correct in zip(found["guesses_tried"], found["correct_guesses_of_each"], strict=True):

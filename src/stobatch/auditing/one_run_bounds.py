@@ -133,7 +133,7 @@ def _is_impossible(curve: Curve, canaries: int, guesses: int, correct: int, fail
     rightly, wrongly = failure * correct / canaries, failure * (guesses - correct) / canaries
     whole = guesses / canaries * (1 + _ROUNDING)
     for count in range(correct, 0, -1):
-        least = curve(min(rightly, 1.0))  # rounding may carry it past 1
+        least = curve(rightly / (1 + _ROUNDING))  # less what rounding may have added, and so never above 1
         if least <= wrongly:
             return False  # no mass is needed here, so none below
         rightly += (least - wrongly) * (count - 1) / (guesses - count + 1)

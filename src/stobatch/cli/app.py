@@ -1,7 +1,8 @@
 """`stobatch plan | train | certify | attack | evaluate | audit | report | where | demo`.
 
 Results go to standard output (as JSON with `--json`), progress and errors to standard error. Exit codes: 0 done,
-1 an audit refuted a claim or a proved certificate was broken, 2 something to mend in the call, 130 interrupted with everything saved.
+1 an audit refuted a claim or a proved certificate was broken,
+2 something to mend in the call, 130 interrupted with everything saved.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stobatch.config import INSTRUMENTS, RunConfig
+from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.errors import RunError, SettingError
 from stobatch.loading import load, seeds_of, use_device
@@ -13,19 +13,10 @@ from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.runs import Run
 from stobatch.types import Status, Verdict
-from stobatch.verbs.instruments import Audited, of_certificates, of_many_runs, of_membership, of_one_run, of_releases
+from stobatch.verbs.instruments import MAKERS, Audited
 from stobatch.verbs.tables import allowed, read_data
 from stobatch.verbs.training import plan as plan_of
 from stobatch.verbs.training import write_start
-
-_MAKE = {
-    "release": of_releases,
-    "many_runs": of_many_runs,
-    "one_run": of_one_run,
-    "membership": of_membership,
-    "certificates": of_certificates,
-}
-assert tuple(_MAKE) == INSTRUMENTS
 
 
 def audit(
@@ -48,10 +39,8 @@ def audit(
     audited = _open(Run(Path(run)), config, overrides, dataset, network, seed, device, resume=resume, quiet=quiet)
     names = audited.settings.instruments or _fitting(audited)
     known = audited.run.read("audit")["findings"] if audited.run.has("audit") else []
-    for name in INSTRUMENTS:
-        if name not in names:
-            continue
-        found = [finding.to_dict() | {"evidence": f"evidence/{name}.json"} for finding in _MAKE[name](audited)]
+    for name in (name for name in MAKERS if name in names):
+        found = [finding.to_dict() | {"evidence": f"evidence/{name}.json"} for finding in MAKERS[name](audited)]
         evidence = {
             "training_hash": audited.config.training_hash,
             "settings": audited.settings.to_dict(),

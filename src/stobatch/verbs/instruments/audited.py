@@ -1,0 +1,99 @@
+"""An opened run, or a configuration without a model, and what all instruments do with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stobatch.auditing.bounds import require_enough_trainings
+from stobatch.auditing.many_runs import Floats
+from stobatch.config import AuditConfig, RunConfig
+from stobatch.data import Dataset, DatasetInfo, Examples
+from stobatch.errors import RunError, SettingError
+from stobatch.loading import TrainedModel, make_network, make_plan
+from stobatch.methods import method_of
+from stobatch.models import Classifier
+from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.privacy.plan import Plan
+from stobatch.runs import Run
+from stobatch.seeds import Seeds
+from stobatch.settings import content_hash
+from stobatch.training import Trainable
+from stobatch.types import Status
+from stobatch.verbs.tables import Columns, PartOf, fill, read_data
+
+
+@dataclass(frozen=True)
+class Audited:
+    """An opened run, or a configuration without a model: what every instrument works on."""
+
+    run: Run
+    config: RunConfig
+    info: DatasetInfo
+    plan: Plan
+    claim: PrivacyGuarantee
+    seeds: Seeds
+    model: TrainedModel | None
+    dataset: Dataset | None
+    network: Classifier | None
+    seed: int | None
+    resume: bool
+    quiet: bool
+
+    @property
+    def settings(self) -> AuditConfig:
+        return self.config.audit
+
+    @property
+    def root(self) -> Seeds:
+        """Where the audit's own randomness comes from; never that of the training itself."""
+        return (self.seeds if self.seed is None else Seeds.reproducible(self.seed)).child("audit")
+
+    def data(self) -> Dataset:
+        return self.dataset or read_data(self.config, self.seeds, self.quiet)
+
+    def trained(self) -> TrainedModel:
+        if self.model is None:
+            raise RunError(
+                f"{self.run.path} is not trained.",
+                remedy="Train it first, or audit its settings: audit.instruments=many_runs.",
+            )
+        return self.model
+
+    def table(self, name: str, identity: object, total: int, tile: int, rows_of: PartOf) -> Columns:
+        """A private table of the audit, made or completed: what single trainings leaked stays with the owner."""
+        key = content_hash([self.config.training_hash, name, identity, self.seed])
+        records = self.run.records(f"audit-{name}", config_hash=key, expected_rows=total, private=True)
+        fill(records, total, tile, rows_of, title=name.replace("_", " "), resume=self.resume, quiet=self.quiet)
+        return records.read()
+
+    def fresh(self, plan: Plan, train: Examples, seeds: Seeds) -> Trainable:
+        """A training of its own with these records and secrets."""
+        network = make_network(self.config, self.info, seeds, self.network).to(self.config.machine.device)
+        return method_of(self.config).prepare(self.config, plan, network, train, seeds)
+
+    def plan_for(self, size: int) -> Plan:
+        return make_plan(self.config, replace(self.info, num_train=size), self.network)
+
+
+def require_claim(audited: Audited) -> None:
+    if audited.claim.status is Status.NONE:
+        raise SettingError(
+            f"this method claims no privacy ({audited.claim.source}), so there is nothing to refute.",
+            remedy="Audit with membership, which measures what leaks, whatever is claimed.",
+        )
+
+
+def require_enough(trials: int, audited: Audited) -> None:
+    """Half of the trials are of one side, and half of those choose the threshold."""
+    bounds = 1 if audited.plan.curve is None else 2
+    wanted = audited.claim
+    require_enough_trainings(
+        trials // 2, wanted.epsilon, delta=wanted.delta, confidence=audited.settings.confidence, bounds=bounds
+    )
+
+
+def sides(table: Columns) -> tuple[Floats, Floats]:
+    world, score = np.asarray(table["world"]), np.asarray(table["score"], dtype=np.float64)
+    return score[world == 0], score[world == 1]
