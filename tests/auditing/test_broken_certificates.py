@@ -1,8 +1,8 @@
 """Positive controls: every known mistake is caught, its sound twin passes, and a closed form agrees with both.
 
-`SEEDS` benches caught out of as many put the power above 0.9 at 95% confidence; 300 of 300, as measured once for each
-control when this was written, put it above 0.99. One control costs less than a second on one core.
-The twins alarm falsely with probability 1% at most, each; so few seeds only show that they do not alarm often.
+30 benches caught out of 30 put the power above 0.9 at 95% confidence. 300 of 300, measured once for each control with
+these settings, put it above 0.99; of the 1200 sound twins none was refuted. Cost on one core: 0.03 s for bounds, 0.2 to
+0.5 s for votes. The twins alarm falsely with probability 1% at most, each.
 """
 
 from __future__ import annotations

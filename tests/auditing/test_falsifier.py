@@ -244,6 +244,22 @@ def test_bad_luck_that_all_inputs_share_refutes_nothing(rate: float, verdict: Ve
     assert f"of {100} cases" in finding.statement
 
 
+def test_an_honest_certificate_is_refuted_no_more_often_than_stated() -> None:
+    """Whose turn it is depends on what came before, the chance of each failure does not; false alarms here: 1e-9."""
+    verifier, runs = FailsTogether(two_classes(1.0, 0.5), 0.05, failure_probability=0.05), 60
+    settings = CHEAP.replace(attacks=("corners",), confidence=0.9)
+    columns = {"abstain": [False] * 5, "radius": [0.8] * 5}
+    certificates = Certificates.of(verifier.kinds[0], torch.zeros(5, 4), [0] * 5, columns)
+    made = [falsify(verifier, certificates, settings, seeded(seed)).columns for seed in range(runs)]
+    findings = [finding_of(verifier.kinds[0], one, settings, certified=5, num_kinds=1) for one in made]
+    assert all(finding.details["broken"] == 5 for finding in findings)
+    refuted = sum(finding.verdict is Verdict.REFUTED for finding in findings)
+    overclaims = sum(finding.details["overclaims"] for finding in findings)
+    assert refuted <= binom.isf(1e-9, runs, 0.05)
+    assert binom.ppf(1e-9, 100 * runs, 0.05) <= overclaims <= binom.isf(1e-9, 100 * runs, 0.05)
+    assert len({turns for one in made for turns in one["retests"]}) > 10, "the turns are not dealt out evenly"
+
+
 @pytest.mark.parametrize("failure_probability", [0.0, None])
 def test_one_break_refutes_a_claim_that_admits_no_failure(failure_probability: float | None) -> None:
     verifier = FailsTogether(two_classes(1.0, 0.5), 0.0, failure_probability=0.05)
@@ -423,7 +439,7 @@ def test_a_finding_tells_the_claim_and_all_its_numbers() -> None:
     assert "but for a chance of 0.01" in finding.claim
     details = finding.details
     assert details["certified"] == 40
-    assert details["attacked"] == 12
+    assert details["attacked"] == CHEAP.num_inputs
     assert details["smallest_radius"] <= details["largest_radius"]
     assert details["smallest_margin"] < 0
     assert details["overclaims"] > details["allowed_overclaims"] > 0

@@ -23,6 +23,7 @@ from stobatch.auditing.bounds import area_under_curve, true_positive_rate_at
 from stobatch.auditing.membership import (
     MembershipResult,
     infer,
+    largest_refuted,
     likelihood_ratios,
     logit_confidence,
     targets_needed,
@@ -167,19 +168,37 @@ def test_a_model_that_memorises_is_caught() -> None:
     assert 2 < result.epsilon_bound.epsilon < result.epsilon_bound.details["most_epsilon"]
 
 
-@pytest.mark.parametrize("revealing", [1.0, 0.8])
-def test_the_bound_is_maurer_and_pontils(revealing: float) -> None:
-    """Some models tell all and others nothing: X is 0 or 1, Y is 0, and the equation is linear in e^ε."""
+@pytest.mark.parametrize(
+    ("revealing", "members", "guessed"), [(1.0, 10, "members"), (0.8, 5, "members"), (0.8, 5, "non-members")]
+)
+def test_the_bound_is_maurer_and_pontils(revealing: float, members: int, guessed: str) -> None:
+    """Some models tell all of one kind and others nothing: X is 0 or 1, Y is 0, and the equation is linear in e^ε."""
     generator = np.random.default_rng(1)
-    member = halves(generator, 600, 20)
+    member = np.argsort(generator.random((600, 20)), axis=1) < members
     tells = generator.random(600) < revealing
-    result = infer(member, (member & tells[:, None]).astype(float), delta=DELTA, confidence=0.9)
+    scores = member & tells[:, None] if guessed == "members" else member | ~tells[:, None]
+    result = infer(member, scores.astype(float), delta=DELTA, confidence=0.9)
     log_failure, width = margin_width(300, 0.9)
     mean, variance = tells[300:].mean(), tells[300:].var(ddof=1)
     expected = math.log((mean - math.sqrt(2 * variance * log_failure / 300) - DELTA - width) / width)
     assert result.epsilon_bound.epsilon == pytest.approx(expected, rel=1e-9)
     assert result.epsilon_bound.details["guessed_rightly"] == pytest.approx(mean)
-    assert result.epsilon_bound.details["guesses_of"] == "members"
+    assert result.epsilon_bound.details["guesses_of"] == guessed
+
+
+def test_every_epsilon_below_the_bound_is_refuted_and_none_above() -> None:
+    """A slow loop over ε, on rates that rise and fall together, or against each other, or not at all."""
+    generator = np.random.default_rng(0)
+    common, own = generator.random((2, 1000, 1))
+    log_failure, width = margin_width(1000, 0.95)
+    for x, y in ((0.3 + 0.7 * common, 0.2 * common), (0.3 + 0.7 * common, 0.2 * (1 - common)), (common, 0.1 * own)):
+        for delta in (0.0, 0.05):
+            found = float(largest_refuted(x, y, 1000, delta, log_failure)[0][0])
+            assert 0.1 < found < 3
+            for epsilon in np.arange(0, 4, 0.01):
+                values = x - math.exp(epsilon) * y
+                margin = math.sqrt(2 * values.var(ddof=1) * log_failure / 1000) + (1 + math.exp(epsilon)) * width
+                assert (values.mean() - margin > delta) == (epsilon < found)
 
 
 def test_with_coins_at_most_half_of_the_examples_are_guessed() -> None:
@@ -213,7 +232,7 @@ def test_no_signal_is_found_where_there_is_none() -> None:
     """
     generator, confidences = np.random.default_rng(1), (0.5, 0.95)
     missed, bounded, twins_missed = np.zeros(2), np.zeros(2), 0
-    for _ in range(200):
+    for _ in range(150):
         member = coins(generator, 60, 40)
         scores = generator.normal(0, 1, (60, 1)) + generator.normal(0, 1, (60, 40))
         for index, confidence in enumerate(confidences):
@@ -226,9 +245,9 @@ def test_no_signal_is_found_where_there_is_none() -> None:
         areas = [area_under_curve(row[~own], row[own]) for row, own in zip(ratios, member, strict=True)]
         twins_missed += abs(np.mean(areas) - 0.5) > 1.96 * np.std(areas) / math.sqrt(60)
     for index, confidence in enumerate(confidences):
-        assert missed[index] <= allowed(200, 1 - confidence)
-        assert bounded[index] <= allowed(200, 1 - confidence)
-    assert twins_missed > allowed(200, 0.05)
+        assert missed[index] <= allowed(150, 1 - confidence)
+        assert bounded[index] <= allowed(150, 1 - confidence)
+    assert twins_missed > allowed(150, 0.05)
 
 
 def targets_that_differ(generator: np.random.Generator, models: int) -> tuple[Bools, Floats]:
@@ -280,14 +299,14 @@ def test_the_bound_never_exceeds_a_known_epsilon(draw: Draw) -> None:
     """Randomised response tells membership with ε = 1. False-alarm rate 1e-6; the twin ignores the confidence."""
     generator, honest = np.random.default_rng(3), math.e / (1 + math.e)
     bounds = []
-    for _ in range(100):
+    for _ in range(60):
         member = draw(generator, 400, 40)
         scores = np.where(generator.random(member.shape) < honest, member, ~member).astype(float)
         bounds.append(infer(member, scores, delta=0.0, confidence=0.95).epsilon_bound)
-    assert sum(bound.epsilon > 1 for bound in bounds) <= allowed(100, 0.05)
+    assert sum(bound.epsilon > 1 for bound in bounds) <= allowed(60, 0.05)
     assert np.median([bound.epsilon for bound in bounds]) > 0.3
     twins = [math.log(bound.details["guessed_rightly"] / bound.details["guessed_wrongly"]) for bound in bounds]
-    assert sum(twin > 1 for twin in twins) > allowed(100, 0.05)
+    assert sum(twin > 1 for twin in twins) > allowed(60, 0.05)
 
 
 def test_targets_that_tell_all_at_once_are_no_epsilon() -> None:
@@ -298,19 +317,20 @@ def test_targets_that_tell_all_at_once_are_no_epsilon() -> None:
     generator, targets, examples = np.random.default_rng(4), 80, 400
     found, without_delta, pairs = 0, 0, 0
     log_failure = math.log(4 / 0.05)
-    for _ in range(80):
+    for repetition in range(80):
         member = halves(generator, 2 * targets, examples)
         tells = generator.random((2 * targets, 1)) < 0.6
         scores = 5.0 * (member & tells) + generator.normal(0, 0.1, member.shape)
         result = infer(member, scores, delta=0.6, confidence=0.95)
         found += result.epsilon_bound.epsilon > 0
-        without_delta += infer(member, scores, delta=0.0, confidence=0.95).epsilon_bound.epsilon > 0
+        if repetition < 20:
+            without_delta += infer(member, scores, delta=0.0, confidence=0.95).epsilon_bound.epsilon > 0
         rightly, wrongly = (result.epsilon_bound.details[f"guessed_{how}"] for how in ("rightly", "wrongly"))
         trials, variance = targets * examples, 2 * (rightly + wrongly) - (rightly - wrongly) ** 2
         margin = math.sqrt(2 * variance * log_failure / trials) + 7 * 4 * log_failure / (3 * (trials - 1))
         pairs += rightly - wrongly - margin > 0.6
     assert found <= allowed(80, 0.05)
-    assert without_delta > allowed(80, 0.05)
+    assert without_delta > allowed(20, 0.05)
     assert pairs > allowed(80, 0.05)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import ATTACKS, RADII, config, guarantee, make, scores
+from made_runs import ATTACKS, RADII, audit_of_everything, config, guarantee, make, scores
 from pages import page, shown
 
 from stobatch.errors import RunError
@@ -19,8 +19,15 @@ from stobatch.reporting.html import write_report
 from stobatch.runs import Run
 
 
-def test_the_page_asks_for_nothing_outside_itself(path):
-    found = page(make(path))
+def audited(path: Path) -> Run:
+    run = make(path)
+    run.write("audit", audit_of_everything())
+    return run
+
+
+@pytest.mark.parametrize("made", [make, audited])
+def test_the_page_asks_for_nothing_outside_itself(path, made):
+    found = page(made(path))
     assert "http:" not in found.text
     assert "https:" not in found.text
     policy = [a["content"] for tag, a in found.elements if a.get("http-equiv") == "Content-Security-Policy"]
@@ -34,7 +41,7 @@ def test_the_page_asks_for_nothing_outside_itself(path):
 
 
 def test_every_id_is_unique_and_every_reference_has_one(path):
-    runs = [make(path.with_name(name)) for name in ("a", "b")]
+    runs = [audited(path.with_name(name)) for name in ("a", "b")]
     found = page(*runs)
     ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -258,7 +265,7 @@ def test_how_it_was_measured_is_told(path):
 
 
 def test_the_same_files_give_the_same_bytes(path):
-    runs = [make(path), make(path.with_name("other"))]
+    runs = [make(path), audited(path.with_name("other"))]
     first, second = (write_report(runs, path.with_name(name)).read_bytes() for name in ("1.html", "2.html"))
     assert first == second
     assert len(first) < 1_500_000
@@ -308,7 +315,7 @@ def test_the_file_can_be_read_by_others_and_a_failed_write_leaves_the_old_one(pa
 
 
 def test_nothing_private_is_opened(path, monkeypatch):
-    run = make(path)
+    run = audited(path)
     run.write("noise", {}, private=True)
     opened = []
     original = Path.read_bytes

@@ -39,7 +39,7 @@ class EpsilonBound:
     delta: float
     confidence: float
     name: str
-    """clopper_pearson, gaussian_family, poisson_family, one_run, one_run_gaussian or one_run_poisson"""
+    """clopper_pearson, gaussian_family, poisson_family, one_run, one_run_gaussian, one_run_poisson or membership"""
     assumes: str = ""
     """What must be true of the mechanism; empty where nothing is assumed."""
     details: dict[str, Any] = field(default_factory=dict)
@@ -56,6 +56,7 @@ def two_sided_bounds(
     delta: float,
     confidence: float,
     family: Family | None = None,
+    threshold: float | None = None,
     split_seed: int = 0,
 ) -> tuple[EpsilonBound, ...]:
     """Bounds on ε from the scores of independent trainings on D (`without`) and on D' (`with_`).
@@ -64,8 +65,12 @@ def two_sided_bounds(
     alike but with a tenth of the failure probability. The other half, which the threshold knows nothing of, counts
     the errors, and Clopper-Pearson bounds both rates.
 
+    A `threshold` that was fixed before the trainings needs no choosing: all of them count errors. Scores that are
+    log-likelihood ratios have one, 0.
+
     The first bound holds for any mechanism; a family adds a second. **Guarantee.** Each of the two rates of each of
-    the b bounds fails with probability at most (1 - confidence)/2b, so all b hold at once as stated.
+    the b bounds fails with probability at most (1 - confidence)/2b, so all b hold at once as stated. With a fixed
+    threshold all bounds rest on the same two rates, so that b counts once.
     """
     out, in_ = check_scores("without", without, least=2), check_scores("with_", with_, least=2)
     check_request(delta, confidence)
@@ -73,17 +78,15 @@ def two_sided_bounds(
     if family is not None:
         check_delta(delta)
         families.append(family)
-    failure = (1 - confidence) / (2 * len(families))
-    generator = np.random.default_rng(split_seed)
-    (out_choosing, out_held), (in_choosing, in_held) = _halves(out, generator), _halves(in_, generator)
-    thresholds = _thresholds(np.concatenate((out_choosing, in_choosing)))
-    false_positives, false_negatives = _errors(out_choosing, in_choosing, thresholds)
-    fpr_hoped_for = _at_most(false_positives, len(out_choosing), _CHOOSING_SHARE * failure)
-    fnr_hoped_for = _at_most(false_negatives, len(in_choosing), _CHOOSING_SHARE * failure)
+    if threshold is None:
+        failure, generator = (1 - confidence) / (2 * len(families)), np.random.default_rng(split_seed)
+        (out_choosing, out_held), (in_choosing, in_held) = _halves(out, generator), _halves(in_, generator)
+        cuts = [_chosen(member, out_choosing, in_choosing, delta, failure) for member in families]
+    else:
+        failure, out_held, in_held, cuts = (1 - confidence) / 2, out, in_, [threshold] * len(families)
 
-    def bound(member: Family) -> EpsilonBound:
-        chosen = member.strongest(fpr_hoped_for, fnr_hoped_for, delta)
-        false_positives, false_negatives = _errors(out_held, in_held, thresholds[chosen : chosen + 1])
+    def bound(member: Family, cut: float) -> EpsilonBound:
+        false_positives, false_negatives = _errors(out_held, in_held, np.array([cut]))
         fpr = float(_at_most(false_positives, len(out_held), failure)[0])
         fnr = float(_at_most(false_negatives, len(in_held), failure)[0])
         details = {
@@ -98,11 +101,21 @@ def two_sided_bounds(
             "false_negative_rate": float(false_negatives[0]) / len(in_held),
             "false_negative_rate_at_most": fnr,
             "failure_of_each_rate": failure,
+            "chosen_on": "the other half of the trainings" if threshold is None else "nothing: fixed beforehand",
             "direction": "with" if fpr <= fnr else "without",
         }
         return EpsilonBound(member.epsilon(fpr, fnr, delta), delta, confidence, member.name, member.assumes, details)
 
-    return tuple(bound(member) for member in families)
+    return tuple(bound(member, cut) for member, cut in zip(families, cuts, strict=True))
+
+
+def _chosen(member: Family, without: Floats, with_: Floats, delta: float, failure: float) -> float:
+    """The threshold that promises this family the largest bound."""
+    thresholds = _thresholds(np.concatenate((without, with_)))
+    false_positives, false_negatives = _errors(without, with_, thresholds)
+    fpr = _at_most(false_positives, len(without), _CHOOSING_SHARE * failure)
+    fnr = _at_most(false_negatives, len(with_), _CHOOSING_SHARE * failure)
+    return float(thresholds[member.strongest(fpr, fnr, delta)])
 
 
 def _halves(scores: Floats, generator: np.random.Generator) -> tuple[Floats, Floats]:

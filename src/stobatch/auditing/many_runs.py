@@ -87,7 +87,11 @@ def many_runs_finding(
 ) -> Finding:
     """Bounds from the scores of both sides, held against the claim."""
     family = None if curve is None else PoissonGaussianFamily(curve.sampling_rate, curve.steps)
-    bounds = two_sided_bounds(without, with_, delta=guarantee.delta, confidence=confidence, family=family)
+    # A likelihood ratio decides at 0; other scores have no natural threshold, and choose one on half of the models.
+    threshold = 0.0 if view == "steps" else None
+    bounds = two_sided_bounds(
+        without, with_, delta=guarantee.delta, confidence=confidence, family=family, threshold=threshold
+    )
     best = max(bounds, key=lambda bound: bound.epsilon)
     statement = (
         f"{len(without)} + {len(with_)} models trained on two {pair.relation} neighbours: "

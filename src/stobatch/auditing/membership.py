@@ -34,7 +34,7 @@ Measured = tuple[float, float, float]
 """A rate and its interval: value, low, high."""
 
 ENOUGH_FOR_OWN_VARIANCE = 64
-"""Shadows of each kind from which on an example has its own variances, as in the paper."""
+"""Shadows of each kind from which on an example has its own variances."""
 LEAST_TARGETS = 4
 """Fewer say nothing of how much targets differ."""
 
@@ -115,7 +115,7 @@ def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Floats:
         raise DataError(
             f"{int((~np.isfinite(values)).sum())} logits are infinite or not a number.",
             why="Such a confidence cannot be compared with others.",
-            remedy="Leave out the models whose training diverged, members and all.",
+            remedy="Count the logits of a model that diverged as 0; to leave it out may tell who its members were.",
         )
     is_label = np.arange(values.shape[-1]) == classes[..., None]
     own = np.take_along_axis(values, classes[..., None], axis=-1)[..., 0]
@@ -175,7 +175,8 @@ def infer(
     `member` [models, examples] says which model trained on which example, `scores` how confident it is in the label
     (`logit_confidence`). Every model must be trained with its own randomness, and draw its members anew: by a fair
     coin for each example, or as a uniformly random set of the same size for all. The ε bounded is that for adding or
-    removing a record with coins, and that for replacing a record with sets of one size.
+    removing a record with coins, and that for replacing a record with sets of one size. Only some of the examples need
+    be scored: a part of random halves is treated as coins are, and the ε is that for replacing.
 
     All thresholds come from the shadows alone, each of which is attacked by the others. So, given the shadows, what
     happens to one target is independent of the other targets and has the same law.
@@ -192,9 +193,9 @@ def infer(
     are guessed, those with the largest ratios. Maurer and Pontil (2009, theorem 4) bound the mean of T independent
     values in a range of width W: with probability at least 1 - f it is above
     average - √(2 V log(2/f) / T) - 7 W log(2/f) / (3 (T - 1)), with V the sample variance. For X - e^ε Y the width is
-    1 + e^ε. An ε is refuted where this is above δ, and the bound is the end of the refuted ones from 0 on: it exceeds
-    the true ε only if that is refuted, which happens with probability f. The mirrored guess, of non-members, is a
-    second such test, and f = (1 - confidence)/2. ∎
+    1 + e^ε. An ε is refuted where this is above δ, and then so is every smaller one (`largest_refuted`). So the largest
+    refuted one exceeds the true ε only if that is refuted, which happens with probability f. The mirrored guess, of
+    non-members, is a second such test, and f = (1 - confidence)/2. ∎
     """
     is_member, values = _check_models(member, scores)
     check_request(delta, confidence)
@@ -290,10 +291,10 @@ def _epsilon_bound(
     low_errors = np.geomspace(1 / ratios.size, 1, _CURVE_POINTS)
     # Either error may be the one to avoid. Where the two kinds lie apart, a cut at the lowest of its own avoids both.
     cuts = np.unique(np.concatenate((_cuts(ratios[~positive], low_errors), -_cuts(-ratios[positive], low_errors))))
-    epsilons, surplus = _solve(*averages(choosing, cuts), num_targets, delta, log_failure)
+    epsilons, surplus = largest_refuted(*averages(choosing, cuts), num_targets, delta, log_failure)
     best = np.lexsort((surplus, epsilons))[-1]
     x, y = averages(held, cuts[best : best + 1])
-    epsilon = float(_solve(x, y, num_targets, delta, log_failure)[0][0])
+    epsilon = float(largest_refuted(x, y, num_targets, delta, log_failure)[0][0])
     details = {
         "targets": num_targets,
         "guesses_of": guessed,
@@ -305,12 +306,13 @@ def _epsilon_bound(
     return EpsilonBound(epsilon, delta, confidence, "membership", details=details)
 
 
-def _solve(x: Floats, y: Floats, num_targets: int, delta: float, log_failure: float) -> tuple[Floats, Floats]:
-    """For each column, the end of the ε refuted from 0 on, and by how much ε = 0 is refuted.
+def largest_refuted(x: Floats, y: Floats, num_targets: int, delta: float, log_failure: float) -> tuple[Floats, Floats]:
+    """For each column, the ε up to which all are refuted, and by how much ε = 0 is: X - e^ε Y is that much above δ.
 
-    The bound on the mean is concave in u = e^ε, the margin being convex. So if u = 1 is refuted, then so is every u up
-    to the one root above it, and bisection finds that. With other rows than the targets' own, it is a forecast of what
-    so many targets will show.
+    The bound on the mean falls as u = e^ε grows, so bisection finds where it crosses δ. Indeed its slope is at most
+    -mean(Y) + √(2 L var(Y) / T) - 7 L / (3 (T - 1)) with L = log(2/f). As var(Y) <= mean(Y) T / (T - 1), the square
+    root is at most mean(Y) + L / (2 (T - 1)), less than the two others. With other rows than the targets' own, it is a
+    forecast of what so many targets will show.
     """
     width = 7 * log_failure / (3 * (num_targets - 1))
     mean_x, mean_y = x.mean(axis=0), y.mean(axis=0)
@@ -328,12 +330,12 @@ def _solve(x: Floats, y: Floats, num_targets: int, delta: float, log_failure: fl
         middle = (low + high) / 2
         refuted = surplus(np.exp(middle)) > 0
         low, high = np.where(refuted, middle, low), np.where(refuted, high, middle)
-    return np.where(at_zero > 0, low, 0.0), at_zero
+    return low, at_zero
 
 
 def _most_epsilon(num_targets: int, delta: float, log_failure: float) -> float:
     perfect = np.ones((2, 1)), np.zeros((2, 1))
-    return float(_solve(*perfect, num_targets, delta, log_failure)[0][0])
+    return float(largest_refuted(*perfect, num_targets, delta, log_failure)[0][0])
 
 
 def _cuts(negatives: Floats, rates: Floats) -> Floats:
@@ -391,7 +393,7 @@ def _check_models(member: ArrayLike, scores: ArrayLike) -> tuple[Bools, Floats]:
         raise DataError(
             f"{int((~np.isfinite(values)).sum())} scores are infinite or not a number.",
             why="No normal law explains them.",
-            remedy="Use logit_confidence, and leave out the models whose training diverged, members and all.",
+            remedy="Score a model that diverged 0 everywhere; to leave it out may tell who its members were.",
         )
     return flags.astype(np.bool_), values
 

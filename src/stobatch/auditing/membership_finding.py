@@ -44,5 +44,10 @@ def membership_finding(
         threat_model="the attacker queries the trained model, and trains models of its own on records like these",
         attack=f"likelihood ratio with {result.num_shadows} shadow models on {result.num_targets} others",
         confidence=confidence,
-        details={**result.to_dict(), "neighbours": str(Neighbours.REPLACE_ONE)},
+        details={
+            **result.to_dict(),
+            "claimed_epsilon": None if claim.status is Status.NONE else epsilon,
+            "delta": delta,
+            "neighbours": str(Neighbours.REPLACE_ONE),
+        },
     )

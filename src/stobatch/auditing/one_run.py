@@ -10,10 +10,10 @@ from torch import Tensor
 from stobatch.auditing.families import PoissonGaussianFamily
 from stobatch.auditing.finding import Finding
 from stobatch.auditing.many_runs import said, verdict_on
-from stobatch.auditing.one_run_bounds import one_run_bounds, require_enough_canaries
+from stobatch.auditing.one_run_bounds import GUESSED_SHARES, one_run_bounds, require_enough_canaries
 from stobatch.config import CanaryConfig
 from stobatch.data import DatasetInfo, Examples
-from stobatch.errors import RunError
+from stobatch.errors import RunError, SettingError
 from stobatch.privacy.accounting import PoissonGaussian
 from stobatch.privacy.canaries import GradientCanaries, Planted, coins
 from stobatch.privacy.guarantee import PrivacyGuarantee
@@ -48,6 +48,12 @@ def replacing(records: Examples, canaries: Planted) -> Examples:
     assert canaries.inputs is not None
     assert canaries.labels is not None
     kept = len(records) - len(canaries.labels)
+    if kept < 0:
+        raise SettingError(
+            f"{len(canaries.labels)} canaries do not fit {len(records)} records.",
+            why="Neighbours have one size, so each canary takes the place of a record.",
+            remedy=f"Plant at most {len(records)}.",
+        )
     labels = torch.where(canaries.included, canaries.labels, (canaries.labels + 1) % records.num_classes)
     first = records.take(slice(kept))
     return Examples(torch.cat([first.inputs, canaries.inputs]), torch.cat([first.labels, labels]), records.num_classes)
@@ -66,13 +72,19 @@ def input_scores(logits: Tensor, canaries: Planted, relation: Neighbours) -> NDA
     return values
 
 
-def require_planted(run: Run, config: CanaryConfig, guarantee: PrivacyGuarantee, confidence: float) -> None:
+def require_planted(
+    run: Run, config: CanaryConfig, guarantee: PrivacyGuarantee, confidence: float, *, any_mechanism: bool
+) -> None:
+    """Raise unless there are canaries, and as many as it takes to show the claimed ε, or with a known curve any."""
     if not config.num:
         raise RunError(
             f"{run.path} was trained without canaries, so it cannot be audited in one run.",
             remedy="Train another run with canaries.num=1000 (`--set canaries.num=1000`), or audit with many_runs.",
         )
-    require_enough_canaries(config.num, guarantee.epsilon, delta=guarantee.delta, confidence=confidence)
+    epsilon, tests = (guarantee.epsilon, 1) if any_mechanism else (0.0, 2)
+    require_enough_canaries(
+        config.num, epsilon, delta=guarantee.delta, confidence=confidence, tests=tests * len(GUESSED_SHARES)
+    )
 
 
 def one_run_finding(

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,10 +37,14 @@ from stobatch.auditing.families import Curve, CurveFamily, most_refuted
 from stobatch.errors import DataError, SettingError
 from stobatch.privacy.accounting import check_delta
 
-GUESSED_SHARES = (1.0, 0.5, 0.2, 0.1)
-"""Of the canaries, where no numbers of guesses are given: a strong attacker gains by many, a weak one by few."""
+GUESSED_SHARES = (1.0, 0.2, 0.05)
+"""Of the canaries, where no numbers of guesses are given: against little noise many guesses are right, and show most;
+against much only the clearest few are, and however many canaries there are, guessing them all shows a third of ε."""
 LEAST_GUESSES = 20
 DEFAULT_TESTS = 2 * len(GUESSED_SHARES)
+
+Claim = TypeVar("Claim")
+"""What guesses may refute: an ε, or a trade-off curve."""
 
 _UNFAIR = 1e-9
 _ROUNDING = 1e-9
@@ -73,9 +79,24 @@ def one_run_bounds(
     ranking = np.lexsort((np.random.default_rng(tie_seed).permutation(len(values)), values))
     correct = [_correct(coins[ranking], guesses) for guesses in counts]
 
-    def bound(name: str, assumes: str, epsilon: Callable[[int, int], float]) -> EpsilonBound:
-        found = [epsilon(guesses, right) for guesses, right in zip(counts, correct, strict=True)]
-        best = int(np.argmax(found))
+    def bound(
+        name: str,
+        assumes: str,
+        search: Callable[[Callable[[Claim], bool]], float],
+        impossible: Callable[[Claim, int, int], bool],
+    ) -> EpsilonBound:
+        """One search for the most that any number of guesses refutes: one for each would ask about more claims."""
+        best = 0
+
+        def refuted(claim: Claim) -> bool:
+            nonlocal best
+            for test, (guesses, right) in enumerate(zip(counts, correct, strict=True)):
+                if impossible(claim, guesses, right):
+                    best = test  # the last claim refuted is the one that the search returns
+                    return True
+            return False
+
+        epsilon = search(refuted)
         details = {
             "canaries": len(values),
             "included": int(coins.sum()),
@@ -85,18 +106,20 @@ def one_run_bounds(
             "correct_guesses_of_each": correct,
             "failure_of_each_test": failure,
         }
-        return EpsilonBound(found[best], delta, confidence, name, assumes, details)
+        return EpsilonBound(epsilon, delta, confidence, name, assumes, details)
 
-    def any_mechanism(guesses: int, right: int) -> float:
-        return most_refuted(lambda epsilon: _p_value(len(values), guesses, right, epsilon, delta) < failure)
+    def impossible_for_any(epsilon: float, guesses: int, right: int) -> bool:
+        return _p_value(len(values), guesses, right, epsilon, delta) < failure
 
-    bounds = [bound("one_run", "", any_mechanism)]
+    def impossible_for_curve(curve: Curve, guesses: int, right: int) -> bool:
+        return _is_impossible(curve, len(values), guesses, right, failure)
+
+    bounds = [bound("one_run", "", most_refuted, impossible_for_any)]
     if family is not None:
-
-        def of_family(guesses: int, right: int) -> float:
-            return family.most_refuted(lambda curve: _is_impossible(curve, len(values), guesses, right, failure), delta)
-
-        bounds.append(bound(f"one_run_{family.name.partition('_')[0]}", family.assumes, of_family))
+        of_family = partial(family.most_refuted, delta=delta)
+        bounds.append(
+            bound(f"one_run_{family.name.partition('_')[0]}", family.assumes, of_family, impossible_for_curve)
+        )
     return tuple(bounds)
 
 
@@ -150,7 +173,7 @@ def canaries_needed(epsilon: float, *, delta: float, confidence: float, tests: i
     probability. The part of δ in the p-value hardly shrinks with m: from some ε on, no number is enough.
 
     >>> canaries_needed(0.0, delta=0.0, confidence=0.95), canaries_needed(3.0, delta=1e-5, confidence=0.95)
-    (8, 106)
+    (8, 100)
     """
     check_request(delta, confidence)
     check_epsilon(epsilon)

@@ -113,7 +113,8 @@ class StoBatchStack(ManyModels):
         }
         self.head = [name for name in self.tensors if name.startswith("head.")]
         self.tensors |= {
-            name: torch.stack([getattr(noise, name) for noise in noises]) for name in ("input_noise", "hidden_noise")
+            name: torch.stack([getattr(noise, name) for noise in noises]).to(self.network.dtype)
+            for name in ("input_noise", "hidden_noise")
         }
         self.label_noise = torch.stack([noise.label_noise for noise in noises])
         self.batches = torch.stack(
@@ -166,7 +167,8 @@ class StoBatchStack(ManyModels):
             each.generator("step", step, "trainer", t.trainer) for each, t in zip(self.seeds, tasks, strict=True)
         ]
         sizes = [(1 - float(torch.rand((), generator=g))) * self.method.train_attack_max_radius for g in generators]
-        adversarial = self._crafted(self.noisy_inputs[rows, source], torch.tensor(sizes))
+        centres = self.noisy_inputs[rows, source]
+        adversarial = self._crafted(centres, torch.tensor(sizes, dtype=centres.dtype))
         inputs = torch.cat([self.noisy_inputs[rows, benign], adversarial], 1)
         labels = torch.cat([self.labels[rows, benign], self.labels[rows, source]], 1)
         weights = example_weights(benign.shape[1], source.shape[1], self.method.adversarial_weight)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from stobatch.errors import RunError
+from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.reporting.words import unit
 from stobatch.runs import Run
+from stobatch.types import Status, Verdict
 
 Row = dict[str, Any]
 
@@ -24,6 +26,7 @@ class Facts:
     scores: dict[str, Any]
     training: dict[str, Any] | None
     plan: dict[str, Any] | None
+    audit: dict[str, Any] | None
     certificates_are_stale: bool
 
     @classmethod
@@ -33,11 +36,18 @@ class Facts:
             raise RunError(
                 f"{run.path / 'scores.json'} is of configuration {scores['training_hash']}, the run is "
                 f"{config['training_hash']}.",
-                remedy=f"Evaluate again: `{_evaluate(run)}`.",
+                remedy=f"Evaluate again: `{_command('evaluate', run)}`.",
+            )
+        audit = _if_there(run, "audit")
+        if audit is not None and audit["training_hash"] != config["training_hash"]:
+            raise RunError(
+                f"{run.path / 'audit.json'} is of configuration {audit['training_hash']}, the run is "
+                f"{config['training_hash']}.",
+                remedy=f"Remove it and audit again: `{_command('audit', run)}`.",
             )
         latest = _if_there(run, "certificates")
         stale = latest is not None and latest != scores["certificates"]
-        return cls(run, config, scores, _if_there(run, "training"), _if_there(run, "plan"), stale)
+        return cls(run, config, scores, _if_there(run, "training"), _if_there(run, "plan"), audit, stale)
 
     @property
     def name(self) -> str:
@@ -45,7 +55,7 @@ class Facts:
 
     @property
     def evaluate_command(self) -> str:
-        return _evaluate(self.run)
+        return _command("evaluate", self.run)
 
     @property
     def method(self) -> str:
@@ -63,13 +73,25 @@ class Facts:
         return json.dumps({part: self.config["config"].get(part) for part in parts}, sort_keys=True)
 
     @property
+    def findings(self) -> list[dict[str, Any]]:
+        return list(self.audit["findings"]) if self.audit else []
+
+    @property
+    def guarantee(self) -> dict[str, Any]:
+        """What the evaluation recorded, in the light of what audits found before it or since."""
+        recorded: dict[str, Any] = self.scores["guarantee"]
+        if self.audit is None:
+            return recorded
+        return PrivacyGuarantee.from_dict(recorded).audited(self.findings).to_dict()
+
+    @property
     def status(self) -> str:
-        return str(self.scores["guarantee"]["status"])
+        return str(self.guarantee["status"])
 
     @property
     def epsilon(self) -> float | None:
         """The budget, to be shown with its status only."""
-        epsilon: float | None = self.scores["guarantee"].get(f"{self.status}_epsilon")
+        epsilon: float | None = self.guarantee.get(f"{self.status}_epsilon")
         return epsilon
 
     @property
@@ -115,7 +137,14 @@ class Facts:
 
     @property
     def all_kinds(self) -> list[dict[str, Any]]:
-        return list(self.certificates["kinds"]) if self.certificates else []
+        """Every kind of certificate, refuted where an audit broke it."""
+        refuted = {
+            finding["about"]
+            for finding in self.findings
+            if finding["instrument"] == "certificates" and finding["verdict"] == Verdict.REFUTED
+        }
+        kinds = self.certificates["kinds"] if self.certificates else []
+        return [kind | {"status": str(Status.REFUTED)} if kind["name"] in refuted else kind for kind in kinds]
 
     def proved(self, function: str, radius: float) -> Row | None:
         """Certified accuracy at a radius by a kind of certificate that is proved; None if there is none."""
@@ -144,8 +173,8 @@ def middle(radii: list[float]) -> float:
     return radii[(len(radii) - 1) // 2]
 
 
-def _evaluate(run: Run) -> str:
-    return f"stobatch evaluate {shlex.quote(str(run.path))}"
+def _command(verb: str, run: Run) -> str:
+    return f"stobatch {verb} {shlex.quote(str(run.path))}"
 
 
 def _if_there(run: Run, kind: str) -> dict[str, Any] | None:
@@ -156,11 +185,11 @@ def _scores(run: Run) -> dict[str, Any]:
     if not run.exists:
         raise RunError(f"{run.path} is not a run.", remedy="Train first: `stobatch train --recipe demo --out RUN`.")
     if not run.has("scores"):
-        raise RunError(f"{run.path} has no scores yet.", remedy=f"Evaluate it first: `{_evaluate(run)}`.")
+        raise RunError(f"{run.path} has no scores yet.", remedy=f"Evaluate it first: `{_command('evaluate', run)}`.")
     scores = run.read("scores")
     if "under_attack" not in scores:
         raise RunError(
             f"{run.path / 'scores.json'} was written by another version of stobatch.",
-            remedy=f"Evaluate again: `{_evaluate(run)}`.",
+            remedy=f"Evaluate again: `{_command('evaluate', run)}`.",
         )
     return scores

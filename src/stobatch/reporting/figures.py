@@ -103,22 +103,22 @@ def attack_curves(facts: Facts, name: str) -> Html:
 
 def learning_curve(history: Sequence[Row], name: str) -> Html:
     """Accuracy on held-out test images while training."""
-    with _figure(1, 6.2, 2.7) as (figure, (axes,)):
+    with canvas(1, 6.2, 2.7) as (figure, (axes,)):
         axes.plot([row["step"] for row in history], _percents(history, "test_accuracy"), color=LIGHT["published"])
         axes.set(xlabel="training step", ylabel="accuracy, %", ylim=(-2, 102))
-        return _svg(figure, name)
+        return inline(figure, name)
 
 
 def epsilon_curves(runs: Sequence[Facts], function: str, radius: float | None, name: str) -> Html:
     """Accuracy against ε, one panel for each method: seeds as dots, their mean as a line."""
     methods = list(dict.fromkeys(facts.method for facts in runs))
-    with _figure(len(methods), *_size(len(methods))) as (figure, places):
+    with canvas(len(methods), *_size(len(methods))) as (figure, places):
         for axes, method in zip(places, methods, strict=False):
             own = [facts for facts in runs if facts.method == method]
             _epsilon_panel(axes, own, function, radius)
             axes.set_title(method)
-        _shared_legend(figure, places)
-        return _svg(figure, name)
+        shared_legend(figure, places)
+        return inline(figure, name)
 
 
 def _epsilon_panel(axes: Axes, runs: Sequence[Facts], function: str, radius: float | None) -> None:
@@ -185,7 +185,7 @@ def _percents(rows: Iterable[Row], key: str) -> list[float]:
 
 
 def _draw(panels: Sequence[_Panel], name: str, *, legend_in_panel: bool = False) -> Html:
-    with _figure(len(panels), *_size(len(panels))) as (figure, places):
+    with canvas(len(panels), *_size(len(panels))) as (figure, places):
         for axes, panel in zip(places, panels, strict=False):
             for curve in panel.curves:
                 _plot(axes, curve)
@@ -195,8 +195,8 @@ def _draw(panels: Sequence[_Panel], name: str, *, legend_in_panel: bool = False)
             if legend_in_panel:
                 axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
         if not legend_in_panel:
-            _shared_legend(figure, places)
-        return _svg(figure, name)
+            shared_legend(figure, places)
+        return inline(figure, name)
 
 
 def _plot(axes: Axes, curve: _Curve) -> None:
@@ -208,7 +208,7 @@ def _plot(axes: Axes, curve: _Curve) -> None:
     axes.plot(radii, _percents(curve.rows, "value"), label=curve.label, **look)
 
 
-def _shared_legend(figure: Figure, places: Iterable[Axes]) -> None:
+def shared_legend(figure: Figure, places: Iterable[Axes]) -> None:
     entries = {label: line for axes in places for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(
         list(entries.values()), list(entries), loc="outside lower center", ncols=3 if len(entries) == 3 else 2
@@ -221,7 +221,7 @@ def _size(panels: int) -> tuple[float, float]:
 
 
 @contextmanager
-def _figure(panels: int, width: float, height: float) -> Iterator[tuple[Figure, list[Axes]]]:
+def canvas(panels: int, width: float, height: float) -> Iterator[tuple[Figure, list[Axes]]]:
     """A figure of at most two panels in a row, drawn with this module's settings and not with the user's."""
     from matplotlib import style
     from matplotlib.figure import Figure
@@ -235,7 +235,7 @@ def _figure(panels: int, width: float, height: float) -> Iterator[tuple[Figure, 
         yield figure, axes[:panels]
 
 
-def _svg(figure: Figure, name: str) -> Html:
+def inline(figure: Figure, name: str) -> Html:
     """The figure as a part of the page: no outside names, ids of its own, and the page's colours."""
     import matplotlib
 

@@ -9,6 +9,7 @@ from typing import Any
 from stobatch.errors import RunError
 from stobatch.files import write_atomically
 from stobatch.reporting.accuracy import curves_section, tables_section
+from stobatch.reporting.audits import audits_section
 from stobatch.reporting.comparison import comparison_section, t_tests
 from stobatch.reporting.facts import Facts
 from stobatch.reporting.flags import flags_section
@@ -60,6 +61,7 @@ def _one(facts: Facts, name: str, images: bool) -> Html:
         [
             opening(facts),
             flags_section(facts),
+            audits_section(facts, name),
             curves_section(facts, name),
             tables_section(facts),
             pictures_section(facts, images=images),

@@ -96,7 +96,7 @@ def _training(facts: Facts, name: str) -> Html:
 def _plan(facts: Facts) -> Html:
     if facts.plan is None:
         return Html("")
-    status = STATUS_WORDS[facts.plan["guarantee"]["status"]]
+    status = STATUS_WORDS[facts.status]
     caption = f"Every number that was fixed before any data was read. Budgets (ε) in it: {status}."
     rows = [[r["name"], r["symbol"], number(r["value"]), r["formula"], r["paper"]] for r in facts.plan["rows"]]
     headings = ["quantity", "symbol", "value", "formula", "place in the paper"]

@@ -18,7 +18,7 @@ _STATUS_MEANINGS = {
 
 
 def opening(facts: Facts) -> Html:
-    return join([identity(facts), headline(facts), tiles(facts), guarantee_card(facts.scores["guarantee"])])
+    return join([identity(facts), headline(facts), tiles(facts), guarantee_card(facts)])
 
 
 def identity(facts: Facts) -> Html:
@@ -28,9 +28,9 @@ def identity(facts: Facts) -> Html:
     return tag("p", line, tag("code", facts.scores["training_hash"]), class_="muted")
 
 
-def guarantee_card(guarantee: dict[str, Any]) -> Html:
+def guarantee_card(facts: Facts) -> Html:
     """What is guaranteed about the training data, by whom, and what speaks against it; never without its status."""
-    status = guarantee["status"]
+    guarantee, status = facts.guarantee, facts.status
     parts = [
         tag("p", "Privacy towards the training data", class_="eyebrow"),
         tag("p", guarantee_line(guarantee), class_="status"),
@@ -39,12 +39,26 @@ def guarantee_card(guarantee: dict[str, Any]) -> Html:
     if status == "none":
         parts.append(tag("p", f"Source: {guarantee['source']}.", class_="muted"))
     else:
-        facts = f"{guarantee['neighbours']} neighbours, per {guarantee['unit']}; source: {guarantee['source']}."
-        parts.append(tag("p", facts, class_="muted"))
-    for title, lines in (("Against it", guarantee["objections"]), ("It assumes", guarantee["assumptions"])):
+        about = f"{guarantee['neighbours']} neighbours, per {guarantee['unit']}; source: {guarantee['source']}."
+        parts.append(tag("p", about, class_="muted"))
+    audits = guarantee.get("audits", ())
+    lists = {"Audited": audits, "Against it": guarantee["objections"], "It assumes": guarantee["assumptions"]}
+    for title, lines in lists.items():
         if lines:
             parts += [tag("h3", title), bullets(lines)]
+    if not audits:
+        parts.append(_not_audited(facts))
     return tag("section", *parts, class_=f"card {status}")
+
+
+def _not_audited(facts: Facts) -> Html:
+    """How to audit; RUN stands for the directory, whose place is nobody's business once the page is mailed."""
+    if facts.findings:
+        instrument = "membership" if facts.status == "none" else "many_runs"
+        note, options = "Only certificates were audited so far, not this. To do so: ", f" --instrument {instrument}"
+    else:
+        note, options = "Nothing was audited yet. To do so: ", ""
+    return tag("p", note, tag("code", f"stobatch audit RUN{options}"), class_="muted")
 
 
 def headline(facts: Facts) -> Html:
@@ -109,7 +123,7 @@ def _tile(kind: str, title: str, share: dict[str, Any], of_what: str) -> Html:
 def one_line(facts: Facts) -> Html:
     """A run in one line, to fold its section under."""
     gap = facts.gap(facts.main_function, middle(facts.radii))
-    parts = [facts.name, guarantee_line(facts.scores["guarantee"])]
+    parts = [facts.name, guarantee_line(facts.guarantee)]
     parts.append(f"clean {percent(facts.scores['clean_accuracy'])}")
     if gap:
         parts.append(f"gap {points(gap['gap']['value'])} at radius {gap['radius']:g}")

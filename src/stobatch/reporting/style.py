@@ -14,6 +14,7 @@ PALETTE = {
     "claimed": ("#b5711a", "#e0a24c"),
     "proved": ("#2a7d45", "#62bd7e"),
     "refuted": ("#b83232", "#ee7b78"),
+    "consistent": ("#2e7c94", "#6fbdd4"),
     "attack-1": ("#4f86ba", "#7fb2e5"),
     "attack-2": ("#7b62ad", "#ab95dd"),
     "attack-3": ("#2f8f8f", "#5fc2c0"),
@@ -67,6 +68,7 @@ small,.muted,figcaption,caption{color:var(--muted)}
 .chip{display:inline-block;border:1px solid currentColor;border-radius:99px;padding:0 .55em;font-size:.78rem;
  white-space:nowrap}
 .chip.claimed{color:var(--claimed);border-style:dashed}.chip.proved{color:var(--proved)}
+.chip.consistent{color:var(--consistent)}
 .chip.refuted,.chip.none{color:var(--refuted);border-style:dotted}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1.2rem;margin:.6rem 0}
 dt{color:var(--muted)}dd{margin:0;overflow-wrap:anywhere}

@@ -38,7 +38,7 @@ def audit(
     """
     audited = _open(Run(Path(run)), config, overrides, dataset, network, seed, device, resume=resume, quiet=quiet)
     names = audited.settings.instruments or _fitting(audited)
-    known = audited.run.read("audit")["findings"] if audited.run.has("audit") else []
+    known = _known(audited)
     for name in (name for name in MAKERS if name in names):
         found = [finding.to_dict() | {"evidence": f"evidence/{name}.json"} for finding in MAKERS[name](audited)]
         evidence = {
@@ -52,6 +52,14 @@ def audit(
         document = summary(audited.config.training_hash, known)
         audited.run.write("audit", document)
     return document
+
+
+def _known(audited: Audited) -> list[dict[str, Any]]:
+    """What was found before, about this very training."""
+    if not audited.run.has("audit"):
+        return []
+    before = audited.run.read("audit")
+    return list(before["findings"]) if before["training_hash"] == audited.config.training_hash else []
 
 
 def summary(training_hash: str, findings: list[dict[str, Any]]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
         config = facts.config["config"]
         # A secret seed pairs with none: no public seed is negative.
         seed = config["seed"] if config["seed"] is not None else -place
-        groups.setdefault(_name(config, facts.scores["guarantee"]["status"]), {})[seed] = _worst(facts.scores)
+        groups.setdefault(_name(config, facts.status), {})[seed] = _worst(facts.scores)
     several = {name: seeds for name, seeds in groups.items() if len(seeds) > 1}
     found = []
     for (first, one), (second, two) in combinations(several.items(), 2):

@@ -34,7 +34,8 @@ def of_membership(audited: Audited) -> list[Finding]:
             count,
         )
         models.train(tick)
-        scores = logit_confidence(models.logits(pool.inputs).numpy(), pool.labels.numpy())
+        logits = models.logits(pool.inputs).numpy()
+        scores = logit_confidence(logits, pool.labels.expand(count, -1).numpy())
         within = torch.zeros(count, len(pool), dtype=torch.bool).scatter_(1, members, True)
         return {"member": within.tolist(), "score": scores.tolist()}
 

@@ -18,7 +18,8 @@ def of_one_run(audited: Audited) -> list[Finding]:
     model, config, claim = audited.trained(), audited.config, audited.claim
     require_claim(audited)
     relation = require_relation(audited.settings.neighbours, claim.neighbours)
-    require_planted(audited.run, config.canaries, claim, audited.settings.confidence)
+    unknown = audited.plan.curve is None
+    require_planted(audited.run, config.canaries, claim, audited.settings.confidence, any_mechanism=unknown)
     canaries = planted_in(config, audited.info, model.network, audited.seeds)
     if config.canaries.kind == "gradient":
         tensors, metadata = read_tensors(audited.run.path / PRIVATE / CANARY_SCORES)

@@ -1,0 +1,257 @@
+"""Audits: what was tried against each claim of a run, what it showed, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stobatch.reporting.audit_figures import Bounded, bounds_found, membership_curve, score_histograms
+from stobatch.reporting.facts import Facts
+from stobatch.reporting.markup import Html, folded, join, table, tag
+from stobatch.reporting.words import STATUS_WORDS, chip, interval, number, percent
+
+_LEAD = (
+    "An audit attacks a claim. An attack that does better than the claim allows refutes it, but for a false alarm, "
+    "whose probability is stated. Attacks that fail prove nothing: they may have been too weak."
+)
+_SCORES = (
+    "The attack's scores of models that were trained on one data set, and on another that differs in one record. "
+    "Privacy means that the two cannot be told apart well."
+)
+_MEMBERSHIP = (
+    "Training records told from others, both rates on a logarithmic scale: what matters is how many are found where "
+    "false positives are rare."
+)
+_INSTRUMENTS = {
+    "release": "one release",
+    "many_runs": "many trainings",
+    "one_run": "canaries in this training",
+    "membership": "membership inference",
+    "certificates": "attacks inside certified balls",
+}
+_COUNTS = {
+    "certified": "certified balls",
+    "attacked": "balls attacked",
+    "broken": "balls broken",
+    "broken_float64": "balls broken in float64",
+    "broken_by": "broken by",
+    "smallest_margin": "smallest margin left to a label",
+    "smallest_radius": "smallest radius attacked, units as in the claim",
+    "largest_radius": "largest radius attacked, units as in the claim",
+    "failure_probability": "a certificate may fail with probability",
+    "retests": "broken inputs certified anew, times",
+    "overclaims": "beyond a point known to be bad, times",
+    "allowed_overclaims": "chance explains up to",
+    "right": "told apart rightly",
+    "auroc": "area under the curve (AUROC)",
+    "auroc_interval": "its interval",
+    "variance": "variances of the scores",
+    "num_shadows": "shadow models",
+    "num_targets": "models attacked",
+    "num_examples": "records guessed",
+}
+_TOLD_ELSEWHERE = {
+    *("bounds", "epsilon_bound", "histogram", "roc", "tpr_at", "fpr_at"),
+    *("claimed_epsilon", "delta", "confidence"),
+}
+
+Finding = dict[str, Any]
+
+
+def audits_section(facts: Facts, name: str) -> Html:
+    """Nothing where nothing was audited: the guarantee card says so."""
+    if not facts.findings:
+        return Html("")
+    return join(
+        [
+            tag("h2", "Audits"),
+            tag("p", _LEAD),
+            tag("p", tag("b", _outcome(facts.findings))),
+            _overview(facts),
+            *_figures(facts, name),
+            *(_details(finding) for finding in facts.findings),
+        ]
+    )
+
+
+def _outcome(findings: list[Finding]) -> str:
+    refuted = list(dict.fromkeys(_about(finding) for finding in findings if finding["verdict"] == "refuted"))
+    return f"Refuted here: {', '.join(refuted)}." if refuted else "Nothing was refuted here."
+
+
+def _about(finding: Finding) -> str:
+    of_certificates = finding["instrument"] == "certificates"
+    return f"certificates by the {finding['about']} rule" if of_certificates else str(finding["about"])
+
+
+def _instrument(finding: Finding) -> str:
+    words = _INSTRUMENTS.get(finding["instrument"], finding["instrument"].replace("_", " "))
+    release = finding["details"].get("release")
+    return f"{words}: {release}" if release else words
+
+
+def _verdict(finding: Finding) -> Html:
+    return tag("span", finding["verdict"], class_=f"chip {finding['verdict']}")
+
+
+def _overview(facts: Facts) -> Html:
+    caption = (
+        "One row for each finding. Bounds say that ε is at least this large, with the confidence stated; they are held "
+        "against the ε beside them. Statuses are those after the audits. Evidence files lie in the run's directory."
+    )
+    headings = ["attack by", "claim", "verdict", "found", "held against", "false alarm, at most", "evidence"]
+    rows = [
+        [
+            _instrument(finding),
+            _about(finding),
+            _verdict(finding),
+            _found(finding),
+            _held_against(facts, finding),
+            f"{100 * (1 - finding['confidence']):.3g}%",
+            tag("code", finding["evidence"]),
+        ]
+        for finding in facts.findings
+    ]
+    return table(caption, headings, rows)
+
+
+def _bounds(finding: Finding) -> list[dict[str, Any]]:
+    details = finding["details"]
+    return [details["epsilon_bound"]] if "epsilon_bound" in details else list(details.get("bounds", ()))
+
+
+def _found(finding: Finding) -> Html:
+    details = finding["details"]
+    if finding["instrument"] == "certificates":
+        attacked = details["attacked"]
+        broken = f"{details['broken']} of {attacked} balls broken" if attacked else "no ball to break"
+        return join([tag("b", broken), " ", tag("small", f"{details['certified']} certified")])
+    cells: list[Html] = []
+    for bound in _bounds(finding):
+        under = ", under an assumption" if bound["assumes"] else ""
+        sure = f"δ = {bound['delta']:.3g}, {100 * bound['confidence']:g}% confidence{under}"
+        cells += [tag("b", f"ε ≥ {bound['epsilon']:.3g}"), tag("small", sure)]
+    return join(cells, " ")
+
+
+def _budget(facts: Facts, finding: Finding) -> tuple[float, float] | None:
+    """The ε and δ that a finding's bounds were held to; None where nothing is claimed about them.
+
+    Membership is about replacing a record, which is removing one and adding one: twice the ε, with the bound's own δ.
+    """
+    details = finding["details"]
+    if "claimed_epsilon" in details:
+        return details["claimed_epsilon"], details["delta"]
+    if facts.epsilon is None:
+        return None
+    same = details["neighbours"] == facts.guarantee["neighbours"]
+    return (1 if same else 2) * facts.epsilon, details["epsilon_bound"]["delta"]
+
+
+def _held_against(facts: Facts, finding: Finding) -> Html:
+    if finding["instrument"] == "certificates":
+        statuses = {kind["name"]: kind["status"] for kind in facts.all_kinds}
+        return chip(statuses[finding["about"]]) if finding["about"] in statuses else tag("span", "–", class_="muted")
+    budget = _budget(facts, finding)
+    if budget is None:
+        return tag("span", "nothing is claimed", class_="muted")
+    epsilon, delta = budget
+    neighbours = tag("small", f"δ = {delta:.3g}, {finding['details']['neighbours']}")
+    return join([f"ε = {epsilon:.4g} ", chip(facts.status), neighbours])
+
+
+def _figures(facts: Facts, name: str) -> Iterator[Html]:
+    bounded = [finding for finding in facts.findings if _bounds(finding)]
+    if bounded:
+        yield _bounds_figure(facts, bounded, f"{name}-bounds")
+    for place, finding in enumerate(facts.findings):
+        if "histogram" in finding["details"]:
+            chart = score_histograms(finding["details"]["histogram"], f"{name}-scores-{place}")
+            yield tag("figure", chart, tag("figcaption", _SCORES))
+        if "roc" in finding["details"]:
+            yield _membership_figure(facts, finding, f"{name}-membership-{place}")
+
+
+def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Html:
+    rows = []
+    for finding in findings:
+        found = [(bound["epsilon"], bool(bound["assumes"])) for bound in _bounds(finding)]
+        budget = _budget(facts, finding)
+        rows.append(Bounded(_instrument(finding), finding["verdict"], found, budget[0] if budget else None))
+    caption = "What attacks showed ε to be at least."
+    if any(row.audited is not None for row in rows):
+        caption += " The line is the ε they are held against, as in the table: a bar that passes it refutes the claim."
+    if any(assumes for row in rows for _, assumes in row.bounds):
+        caption += " Faint bars hold under an assumption, which the details name."
+    chart = bounds_found(rows, f"ε of the guarantee ({STATUS_WORDS[facts.status]})", name)
+    return tag("figure", chart, tag("figcaption", caption))
+
+
+def _membership_figure(facts: Facts, finding: Finding, name: str) -> Html:
+    budget, words, caption = _budget(facts, finding), "", _MEMBERSHIP
+    if budget:
+        epsilon, delta = budget
+        words = f"most that ε = {epsilon:.4g} allows ({STATUS_WORDS[facts.status]})"
+        caption += (
+            f" The ceiling is e^ε times the false-positive rate, plus δ = {delta:.3g}, for replacing a record: a curve "
+            "above it by more than chance refutes the claim."
+        )
+    chart = membership_curve(finding["details"]["roc"], budget, words, name)
+    return tag("figure", chart, tag("figcaption", caption))
+
+
+def _details(finding: Finding) -> Html:
+    title = join([f"{_instrument(finding)}, {_about(finding)} ", _verdict(finding)])
+    rows = [
+        ("found", finding["statement"]),
+        ("claim, before audits", finding["claim"]),
+        ("the attacker", finding["threat_model"]),
+        ("the attack", finding["attack"]),
+        ("confidence", f"{100 * finding['confidence']:g}%"),
+        *((_COUNTS.get(key, key.replace("_", " ")), _value(value)) for key, value in _numbers(finding["details"])),
+    ]
+    listed = tag("dl", *(part for term, text in rows for part in (tag("dt", term), tag("dd", text))))
+    return folded(title, listed, _bounds_table(finding), _rates_table(finding["details"]))
+
+
+def _numbers(details: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in details.items() if key not in _TOLD_ELSEWHERE and value is not None]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{str(key).replace('_', ' ')} {_value(item)}" for key, item in value.items()) or "nothing"
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
+    return number(value) if isinstance(value, (int, float)) else str(value).replace("_", " ")
+
+
+def _bounds_table(finding: Finding) -> Html:
+    bounds = _bounds(finding)
+    if not bounds:
+        return Html("")
+    caption = "Bounds on ε from below; all of them hold at once with the confidence stated."
+    rows = [
+        [
+            bound["name"].replace("_", " "),
+            tag("b", f"ε ≥ {bound['epsilon']:.4g}"),
+            f"{bound['delta']:.3g}",
+            f"{100 * bound['confidence']:g}%",
+            bound["assumes"] or "nothing",
+            _value(bound["details"]),
+        ]
+        for bound in bounds
+    ]
+    return table(caption, ["bound", "found", "δ", "confidence", "assumes", "counted"], rows)
+
+
+def _rates_table(details: dict[str, Any]) -> Html:
+    if "tpr_at" not in details:
+        return Html("")
+    sure = f"{100 * details['confidence']:g}% interval in brackets"
+    caption = f"Members found at thresholds that the shadow models chose; mean over the models attacked, {sure}."
+    rows = [
+        [rate, *(f"{percent(details[key][rate])} {interval(details[key][rate])}" for key in ("tpr_at", "fpr_at"))]
+        for rate in details["tpr_at"]
+    ]
+    return table(caption, ["false-positive rate wanted", "true-positive rate", "false-positive rate there"], rows)
