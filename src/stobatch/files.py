@@ -20,12 +20,19 @@ SCHEMA_VERSION = 1
 PRIVATE = "private"
 
 
+def _make_folder(folder: Path, *, private: bool) -> None:
+    """`mkdir` gives its mode to the last folder alone, so those inside of `private/` are made one by one."""
+    if private and folder.name != PRIVATE and not folder.parent.exists():
+        _make_folder(folder.parent, private=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
+
+
 @contextmanager
 def _replacing(path: Path, *, private: bool) -> Iterator[Path]:
     """A temporary path that takes the target's place, durably, once the block has ended without an error."""
     temporary: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
+        _make_folder(path.parent, private=private)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(descriptor)
         temporary = Path(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stobatch.config import RunConfig
+from stobatch.config import AuditConfig, CanaryConfig, RunConfig
 from stobatch_recipes import sound
 
 
@@ -21,6 +21,8 @@ def demo() -> RunConfig:
             restarts=1,
             limit=300,
         ),
+        canaries=CanaryConfig(num=5000),
+        audit=AuditConfig(num_inputs=50, attack_steps=20, restarts=1),
         machine=full.machine.replace(checkpoint_every=10),
         seed=1,
     )

@@ -6,7 +6,15 @@ MNIST. Deviations: docs/decisions/.
 
 from __future__ import annotations
 
-from stobatch.config import CertificationConfig, DataConfig, EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
+from stobatch.config import (
+    AuditConfig,
+    CertificationConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from stobatch.methods import StoBatchConfig
 
 
@@ -82,6 +90,7 @@ def demo() -> RunConfig:
             vote_draws=100,
             vote_limit=40,
         ),
+        audit=AuditConfig(num_inputs=10, attack_steps=10, restarts=1, judging_draws=500),
         machine=full.machine.replace(checkpoint_every=10),
         seed=1,
     )

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
-from scipy.stats import binom
+from scipy.stats import beta, binom
 
 from stobatch.auditing.bounds import (
     area_under_curve,
@@ -306,6 +306,33 @@ def test_a_threshold_lies_between_the_scores_of_a_clear_cut() -> None:
             generator.uniform(0, 1, 100), generator.uniform(2, 3, 100), delta=0.0, confidence=0.95
         )
         assert (bound.details["false_positives"], bound.details["true_positives"]) == (0, 50)
+
+
+def test_a_fixed_threshold_uses_every_training() -> None:
+    """Nothing is chosen, so nothing is held back: all trainings are counted."""
+    without, with_ = np.array([-1.0] * 90 + [1.0] * 10), np.array([-1.0] * 20 + [1.0] * 80)
+    (bound,) = two_sided_bounds(without, with_, delta=0.0, confidence=0.95, threshold=0.0)
+    fpr, fnr = beta.ppf(0.975, 11, 90), beta.ppf(0.975, 21, 80)
+    assert (bound.details["trials_without"], bound.details["false_positives"]) == (100, 10)
+    assert (bound.details["trials_with"], bound.details["true_positives"]) == (100, 80)
+    assert bound.epsilon == pytest.approx(math.log((1 - fnr) / fpr))
+    assert bound.details["chosen_on"] == "nothing: fixed beforehand"
+
+
+@pytest.mark.parametrize(("mean_noise", "too_large"), [(1.0, False), (0.5, True)], ids=["right", "half the noise"])
+def test_bounds_at_a_fixed_threshold_cover(mean_noise: float, too_large: bool) -> None:
+    """Likelihood ratios of N(0, 1) against N(1, 1): both bounds at once above the truth in at most 20% of 200 audits.
+
+    False alarm: the count is allowed to reach the 1 - 1e-6 quantile of a binomial. The twin has half of the noise.
+    """
+    truth, repeats, generator = gaussian_epsilon(1.0, 1, DELTA), 200, np.random.default_rng(5)
+    allowed = int(binom.isf(1e-6, repeats, 0.2))
+    misses = 0
+    for _ in range(repeats):
+        without, with_ = (generator.normal(mean, mean_noise, 300) - 0.5 for mean in (0.0, 1.0))
+        bounds = two_sided_bounds(without, with_, delta=DELTA, confidence=0.8, family=GaussianFamily(), threshold=0.0)
+        misses += any(bound.epsilon > truth for bound in bounds)
+    assert (misses > allowed) is too_large
 
 
 def test_an_audit_can_be_repeated_and_written_down() -> None:

@@ -49,10 +49,10 @@ def pictures() -> Dataset:
     return stobatch.from_tensors(inputs[:COUNT], labels[:COUNT], inputs[COUNT:], labels[COUNT:], num_classes=CLASSES)
 
 
-def settings(batch: int, epsilon: float = 6.0, like: type[SoundConfig] = SoundConfig) -> RunConfig:
+def settings(batch: int, *, like: type[SoundConfig] = SoundConfig) -> RunConfig:
     """Of a batch as large as the data every step takes everyone."""
     method = like(
-        epsilon=epsilon, delta=1e-3, expected_batch_size=batch, clip_norm=0.5, natural_weight=1.0, certified_weight=0.0
+        epsilon=6.0, delta=1e-3, expected_batch_size=batch, clip_norm=0.5, natural_weight=1.0, certified_weight=0.0
     )
     return RunConfig(
         method=method,
@@ -226,9 +226,7 @@ def mean_of_ratios(gains: Floats, curve: PoissonGaussian, most: float) -> tuple[
 @pytest.mark.slow
 def test_a_likelihood_ratio_is_one_on_average_under_the_first_world() -> None:
     """E₀[LR] = 1, whatever the sampling rate; with half of the noise it is far below."""
-    right, half = (
-        Trainings(settings(6, epsilon=9.0, like=like), "gradient") for like in (SoundConfig, HalfNoiseConfig)
-    )
+    right, half = (Trainings(settings(6, like=like), "gradient") for like in (SoundConfig, HalfNoiseConfig))
     assert right.curve.noise_multiplier == pytest.approx(1.0, abs=0.1)
     mean, allowed = mean_of_ratios(right.steps(0, 300), right.curve, most=6.0)
     assert abs(mean - 1) <= allowed < 0.15

@@ -65,8 +65,8 @@ def with_canaries(*included: bool, config: RunConfig | None = None) -> SoundTrai
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_canary_adds_one_clipped_contribution_at_its_coordinate(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gradient is ten times C long before it is clipped, and what is released of it is C/(C·B)."""
-    assert LENGTH == 10
+    """Its gradient is many times C long before it is clipped, and what is released of it is C/(C·B)."""
+    assert LENGTH >= 10
     trainable = with_canaries(True, False, True, True)
     sampling(monkeypatch, 3, 7)
     nothing = flat(step_of(trainable, step))

@@ -162,6 +162,7 @@ def finding_of(
         about=kind.name,
         claim=f"{kind.status}: within its radius ({kind.unit.norm} over {kind.unit.range}) no input gets another label "
         f"from the {kind.function.replace('_', ' ')}{_but_for(kind)} ({kind.source})",
+        claim_status=kind.status,
         verdict=Verdict.REFUTED if refuted else Verdict.CONSISTENT,
         statement=_statement(kind, certified, attacked, int(broken.sum()), sum(exact), retests, overclaims, allowed),
         threat_model="white box: knows the network and the law of its noise, not the draws; any point of the ball",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from stobatch.types import Verdict
+from stobatch.types import Status, Verdict
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Finding:
     """The claim: `privacy`, or the name of a kind of certificate."""
     claim: str
     """The claim in words, with its status."""
+    claim_status: Status
+    """Who vouched for it before the audit."""
     verdict: Verdict
     statement: str
     """What was found, in one sentence that a person can check."""
@@ -35,4 +37,4 @@ class Finding:
     """The file that holds them all, relative to the run."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "verdict": str(self.verdict)}
+        return {**vars(self), "claim_status": str(self.claim_status), "verdict": str(self.verdict)}

@@ -67,7 +67,7 @@ class StepAttack:
         along = self.contribution(step, trainable)
         rest = trainable.contributions(*self.others, step)
         shares = [(released[name] - q * rest[name]).double().mul(value.double()).sum() for name, value in along.items()]
-        seen = float(sum(shares, start=Tensor([0.0]).double())) / unit**2
+        seen = sum(float(share) for share in shares) / unit**2
         power = sum(float(value.double().square().sum()) for value in along.values()) / unit**2
         exponent = (seen - power / 2) / variance
         # log(1 - q + q e^x) without overflow.
@@ -101,6 +101,7 @@ def many_runs_finding(
         instrument="many_runs",
         about="privacy",
         claim=str(guarantee),
+        claim_status=guarantee.status,
         verdict=verdict_on(guarantee, bounds),
         statement=statement,
         threat_model=THREATS[view],

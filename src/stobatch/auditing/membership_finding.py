@@ -38,6 +38,7 @@ def membership_finding(
         instrument="membership",
         about="privacy",
         claim=str(claim),
+        claim_status=claim.status,
         verdict=Verdict.REFUTED if result.epsilon_bound.epsilon > epsilon else Verdict.CONSISTENT,
         statement=f"members are told from others with an AUROC of {result.auroc:.3f} ({low:.3f} to {high:.3f}); true "
         f"positives: {rates}; {said(result.epsilon_bound)}, where {against}",

@@ -104,6 +104,7 @@ def one_run_finding(
         instrument="one_run",
         about="privacy",
         claim=str(guarantee),
+        claim_status=guarantee.status,
         verdict=verdict_on(guarantee, bounds),
         statement=f"{len(scores)} {kind} canaries in the training itself: {said(best)}, where "
         f"{guarantee.epsilon:.4g} is {guarantee.status}",

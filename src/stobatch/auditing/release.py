@@ -43,6 +43,7 @@ def release_finding(
         instrument="release",
         about="privacy",
         claim=str(guarantee),
+        claim_status=guarantee.status,
         verdict=verdict_on(guarantee, bounds),
         statement=f"{release.name} ({release.source}): {right} of {len(without) + len(with_)} told apart; "
         f"{said(bound)}, where {guarantee.epsilon:.4g} is {guarantee.status}",

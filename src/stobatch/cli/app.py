@@ -263,12 +263,13 @@ def audit(
         quiet=as_json, device=device,
     )  # fmt: skip
     _print(document, as_json, *tables.audit_tables(document))
-    _exit_if_refuted_by(document)
-
-
-def _exit_if_refuted_by(audit: dict[str, Any]) -> None:
-    if audit["verdict"] == Verdict.REFUTED:
+    if _refuted(document, *Status):
         raise SystemExit(1)
+
+
+def _refuted(audit: dict[str, Any], *statuses: Status) -> bool:
+    """Whether a claim was refuted that had one of these statuses."""
+    return any(f["verdict"] == Verdict.REFUTED and f["claim_status"] in statuses for f in audit["findings"])
 
 
 @app.command()
@@ -308,7 +309,7 @@ def demo(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """The whole job on the embedded data: plan, train, certify, evaluate, an HTML report. Resumes itself."""
+    """The whole job on the embedded data: plan, train, certify, evaluate, audit, an HTML report. Resumes itself."""
     from stobatch import verbs
 
     settings = _config(recipe, None, set_, seed, device)
@@ -317,13 +318,19 @@ def demo(
         tables.show(tables.plan_table(the_plan))
     verbs.train(settings, out, resume=True, quiet=as_json)
     changed = {
-        key: value for key, value in _assignments(set_).items() if key.startswith(("certification", "evaluation"))
+        key: value
+        for key, value in _assignments(set_).items()
+        if key.startswith(("certification", "evaluation", "audit"))
     }
     certificates = verbs.certify(out, overrides=changed, resume=True, quiet=as_json, device=device)
     scores = verbs.evaluate(out, overrides=changed, resume=True, quiet=as_json, device=device)
+    audited = verbs.audit(out, overrides=changed, resume=True, quiet=as_json, device=device)
     written = verbs.report([out])["report"]
-    _print(scores, as_json, tables.score_table(scores), tables.certificate_table(certificates), f"report: {written}")
+    shown = (tables.score_table(scores), tables.certificate_table(certificates), *tables.audit_tables(audited))
+    _print({**scores, "audit": audited}, as_json, *shown, f"report: {written}")
     _exit_if_refuted(scores)
+    if _refuted(audited, Status.PROVED):
+        raise SystemExit(1)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stobatch.errors import SettingError
 
-LENGTH = 10.0
+LENGTH = 100.0
 """How many times the clipping norm a canary's gradient is before it is clipped: without clipping it stands out."""
 
 

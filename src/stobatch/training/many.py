@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stobatch.config import RunConfig
+from stobatch.models import Classifier
 from stobatch.training.engines import Gradients, InProcessEngine
 from stobatch.training.loop import Trainable, descend
 
@@ -45,7 +46,7 @@ class OneByOne(ManyModels):
 
     def __init__(self, config: RunConfig, trainables: Iterator[Trainable], count: int) -> None:
         self.config, self.trainables, self.count = config, trainables, count
-        self.networks: list[torch.nn.Module] = []
+        self.networks: list[Classifier] = []
 
     def train(self, tick: Tick) -> None:
         for trainable in self.trainables:
@@ -54,10 +55,10 @@ class OneByOne(ManyModels):
 
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
-        return torch.stack([network(inputs) for network in self.networks])
+        return torch.stack([network(inputs.to(network.device)).cpu() for network in self.networks])
 
 
-def train_one(trainable: Trainable, config: RunConfig, watcher: Watcher | None = None) -> torch.nn.Module:
+def train_one(trainable: Trainable, config: RunConfig, watcher: Watcher | None = None) -> Classifier:
     """The steps of the training loop and nothing else: no files, no monitoring."""
     engine, optimisers = InProcessEngine(), trainable.optimisers(config)
     parameters = dict(trainable.network.named_parameters())

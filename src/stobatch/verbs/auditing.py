@@ -16,7 +16,6 @@ from stobatch.types import Status, Verdict
 from stobatch.verbs.instruments import MAKERS, Audited
 from stobatch.verbs.tables import allowed, read_data
 from stobatch.verbs.training import plan as plan_of
-from stobatch.verbs.training import write_start
 
 
 def audit(
@@ -36,7 +35,10 @@ def audit(
     Instruments that train models of their own (`many_runs`, `membership`) need no trained run. What was found before by
     an instrument that is used again is replaced; what others found is kept.
     """
-    audited = _open(Run(Path(run)), config, overrides, dataset, network, seed, device, resume=resume, quiet=quiet)
+    audited = opened(
+        Run(Path(run)), config, overrides=overrides, dataset=dataset, network=network, seed=seed, resume=resume,
+        quiet=quiet, device=device,
+    )  # fmt: skip
     names = audited.settings.instruments or _fitting(audited)
     known = _known(audited)
     for name in (name for name in MAKERS if name in names):
@@ -71,22 +73,23 @@ def summary(training_hash: str, findings: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def _open(
+def opened(
     run: Run,
-    config: RunConfig | None,
-    overrides: dict[str, Any] | None,
-    dataset: Dataset | None,
-    network: Classifier | None,
-    seed: int | None,
-    device: str | None,
+    config: RunConfig | None = None,
     *,
-    resume: bool,
-    quiet: bool,
+    overrides: dict[str, Any] | None = None,
+    dataset: Dataset | None = None,
+    network: Classifier | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    quiet: bool = True,
+    device: str | None = None,
 ) -> Audited:
+    """What the instruments work on: a trained run, or settings that nothing was trained with yet."""
     changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
     if config is not None:
-        run.require_new(config.training_hash, resume=resume)
         config = config.override_all(changes)
+        run.require_new(config.training_hash, resume=resume)
     elif run.exists:
         allowed(changes)
         config = RunConfig.from_dict(run.read("config")["config"]).override_all(changes)
@@ -102,7 +105,6 @@ def _open(
         return Audited(run, config, info, model.plan, model.claim, seeds, model, dataset, network, seed, resume, quiet)
     the_plan = plan_of(config, dataset=dataset, network=network)
     whole = dataset or read_data(config, seeds, quiet)
-    write_start(run, config, whole.info, the_plan, seeds)
     return Audited(
         run, config, whole.info, the_plan, the_plan.guarantee, seeds, None, whole, network, seed, resume, quiet
     )

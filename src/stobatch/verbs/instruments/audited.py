@@ -22,6 +22,7 @@ from stobatch.settings import content_hash
 from stobatch.training import Trainable
 from stobatch.types import Status
 from stobatch.verbs.tables import Columns, PartOf, fill, read_data
+from stobatch.verbs.training import write_start
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,9 @@ class Audited:
 
     def table(self, name: str, identity: object, total: int, tile: int, rows_of: PartOf) -> Columns:
         """A private table of the audit, made or completed: what single trainings leaked stays with the owner."""
+        if self.model is None:
+            # Here and no sooner: an instrument that refuses its settings leaves nothing behind.
+            write_start(self.run, self.config, self.info, self.plan, self.seeds)
         key = content_hash([self.config.training_hash, name, identity, self.seed])
         records = self.run.records(f"audit-{name}", config_hash=key, expected_rows=total, private=True)
         fill(records, total, tile, rows_of, title=name.replace("_", " "), resume=self.resume, quiet=self.quiet)

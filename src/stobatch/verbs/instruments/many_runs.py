@@ -41,7 +41,7 @@ def of_many_runs(audited: Audited) -> list[Finding]:
     curve = plan.curve
     if settings.view == "steps" and curve is None:
         raise SettingError("this method's proof says nothing about single steps.", remedy="Set audit.view=final.")
-    trials = _Trials(audited, plan, pair)
+    trials = Trials(audited, plan, pair)
     identity = [settings.canary, settings.view, settings.models_at_once, fingerprint(pair.pool)]
     table = audited.table("many_runs", identity, settings.trainings, settings.models_at_once, trials.rows)
     finding = many_runs_finding(
@@ -52,7 +52,7 @@ def of_many_runs(audited: Audited) -> list[Finding]:
 
 
 @dataclass(frozen=True)
-class _Trials:
+class Trials:
     """Trains models on the one or the other data set and scores them."""
 
     audited: Audited

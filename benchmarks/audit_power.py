@@ -1,0 +1,116 @@
+"""How often the privacy instruments catch each broken control, and raise a false alarm on the sound method.
+
+    python benchmarks/audit_power.py --workers 16 >> results/audit_power.jsonl
+
+Every audit is a real one: trainings by the library's own steps, scores by its own attack, the verdict of its own
+finding. many_runs: so many trainings per audit (recipe audit.NAME, ε = 3 claimed). one_run: one training per audit with
+20,000 gradient canaries in a network of 22,000 parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stobatch import verbs
+from stobatch.auditing.many_runs import many_runs_finding
+from stobatch.auditing.neighbours import Pair, worst_case
+from stobatch.privacy.plan import Plan
+from stobatch.runs import Run
+from stobatch.types import Verdict
+from stobatch.verbs.auditing import opened
+from stobatch.verbs.instruments import Audited
+from stobatch.verbs.instruments.many_runs import Trials
+from stobatch_recipes import recipe
+
+MANY_RUNS = {"sound": 600, "half_noise": 600, "shared_noise": 300, "no_clipping": 100}
+"""Trainings of one audit."""
+CANARIES = {"canaries.num": 20_000, "model.architecture": "linear 300, relu, linear"}
+
+
+@cache
+def prepared(name: str, seed: int) -> tuple[Audited, Pair, Plan]:
+    folder = Run(Path(tempfile.mkdtemp()) / name)
+    audited = opened(folder, recipe(f"audit.{name}"), seed=seed)
+    pair = worst_case(audited.data().train, audited.claim.neighbours)
+    return audited, pair, audited.plan_for(pair.size)
+
+
+def scores(job: tuple[str, int, int, int]) -> list[float]:
+    name, seed, start, count = job
+    audited, pair, plan = prepared(name, seed)
+    found: list[float] = Trials(audited, plan, pair).rows(start, count, lambda share: None)["score"]
+    return found
+
+
+def one_run(job: tuple[str, int]) -> tuple[bool, list[float]]:
+    name, seed = job
+    out = Path(tempfile.mkdtemp())
+    config = recipe(f"audit.{name}").override_all({**CANARIES, "seed": seed, "audit.instruments": ["one_run"]})
+    verbs.train(config, out / "run", quiet=True)
+    (finding,) = verbs.audit(out / "run", quiet=True)["findings"]
+    shutil.rmtree(out)
+    return finding["verdict"] == Verdict.REFUTED, [bound["epsilon"] for bound in finding["details"]["bounds"]]
+
+
+def line(**values: object) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def summary(bounds: list[list[float]]) -> dict[str, list[float]]:
+    return {
+        "median_bounds": np.median(bounds, 0).round(3).tolist(),
+        "smallest_bounds": np.min(bounds, 0).round(3).tolist(),
+        "largest_bounds": np.max(bounds, 0).round(3).tolist(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--audits", type=int, default=100)
+    parser.add_argument("--one-run-audits", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=777)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
+        for name in MANY_RUNS:
+            started = time.monotonic()
+            found = pool.map(one_run, [(name, seed) for seed in range(given.one_run_audits)], chunksize=2)
+            line(
+                instrument="one_run", recipe=f"audit.{name}", canaries=CANARIES["canaries.num"], audits=len(found),
+                refuted=sum(refuted for refuted, _ in found), claimed_epsilon=3.0,
+                **summary([bounds for _, bounds in found]), seconds=round(time.monotonic() - started, 1),
+            )  # fmt: skip
+        for name, trainings in MANY_RUNS.items():
+            started, total = time.monotonic(), trainings * given.audits
+            jobs = [(name, given.seed, start, min(64, total - start)) for start in range(0, total, 64)]
+            all_scores = np.array([score for part in pool.map(scores, jobs, chunksize=4) for score in part])
+            audited, pair, plan = prepared(name, given.seed)
+            findings = [
+                many_runs_finding(
+                    part[0::2], part[1::2], audited.claim, plan.curve,
+                    view="steps", canary="gradient", confidence=0.95, pair=pair,
+                )
+                for part in np.split(all_scores, given.audits)
+            ]  # fmt: skip
+            line(
+                instrument="many_runs", recipe=f"audit.{name}", trainings=trainings, audits=given.audits,
+                refuted=sum(finding.verdict is Verdict.REFUTED for finding in findings), claimed_epsilon=3.0,
+                **summary([[bound["epsilon"] for bound in f.details["bounds"]] for f in findings]),
+                seconds=round(time.monotonic() - started, 1),
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
