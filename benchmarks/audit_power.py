@@ -4,7 +4,8 @@
 
 Every audit is a real one: trainings by the library's own steps, scores by its own attack, the verdict of its own
 finding. many_runs: so many trainings per audit (recipe audit.NAME, ε = 3 claimed). one_run: one training per audit with
-20,000 gradient canaries in a network of 22,000 parameters.
+20,000 gradient canaries in a network of 22,000 parameters. certificates: the test beds of
+`auditing/broken_certificates.py`, a new one for each seed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ import numpy as np
 import torch
 
 from stobatch import verbs
+from stobatch.auditing.ballots import certify_apart
+from stobatch.auditing.broken_certificates import CONTROLS
+from stobatch.auditing.falsifier import Certificates, FalsifierSettings, falsify, finding_of, nearest
 from stobatch.auditing.many_runs import many_runs_finding
 from stobatch.auditing.neighbours import Pair, worst_case
 from stobatch.privacy.plan import Plan
@@ -63,6 +67,32 @@ def one_run(job: tuple[str, int]) -> tuple[bool, list[float]]:
     return finding["verdict"] == Verdict.REFUTED, [bound["epsilon"] for bound in finding["details"]["bounds"]]
 
 
+FALSIFIER = FalsifierSettings(
+    num_inputs=24, steps=4, restarts=1, num_aims=1, queries=3, random_points=3, noise_draws=4, judging_draws=1000
+)
+"""The test beds have one way to break: little is enough to find it."""
+
+
+def certificates(job: tuple[str, int]) -> tuple[bool, bool, float]:
+    """Whether the broken certificate and its correct twin are refuted, and what both cost."""
+    name, seed = job
+    bench, started, found = CONTROLS[name](seed), time.perf_counter(), []
+    for verifier in (bench.broken, bench.sound):
+        stream, kind = torch.Generator().manual_seed(seed), verifier.kinds[-1]
+        apart = kind.function == "vote"
+        columns = (
+            certify_apart(verifier, bench.inputs, stream)
+            if apart
+            else dict(verifier.verify(bench.inputs, stream).columns())
+        )
+        whole = Certificates.of(kind, bench.inputs, columns["label"], columns)
+        rows = nearest(verifier, whole, FALSIFIER, stream)
+        made = falsify(verifier, whole.part(rows), FALSIFIER, stream)
+        finding = finding_of(kind, made.columns, FALSIFIER, certified=len(rows), num_kinds=len(verifier.kinds))
+        found.append(finding.verdict is Verdict.REFUTED)
+    return found[0], found[1], time.perf_counter() - started
+
+
 def line(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
@@ -84,6 +114,13 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
+        for name in CONTROLS:
+            tried = pool.map(certificates, [(name, seed) for seed in range(given.one_run_audits)], chunksize=2)
+            line(
+                instrument="certificates", control=name, audits=len(tried), refuted=sum(broken for broken, *_ in tried),
+                correct_twins_refuted=sum(sound for _, sound, _ in tried),
+                seconds_each=round(float(np.median([cost for *_, cost in tried])) / 2, 3),
+            )  # fmt: skip
         for name in MANY_RUNS:
             started = time.monotonic()
             found = pool.map(one_run, [(name, seed) for seed in range(given.one_run_audits)], chunksize=2)

@@ -13,7 +13,7 @@ from stobatch.loading import TrainedModel, load
 from stobatch.models import Network, from_layers
 from stobatch.paper import where
 from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
-from stobatch.verbs import attack, certify, evaluate, plan, report, train
+from stobatch.verbs import attack, audit, certify, evaluate, plan, report, train
 
 __version__ = "0.1.0"
 
@@ -29,6 +29,7 @@ __all__ = [
     "StobatchError",
     "TrainedModel",
     "attack",
+    "audit",
     "certify",
     "evaluate",
     "from_layers",
