@@ -42,7 +42,10 @@ def sound(epsilon: float = 3.0, *, like: type[SoundConfig] = SoundConfig) -> Run
         data=DataConfig(name="small_digits", train_limit=64, test_limit=100),
         model=ModelConfig(architecture="linear"),
         training=TrainingConfig(steps=12, learning_rate=0.5, optimiser="sgd"),
-        audit=AuditConfig(instruments=("many_runs",), trainings=4000, canary="gradient", view="steps"),
+        # A smaller ε takes more trainings to be seen at all.
+        audit=AuditConfig(
+            instruments=("many_runs",), trainings=4000 if epsilon > 1 else 20_000, canary="gradient", view="steps"
+        ),
     )
 
 

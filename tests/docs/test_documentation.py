@@ -41,6 +41,66 @@ def test_the_attacking_page_runs_and_lists_every_flag(tmp_path: Path) -> None:
     assert dict(listed).items() >= {rule.name: rule.raised_if for rule in RULES}.items()
 
 
+def test_the_auditing_page_runs_as_written(tmp_path: Path) -> None:
+    script = tmp_path / "auditing.py"
+    script.write_text("\n".join(python_blocks(ROOT / "docs" / "auditing.md")))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    planted, status, verdict, statement = done.stdout.splitlines()
+    assert planted.startswith("consistent | 2000 gradient canaries in the training itself: ε ≥ ")
+    assert (status, verdict) == ("proved", "refuted")
+    assert statement.startswith("perturbed inputs (Lemma 3): 2000 of 2000 told apart")
+
+
+def audits() -> dict[str, dict]:
+    return {record["name"]: record for record in json.loads((ROOT / "results" / "audits.json").read_text())}
+
+
+@pytest.mark.parametrize(
+    "name", ["published", "sound", "sound_1", "sound_strict", "half_noise", "shared_noise", "no_clipping"]
+)
+def test_the_readme_quotes_the_audits_and_the_recipes_are_those_of_the_records(name: str) -> None:
+    record = audits()[f"audit-{name}"]
+    assert record["config_hash"] == recipe(f"audit.{name}").training_hash
+    (finding,) = [finding for finding in record["findings"] if finding["instrument"] == "many_runs"]
+    found = max(bound["epsilon"] for bound in finding["details"]["bounds"])
+    (row,) = re.findall(rf"^\| `audit\.{name}` \|.*$", (ROOT / "README.md").read_text(), re.M)
+    assert f"ε >= {found:.3g}" in row
+    assert row.endswith(f"| {finding['verdict']} |")
+    # What the issue of privacy is about: the claim of the paper falls, the proof stands, the controls are caught.
+    assert (finding["verdict"] == "consistent") is name.startswith("sound")
+
+
+def test_pages_quote_the_published_mechanisms_audit() -> None:
+    (finding,) = [f for f in audits()["audit-published"]["findings"] if f["instrument"] == "many_runs"]
+    found = f"{finding['details']['bounds'][0]['epsilon']:.2f}"
+    assert float(found) > 5
+    for page in (
+        ROOT / "README.md",
+        ROOT / "docs" / "guarantees.md",
+        ROOT / "src" / "stobatch" / "privacy" / "plan.py",
+    ):
+        assert f"ε >= {found}" in page.read_text(), page
+
+
+def test_guarantees_quote_the_power_of_the_instruments() -> None:
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    words = {
+        "audit.half_noise": "half the noise",
+        "audit.shared_noise": "shared noise",
+        "audit.no_clipping": "no clipping",
+        "audit.sound": "sound, ε = 3",
+    }
+    lines = [json.loads(line) for line in (ROOT / "results" / "audit_power.jsonl").read_text().splitlines()]
+    for line in (line for line in lines if "recipe" in line):
+        cost = f"{line['canaries']:,} canaries" if "canaries" in line else f"{line['trainings']} trainings"
+        row = f"| {words[line['recipe']]} | {line['instrument']} | {cost} | {line['refuted']} of {line['audits']} |"
+        assert row in page
+    certificates = [line for line in lines if line["instrument"] == "certificates"]
+    assert len(certificates) == 4
+    assert all(line["refuted"] == line["audits"] and not line["correct_twins_refuted"] for line in certificates)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

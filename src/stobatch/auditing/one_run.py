@@ -13,7 +13,7 @@ from stobatch.auditing.many_runs import said, verdict_on
 from stobatch.auditing.one_run_bounds import GUESSED_SHARES, one_run_bounds, require_enough_canaries
 from stobatch.config import CanaryConfig
 from stobatch.data import DatasetInfo, Examples
-from stobatch.errors import RunError, SettingError
+from stobatch.errors import RunError, SettingError, SettingError
 from stobatch.privacy.accounting import PoissonGaussian
 from stobatch.privacy.canaries import GradientCanaries, Planted, coins
 from stobatch.privacy.guarantee import PrivacyGuarantee
@@ -48,6 +48,12 @@ def replacing(records: Examples, canaries: Planted) -> Examples:
     assert canaries.inputs is not None
     assert canaries.labels is not None
     kept = len(records) - len(canaries.labels)
+    if kept < 1:
+        raise SettingError(
+            f"{len(canaries.labels)} input canaries leave none of {len(records)} records.",
+            why="Where neighbours have one size, each canary takes the place of a record.",
+            remedy=f"Plant at most {len(records) // 2}: canaries.num.",
+        )
     if kept < 0:
         raise SettingError(
             f"{len(canaries.labels)} canaries do not fit {len(records)} records.",

@@ -52,7 +52,8 @@ class GradientCanaries:
 
     def read(self, values: dict[str, Tensor], step: int) -> Tensor:
         """What stands at each canary's coordinate, with the sign of the step."""
-        found = torch.empty(len(self.coordinates), dtype=torch.float64)
+        # Where a parameter is frozen nothing stands, with a canary or without.
+        found = torch.zeros(len(self.coordinates), dtype=torch.float64)
         for name, own, places in self._by_parameter(values, self.coordinates):
             found[own] = values[name].reshape(-1)[places.to(values[name].device)].double().cpu()
         return found * self.sign(step)
