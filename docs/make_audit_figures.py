@@ -29,6 +29,10 @@ def save(figure: plt.Figure, name: str) -> None:
     plt.close(figure)
 
 
+def strongest(finding: dict) -> float:
+    return max(bound["epsilon_at_least"] for bound in finding["details"]["bounds"])
+
+
 def cancelling() -> None:
     """One pixel of a tuple under many draws of the noise, and its difference to another tuple's."""
     scale = plan(recipe("audit.published")).input_noise_scale
@@ -53,7 +57,10 @@ def told_apart(records: dict[str, dict]) -> None:
     titles = {"audit-published": "published, claimed ε = 0.2", "audit-sound": "sound, proved ε = 3"}
     for axes, (name, title) in zip(both, titles.items(), strict=True):
         (finding,) = [f for f in records[name]["findings"] if f["instrument"] == "many_runs"]
-        spread, found = finding["details"]["histogram"], max(b["epsilon"] for b in finding["details"]["bounds"])
+        spread, found = (
+            finding["details"]["histogram"],
+            max(b["epsilon_at_least"] for b in finding["details"]["bounds"]),
+        )
         edges = np.array(spread["edges"])
         for side, label, colour in (("without", "trained on D", FIRST), ("with", "trained on D'", SECOND)):
             axes.stairs(spread[side], edges, fill=True, alpha=0.6, color=colour, label=label)
@@ -72,7 +79,10 @@ def found_and_proved(records: dict[str, dict]) -> None:
     ]
     for place, (name, _) in enumerate(shown):
         (finding,) = [f for f in records[name]["findings"] if f["instrument"] == "many_runs"]
-        claimed, found = finding["details"]["claimed_epsilon"], max(b["epsilon"] for b in finding["details"]["bounds"])
+        claimed, found = (
+            finding["details"]["claimed_epsilon"],
+            max(b["epsilon_at_least"] for b in finding["details"]["bounds"]),
+        )
         axes.bar(place, found, 0.3, color=SECOND if found > claimed else FIRST)
         axes.plot([place - 0.35, place + 0.35], [claimed, claimed], color=INK, linewidth=1.5)
         axes.annotate(f"{found:.2f}", (place, found), (0, 3), textcoords="offset points", ha="center")

@@ -344,7 +344,7 @@ def test_an_audit_can_be_repeated_and_written_down() -> None:
     assert first == again
     assert first[0].details != other[0].details
     written = json.loads(json.dumps(first[1].to_dict()))
-    assert written["epsilon"] == first[1].epsilon
+    assert written["epsilon_at_least"] == first[1].epsilon
     assert "threshold" not in json.dumps(written)
 
 
@@ -400,9 +400,9 @@ def test_one_training_less_is_too_few(epsilon: float, delta: float, bounds: int)
 
 def test_too_few_trainings_are_refused_with_the_number_needed() -> None:
     require_enough_trainings(1099, 5.0, delta=1e-5, confidence=0.95)
-    with pytest.raises(SettingError, match=r"1098 trainings per side can never show an epsilon above 5\..*1099"):
+    with pytest.raises(SettingError, match=r"1098 trials per side can never show an epsilon above 5\..*1099"):
         require_enough_trainings(1098, 5.0, delta=1e-5, confidence=0.95)
-    with pytest.raises(SettingError, match=r"10 trainings per side can never show an epsilon above 0\..*1099"):
+    with pytest.raises(SettingError, match=r"10 trials per side can never show an epsilon above 0\..*1099"):
         require_enough_trainings(10, 5.0, delta=1e-5, confidence=0.95)
 
 

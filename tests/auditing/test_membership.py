@@ -165,7 +165,7 @@ def test_a_model_that_memorises_is_caught() -> None:
     assert result.auroc == pytest.approx(1.0, abs=1e-6)
     assert result.tpr_at[0.001][0] > 0.999
     assert result.fpr_at[0.001][2] < 0.01
-    assert 2 < result.epsilon_bound.epsilon < result.epsilon_bound.details["most_epsilon"]
+    assert 2 < result.epsilon_bound.epsilon < result.epsilon_bound.details["most_that_could_show"]
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_a_result_can_be_repeated_and_written_down() -> None:
     assert first == again
     written = json.loads(json.dumps(first.to_dict()))
     assert written["tpr_at"]["0.01"]["value"] == first.tpr_at[0.01][0]
-    assert written["epsilon_bound"]["epsilon"] == first.epsilon_bound.epsilon
+    assert written["bounds"][0]["epsilon_at_least"] == first.epsilon_bound.epsilon
     assert written["roc"]["false_positive_rate"][-1] == pytest.approx(1)
     assert written["num_shadows"] == written["num_targets"] == 30
 
@@ -414,7 +414,7 @@ def test_so_many_targets_and_no_fewer_can_show_an_epsilon(epsilon: float) -> Non
         for rows in (member[:-1], member)
     )
     assert few.epsilon_bound.epsilon <= epsilon < enough.epsilon_bound.epsilon
-    assert enough.epsilon_bound.details["most_epsilon"] == pytest.approx(enough.epsilon_bound.epsilon)
+    assert enough.epsilon_bound.details["most_that_could_show"] == pytest.approx(enough.epsilon_bound.epsilon)
 
 
 def test_models_that_share_a_draw_are_refused() -> None:

@@ -32,6 +32,8 @@ SETTINGS = {
     "evaluation.vote_limit": 10,
     "evaluation.num_images": 2,
     "evaluation.radii": [0.05, 0.2],
+    "audit.instruments": ["release"],
+    "audit.release_trials": 100,
     "machine.checkpoint_every": 1,
     "machine.threads": 1,
 }

@@ -185,16 +185,16 @@ def test_what_an_audit_measured_is_for_the_owner(cli, tmp_path):
 
 RECIPES: dict[str, tuple[list[str], list[str]]] = {
     "too few trainings": (
-        ["--recipe", "audit.sound", "--trainings", "100"],
-        ["50 trainings per side can never show an epsilon above", "Use at least 181 trainings per side"],
+        ["--recipe", "audit.published", "--instrument", "many_runs", "--trainings", "20"],
+        ["10 trials per side can never show an epsilon above", "Use at least 26 trials, 13 per side,"],
     ),
     "too few for any claim": (
         ["--recipe", "audit.sound", "--trainings", "4"],
-        ["2 trainings per side can never show an epsilon above 0", "Use at least 181 trainings per side"],
+        ["2 trials per side can never show an epsilon above 0", "Use at least 26 trials, 13 per side,"],
     ),
     "too few releases": (
         [*RELEASES[:4], "--set", "audit.release_trials=10"],
-        ["5 trainings per side can never show", "Use at least 13 trainings per side to be able to refute epsilon=0.2"],
+        ["5 trials per side can never show", "Use at least 26 trials, 13 per side, to be able to refute epsilon=0.2"],
     ),
     "other neighbours": (
         ["--recipe", "audit.sound", "--set", "audit.neighbours=replace-one"],
@@ -274,7 +274,7 @@ OF_A_RUN: dict[str, tuple[list[str], list[str]]] = {
         ["--set", "audit.instruments=null"],
         ["nothing that can be audited", "audit.instruments=many_runs"],
     ),
-    "too few trainings": (["--trainings", "100"], ["Use at least 181 trainings per side"]),
+    "too few trainings": (["--trainings", "10"], ["Use at least 26 trials, 13 per side,"]),
     "other neighbours": (["--set", "audit.neighbours=replace-one"], ["you ask about replace-one"]),
     "the run's own settings": (["--set", "method.epsilon=9"], ["'method.epsilon' belongs to the training of this run"]),
     "canaries afterwards": (["--set", "canaries.num=300"], ["'canaries.num' belongs to the training of this run"]),

@@ -25,6 +25,7 @@ from stobatch.errors import ModelError, RunError, SettingError, StobatchError
 from stobatch.methods import SoundConfig
 from stobatch.methods import sound as sound_module
 from stobatch.methods.sound import Sound, SoundTrainable
+from stobatch.methods.sound_settings import view_noise
 from stobatch.models import Classifier, Layered, build, normalisation
 from stobatch.models.bounds import Box, worst_case_scores
 from stobatch.objectives.private import Adversarial, Certified, CrossEntropy, NoisyViews, Objective, Ramp, normal_coins
@@ -550,7 +551,7 @@ def test_views_carry_the_noise_that_votes_are_taken_under(kind: str) -> None:
     assert isinstance(method, SoundConfig)
     assert method.noise is not None
     coins = normal_coins(torch.Generator().manual_seed(0), torch.device("cpu"))
-    ours = sound_module._noise(method, (200_000,), coins)
+    ours = view_noise(method, (200_000,), coins)
     theirs = method.noise.draw((200_000,), torch.Generator().manual_seed(1))
     assert float(ours.std()) == pytest.approx(0.5, rel=0.02)
     distance = max(

@@ -110,6 +110,17 @@ def test_a_canary_that_is_added_to_nothing_changes_nothing() -> None:
     assert all(torch.equal(values[name], before[name]) for name in values)
 
 
+def test_nothing_is_read_where_a_parameter_is_missing() -> None:
+    """A frozen one, say: a canary that pulls there has no effect, and its score says so."""
+    values = parameters(seed=2)
+    del values["last"]
+    canaries = GradientCanaries(torch.tensor([3, TOTAL - 2]))
+    before = end_to_end(values)
+    canaries.add(values, torch.tensor([1]), 0, 1.0)
+    assert torch.equal(end_to_end(values), before)
+    assert canaries.read(values, 0).tolist() == [float(before[3]), 0.0]
+
+
 def test_double_precision_stays() -> None:
     total = {name: value.double() for name, value in parameters().items()}
     canaries = GradientCanaries(torch.tensor([0, TOTAL - 1]))

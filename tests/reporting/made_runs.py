@@ -180,8 +180,8 @@ def make(path: Path, found: dict[str, Any] | None = None, settings: dict[str, An
 
 def bound(epsilon: float, assumes: str = "", delta: float = 0.0) -> dict[str, Any]:
     return {
-        "epsilon": epsilon,
-        "delta": delta,
+        "epsilon_at_least": epsilon,
+        "at_delta": delta,
         "confidence": 0.95,
         "name": "poisson_family" if assumes else "clopper_pearson",
         "assumes": assumes,
@@ -194,6 +194,7 @@ def finding(instrument: str, verdict: str, about: str = "privacy", **details: An
         "instrument": instrument,
         "about": about,
         "claim": "claimed ε = 1.25, NOT a proven guarantee",
+        "claim_status": "claimed",
         "verdict": verdict,
         "statement": f"what {instrument} found about {about}",
         "threat_model": f"what the attacker of {instrument} sees",
@@ -205,7 +206,7 @@ def finding(instrument: str, verdict: str, about: str = "privacy", **details: An
 
 
 def of_release(verdict: str, epsilon: float = 4.91) -> dict[str, Any]:
-    budget = {"claimed_epsilon": 1.25, "delta": 0.0, "neighbours": "replace-one"}
+    budget = {"claimed_epsilon": 1.25, "claimed_delta": 0.0, "neighbours": "replace-one"}
     return finding(
         "release", verdict, release="perturbed inputs", source="Lemma 3", trials=2000, right=1999, **budget,
         bounds=[bound(epsilon)],
@@ -213,18 +214,18 @@ def of_release(verdict: str, epsilon: float = 4.91) -> dict[str, Any]:
 
 
 def of_many_runs(verdict: str, epsilon: float = 3.65) -> dict[str, Any]:
-    budget = {"claimed_epsilon": 1.25, "delta": 0.0, "neighbours": "replace-one"}
+    budget = {"claimed_epsilon": 1.25, "claimed_delta": 0.0, "neighbours": "replace-one"}
     spread = {"edges": [-2.0, -1.0, 0.0, 1.0, 2.0], "without": [4, 9, 2, 0], "with": [0, 1, 8, 6]}
     bounds = [bound(epsilon / 2), bound(epsilon, "the noise is as its proof says")]
     return finding("many_runs", verdict, **budget, trainings=640, bounds=bounds, histogram=spread)
 
 
-def of_membership(verdict: str, epsilon: float = 0.21) -> dict[str, Any]:
+def of_membership(verdict: str, epsilon: float = 0.21, claimed: float | None = 1.25) -> dict[str, Any]:
     rates = {"0.01": {"value": 0.0436, "low": 0.04, "high": 0.05}}
     return finding(
         "membership", verdict, neighbours="replace-one", auroc=0.853, auroc_interval=[0.848, 0.858],
         tpr_at=rates, fpr_at={"0.01": {"value": 0.011, "low": 0.009, "high": 0.013}}, confidence=0.95, num_shadows=32,
-        epsilon_bound=bound(epsilon, delta=1e-5),
+        claimed_epsilon=claimed, claimed_delta=1e-5, bounds=[bound(epsilon, delta=1e-5)],
         roc={"false_positive_rate": [0.002, 0.02, 0.2, 1.0], "true_positive_rate": [0.0, 0.1, 0.5, 1.0]},
     )  # fmt: skip
 

@@ -46,7 +46,9 @@ class EpsilonBound:
     """Counts and rates behind the bound; no score and no threshold."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Under names that nobody takes for a guarantee."""
+        plain = asdict(self)
+        return {"epsilon_at_least": plain.pop("epsilon"), "at_delta": plain.pop("delta"), **plain}
 
 
 def two_sided_bounds(
@@ -172,7 +174,7 @@ def require_enough_trainings(
     )
     if trainings < needed:
         unreached = 0.0 if trainings < least else epsilon
-        refuse_too_few(f"{trainings} trainings per side", f"{needed} trainings per side", unreached, epsilon)
+        refuse_too_few(f"{trainings} trials per side", f"{2 * needed} trials, {needed} per side,", unreached, epsilon)
 
 
 def refuse_too_few(given: str, needed: str, unreached: float, epsilon: float) -> NoReturn:

@@ -109,7 +109,7 @@ def many_runs_finding(
         confidence=confidence,
         details={
             "claimed_epsilon": guarantee.epsilon,
-            "delta": guarantee.delta,
+            "claimed_delta": guarantee.delta,
             "neighbours": str(pair.relation),
             "records": pair.size,
             "trainings": len(without) + len(with_),

@@ -83,11 +83,11 @@ class MembershipResult:
             }
 
         return {
-            **vars(self),
+            **{name: value for name, value in vars(self).items() if name != "epsilon_bound"},
             "auroc_interval": list(self.auroc_interval),
             "tpr_at": named(self.tpr_at),
             "fpr_at": named(self.fpr_at),
-            "epsilon_bound": self.epsilon_bound.to_dict(),
+            "bounds": [self.epsilon_bound.to_dict()],
             "roc": {"false_positive_rate": self.roc[0], "true_positive_rate": self.roc[1]},
         }
 
@@ -300,7 +300,7 @@ def _epsilon_bound(
         "guesses_of": guessed,
         "guessed_rightly": float(x.mean()),
         "guessed_wrongly": float(y.mean()),
-        "most_epsilon": _most_epsilon(num_targets, delta, log_failure),
+        "most_that_could_show": _most_epsilon(num_targets, delta, log_failure),
         "failure_of_each_direction": (1 - confidence) / _DIRECTIONS,
     }
     return EpsilonBound(epsilon, delta, confidence, "membership", details=details)

@@ -48,7 +48,7 @@ def membership_finding(
         details={
             **result.to_dict(),
             "claimed_epsilon": None if claim.status is Status.NONE else epsilon,
-            "delta": delta,
+            "claimed_delta": delta,
             "neighbours": str(Neighbours.REPLACE_ONE),
         },
     )

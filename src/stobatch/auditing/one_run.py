@@ -13,7 +13,7 @@ from stobatch.auditing.many_runs import said, verdict_on
 from stobatch.auditing.one_run_bounds import GUESSED_SHARES, one_run_bounds, require_enough_canaries
 from stobatch.config import CanaryConfig
 from stobatch.data import DatasetInfo, Examples
-from stobatch.errors import RunError, SettingError, SettingError
+from stobatch.errors import RunError, SettingError
 from stobatch.privacy.accounting import PoissonGaussian
 from stobatch.privacy.canaries import GradientCanaries, Planted, coins
 from stobatch.privacy.guarantee import PrivacyGuarantee
@@ -53,12 +53,6 @@ def replacing(records: Examples, canaries: Planted) -> Examples:
             f"{len(canaries.labels)} input canaries leave none of {len(records)} records.",
             why="Where neighbours have one size, each canary takes the place of a record.",
             remedy=f"Plant at most {len(records) // 2}: canaries.num.",
-        )
-    if kept < 0:
-        raise SettingError(
-            f"{len(canaries.labels)} canaries do not fit {len(records)} records.",
-            why="Neighbours have one size, so each canary takes the place of a record.",
-            remedy=f"Plant at most {len(records)}.",
         )
     labels = torch.where(canaries.included, canaries.labels, (canaries.labels + 1) % records.num_classes)
     first = records.take(slice(kept))
@@ -119,7 +113,7 @@ def one_run_finding(
         confidence=confidence,
         details={
             "claimed_epsilon": guarantee.epsilon,
-            "delta": guarantee.delta,
+            "claimed_delta": guarantee.delta,
             "neighbours": str(guarantee.neighbours),
             "canaries": len(scores),
             "kind": kind,

@@ -54,7 +54,7 @@ def release_finding(
             "release": release.name,
             "source": release.source,
             "claimed_epsilon": guarantee.epsilon,
-            "delta": guarantee.delta,
+            "claimed_delta": guarantee.delta,
             "neighbours": str(guarantee.neighbours),
             "trials": len(without) + len(with_),
             "right": right,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from stobatch.config import RunConfig
 from stobatch.methods.base import Method
 from stobatch.methods.controls import CONTROLS
-from stobatch.methods.sound import Sound, SoundConfig
+from stobatch.methods.sound import Sound
+from stobatch.methods.sound_settings import SoundConfig
 from stobatch.methods.stobatch import StoBatch
 from stobatch.methods.stobatch_settings import StoBatchConfig
 from stobatch.methods.vanilla import VanillaAdversarialTraining, VanillaConfig

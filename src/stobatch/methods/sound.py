@@ -7,9 +7,6 @@ The privacy noise is in training alone. What certifies, bounds or votes, is sepa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from math import sqrt
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,33 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stobatch.attacks import Ball, craft, paper_ensemble
 from stobatch.certification import (
     BoundsVerifier,
     GaussianNoise,
     HiddenGaussian,
-    LaplaceNoise,
     SmoothingNoise,
     Verifier,
     VoteSettings,
     VotesVerifier,
 )
-from stobatch.config import MethodConfig, RunConfig
+from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.data.partition import poisson_sample
 from stobatch.errors import ModelError, SettingError
 from stobatch.methods.base import Method
+from stobatch.methods.sound_settings import SoundConfig
 from stobatch.models import Classifier, Layered, Network, build_layered, require_per_example, rows_in_memory
 from stobatch.objectives.private import (
-    Adversarial,
-    Certified,
     Coins,
-    CrossEntropy,
-    NoisyViews,
-    Objective,
-    Ramp,
-    Reconstruction,
-    Term,
     normal_coins,
 )
 from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted
@@ -51,86 +39,14 @@ from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.per_example import Batch, Losses, clipped_sum_by_example, clipper_for
 from stobatch.privacy.plan import Plan
 from stobatch.seeds import Seeds
-from stobatch.settings import setting
 from stobatch.training import Trainable
 from stobatch.training.averaging import AveragedSGD
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.ledger import Ledger
-from stobatch.types import PAPER_RANGE, Norm, Radius
+from stobatch.types import Norm
 
 _CPU_CHUNK = 512
 """Examples of one pass on a CPU; larger chunks fall out of the cache."""
-
-
-@dataclass(frozen=True)
-class SoundConfig(MethodConfig, name="sound"):
-    """Settings of the sound method. `epsilon` and `radius` are the knobs; the rest has defaults that work."""
-
-    epsilon: float = setting(1.0, above=0, doc="The privacy budget ε that training must not exceed")
-    delta: float = setting(1e-5, above=0, below=1, doc="The δ of the budget; below one over the number of examples")
-    radius: float = setting(0.2, at_least=0, at_most=2, doc="What training aims to certify, l-infinity over [-1, 1]")
-    expected_batch_size: int = setting(4096, at_least=1, doc="Examples that a Poisson sample has on average")
-    clip_norm: float = setting(1.0, above=0, doc="The norm C that each example's gradient is clipped to")
-    momentum: float = setting(0.0, at_least=0, below=1, doc="Of the descent")
-    average_decay: float = setting(0.99, at_least=0, below=1, doc="Of the moving average that becomes the model")
-    natural_weight: float = setting(0.5, at_least=0, doc="Of cross-entropy on the examples as they are")
-    certified_weight: float = setting(0.5, at_least=0, doc="Of cross-entropy on interval bounds, when fully ramped")
-    adversarial_weight: float = setting(0.0, at_least=0, doc="Of cross-entropy on each example's adversarial point")
-    reconstruction_weight: float = setting(0.0, at_least=0, doc="Of the paper's auto-encoder objective, per example")
-    views_weight: float = setting(0.0, at_least=0, doc="Of cross-entropy on noisy views")
-    num_views: int = setting(2, at_least=1, doc="Noisy views of each example, averaged inside its one contribution")
-    smoothing_noise: str = setting("gaussian", choices=("gaussian", "laplace"), doc="The noise of views and of votes")
-    smoothing_stddev: float = setting(0.0, at_least=0, doc="Its standard deviation over [-1, 1]; 0 for no votes")
-    attack_steps: int = setting(3, at_least=1, doc="Gradient steps to each adversarial point")
-    warm_up: float = setting(0.2, at_least=0, at_most=1, doc="Share of the steps on plain cross-entropy")
-    ramp: float = setting(0.5, at_least=0, at_most=1, doc="Share of the steps over which radius and weights grow")
-    tuned_on_private_data: bool = setting(
-        True, doc="Whether these settings were chosen by looking at the training data; said in the guarantee"
-    )
-
-    @property
-    def noise(self) -> SmoothingNoise | None:
-        """What votes are taken under."""
-        if not self.smoothing_stddev:
-            return None
-        gaussian = self.smoothing_noise == "gaussian"
-        return GaussianNoise(self.smoothing_stddev) if gaussian else LaplaceNoise(self.smoothing_stddev / sqrt(2))
-
-    def objective(self, attack_chunk: int) -> Objective:
-        """The mixture of losses that these settings describe."""
-        weighted: tuple[tuple[float, Term], ...] = (
-            (self.natural_weight, CrossEntropy()),
-            (self.certified_weight, Certified(self.radius)),
-            (self.adversarial_weight, Adversarial(self.radius, partial(_attacked, self.attack_steps, attack_chunk))),
-            (self.views_weight, NoisyViews(partial(_noise, self), self.num_views)),
-            (self.reconstruction_weight, Reconstruction()),
-        )
-        return Objective(tuple(pair for pair in weighted if pair[0]), Ramp(self.warm_up, self.ramp))
-
-
-def _noise(config: SoundConfig, shape: tuple[int, ...], coins: Coins) -> Tensor:
-    """Noise for views, from normal numbers: a Laplace number is a normal one with an exponential variance."""
-    normal = coins(shape) * config.smoothing_stddev
-    if config.smoothing_noise == "gaussian":
-        return normal
-    # √E with E exponential of mean 1: half the squared length of a normal vector in the plane.
-    return normal * ((coins(shape).square() + coins(shape).square()) / 2).sqrt()
-
-
-def _attacked(steps: int, chunk: int, network: Classifier, inputs: Tensor, labels: Tensor, radius: float) -> Tensor:
-    """Each example's own adversarial point; the starting point is the example, so that nothing is drawn."""
-    if not len(inputs) or not radius:
-        return inputs
-    ball = Ball.around(inputs, Radius(radius, Norm.LINF, PAPER_RANGE))
-
-    def scores(points: Tensor) -> Tensor:
-        """The network's; an example whose gradient is no number stays where it is, and stops nobody else."""
-        watched = points.clone()
-        watched.register_hook(lambda gradient: gradient.sign().nan_to_num())  # type: ignore[no-untyped-call]
-        found: Tensor = network(watched)
-        return found
-
-    return craft(scores, ball, paper_ensemble(("ifgsm",), steps), torch.Generator(), labels=labels, chunk=chunk)
 
 
 class SoundTrainable(Trainable):
@@ -199,11 +115,13 @@ class SoundTrainable(Trainable):
     def carried(self) -> dict[str, Tensor]:
         return {} if self.canaries is None else {"canary_sums": self.canary_sums}
 
-    def _summed(self, inputs: Tensor, labels: Tensor, step: int, coins: Coins) -> Gradients:
-        """Σ clipped contributions, a chunk at a time."""
+    def _summed(self, inputs: Tensor, labels: Tensor, rows: Tensor, step: int, coins: Coins) -> Gradients:
+        """Σ clipped contributions of these rows, a chunk at a time."""
         total = {name: torch.zeros_like(p) for name, p in self.network.named_parameters() if p.requires_grad}
-        for part in zip(torch.split(inputs, self.chunk), torch.split(labels, self.chunk), strict=True):
-            batch, losses = self.objective.prepare(self.network, *part, step / self.plan.steps, coins)
+        for part in torch.split(rows, self.chunk):
+            batch, losses = self.objective.prepare(
+                self.network, inputs[part], labels[part], step / self.plan.steps, coins
+            )
             for name, value in self.clip(self.network, losses, batch, self.clip_norm).gradients.items():
                 total[name] += value
         return total
@@ -211,7 +129,8 @@ class SoundTrainable(Trainable):
     def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
         """As the release counts them, with view noise of its own."""
         coins = normal_coins(self.seeds.generator("step", step, "other views"), self.network.device)
-        summed = self._summed(inputs.to(self.inputs), labels.to(self.labels), step, coins)
+        rows = torch.arange(len(labels), device=self.network.device)
+        summed = self._summed(inputs.to(self.inputs), labels.to(self.labels), rows, step, coins)
         return {name: value.mul_(self.unit / self.plan.clip_norm) for name, value in summed.items()}
 
     def _noise(self, step: int) -> np.random.Generator:
@@ -226,7 +145,7 @@ class SoundTrainable(Trainable):
         sample = poisson_sample(num_examples + num_planted, self.plan.sampling_rate, stream)
         own = sample[sample < num_examples].to(self.inputs.device)
         coins = normal_coins(self.seeds.generator("step", step, "views"), self.network.device)
-        total = self._summed(self.inputs[own], self.labels[own], step, coins)
+        total = self._summed(self.inputs, self.labels, own, step, coins)
         if self.canaries is not None:
             which = self.canaries_in[sample[sample >= num_examples] - num_examples]
             self.canaries.add(total, which, step, min(LENGTH * self.plan.clip_norm, self.clip_norm))

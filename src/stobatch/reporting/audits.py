@@ -51,8 +51,8 @@ _COUNTS = {
     "num_examples": "records guessed",
 }
 _TOLD_ELSEWHERE = {
-    *("bounds", "epsilon_bound", "histogram", "roc", "tpr_at", "fpr_at"),
-    *("claimed_epsilon", "delta", "confidence"),
+    *("bounds", "histogram", "roc", "tpr_at", "fpr_at"),
+    *("claimed_epsilon", "claimed_delta", "confidence"),
 }
 
 Finding = dict[str, Any]
@@ -117,7 +117,7 @@ def _overview(facts: Facts) -> Html:
 
 def _bounds(finding: Finding) -> list[dict[str, Any]]:
     details = finding["details"]
-    return [details["epsilon_bound"]] if "epsilon_bound" in details else list(details.get("bounds", ()))
+    return list(details.get("bounds", ()))
 
 
 def _found(finding: Finding) -> Html:
@@ -129,30 +129,24 @@ def _found(finding: Finding) -> Html:
     cells: list[Html] = []
     for bound in _bounds(finding):
         under = ", under an assumption" if bound["assumes"] else ""
-        sure = f"δ = {bound['delta']:.3g}, {100 * bound['confidence']:g}% confidence{under}"
-        cells += [tag("b", f"ε ≥ {bound['epsilon']:.3g}"), tag("small", sure)]
+        sure = f"δ = {bound['at_delta']:.3g}, {100 * bound['confidence']:g}% confidence{under}"
+        cells += [tag("b", f"ε ≥ {bound['epsilon_at_least']:.3g}"), tag("small", sure)]
     return join(cells, " ")
 
 
-def _budget(facts: Facts, finding: Finding) -> tuple[float, float] | None:
-    """The ε and δ that a finding's bounds were held to; None where nothing is claimed about them.
-
-    Membership is about replacing a record, which is removing one and adding one: twice the ε, with the bound's own δ.
-    """
+def _budget(finding: Finding) -> tuple[float, float] | None:
+    """The ε and δ that a finding's bounds were held to; None where nothing is claimed about them."""
     details = finding["details"]
-    if "claimed_epsilon" in details:
-        return details["claimed_epsilon"], details["delta"]
-    if facts.epsilon is None:
+    if details.get("claimed_epsilon") is None:
         return None
-    same = details["neighbours"] == facts.guarantee["neighbours"]
-    return (1 if same else 2) * facts.epsilon, details["epsilon_bound"]["delta"]
+    return details["claimed_epsilon"], details["claimed_delta"]
 
 
 def _held_against(facts: Facts, finding: Finding) -> Html:
     if finding["instrument"] == "certificates":
         statuses = {kind["name"]: kind["status"] for kind in facts.all_kinds}
         return chip(statuses[finding["about"]]) if finding["about"] in statuses else tag("span", "–", class_="muted")
-    budget = _budget(facts, finding)
+    budget = _budget(finding)
     if budget is None:
         return tag("span", "nothing is claimed", class_="muted")
     epsilon, delta = budget
@@ -175,8 +169,8 @@ def _figures(facts: Facts, name: str) -> Iterator[Html]:
 def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Html:
     rows = []
     for finding in findings:
-        found = [(bound["epsilon"], bool(bound["assumes"])) for bound in _bounds(finding)]
-        budget = _budget(facts, finding)
+        found = [(bound["epsilon_at_least"], bool(bound["assumes"])) for bound in _bounds(finding)]
+        budget = _budget(finding)
         rows.append(Bounded(_instrument(finding), finding["verdict"], found, budget[0] if budget else None))
     caption = "What attacks showed ε to be at least."
     if any(row.audited is not None for row in rows):
@@ -188,7 +182,7 @@ def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Html:
 
 
 def _membership_figure(facts: Facts, finding: Finding, name: str) -> Html:
-    budget, words, caption = _budget(facts, finding), "", _MEMBERSHIP
+    budget, words, caption = _budget(finding), "", _MEMBERSHIP
     if budget:
         epsilon, delta = budget
         words = f"most that ε = {epsilon:.4g} allows ({STATUS_WORDS[facts.status]})"
@@ -234,8 +228,8 @@ def _bounds_table(finding: Finding) -> Html:
     rows = [
         [
             bound["name"].replace("_", " "),
-            tag("b", f"ε ≥ {bound['epsilon']:.4g}"),
-            f"{bound['delta']:.3g}",
+            tag("b", f"ε ≥ {bound['epsilon_at_least']:.4g}"),
+            f"{bound['at_delta']:.3g}",
             f"{100 * bound['confidence']:g}%",
             bound["assumes"] or "nothing",
             _value(bound["details"]),
