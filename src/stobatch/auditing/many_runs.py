@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stobatch.auditing.bounds import EpsilonBound, two_sided_bounds
+from stobatch.auditing.bounds import two_sided_bounds
 from stobatch.auditing.families import PoissonGaussianFamily
 from stobatch.auditing.finding import Finding
 from stobatch.auditing.neighbours import Pair
+from stobatch.auditing.privacy_finding import privacy_finding
 from stobatch.privacy.accounting import PoissonGaussian
 from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.training import Trainable
 from stobatch.training.engines import Gradients
-from stobatch.types import Verdict
 
 Floats = NDArray[np.float64]
 
@@ -92,44 +92,19 @@ def many_runs_finding(
     bounds = two_sided_bounds(
         without, with_, delta=guarantee.delta, confidence=confidence, family=family, threshold=threshold
     )
-    best = max(bounds, key=lambda bound: bound.epsilon)
-    statement = (
-        f"{len(without)} + {len(with_)} models trained on two {pair.relation} neighbours: "
-        f"{said(best)}, where {guarantee.epsilon:.4g} is {guarantee.status}"
-    )
-    return Finding(
-        instrument="many_runs",
-        about="privacy",
-        claim=str(guarantee),
-        claim_status=guarantee.status,
-        verdict=verdict_on(guarantee, bounds),
-        statement=statement,
+    return privacy_finding(
+        "many_runs",
+        guarantee,
+        bounds,
+        tried=f"{len(without)} + {len(with_)} models trained on two {pair.relation} neighbours:",
         threat_model=THREATS[view],
         attack=ATTACKS[view, canary],
         confidence=confidence,
-        details={
-            "claimed_epsilon": guarantee.epsilon,
-            "claimed_delta": guarantee.delta,
-            "neighbours": str(pair.relation),
-            "records": pair.size,
-            "trainings": len(without) + len(with_),
-            "canaries": 1,
-            "bounds": [bound.to_dict() for bound in bounds],
-            "histogram": histogram(without, with_),
-        },
+        records=pair.size,
+        trainings=len(without) + len(with_),
+        canaries=1,
+        histogram=histogram(without, with_),
     )
-
-
-def said(bound: EpsilonBound) -> str:
-    """A bound in words, never without δ, confidence and what it assumes."""
-    assuming = f", assuming {bound.assumes}" if bound.assumes else ""
-    return f"ε ≥ {bound.epsilon:.3g} at δ = {bound.delta:g} with {bound.confidence:.0%} confidence{assuming}"
-
-
-def verdict_on(guarantee: PrivacyGuarantee, bounds: tuple[EpsilonBound, ...]) -> Verdict:
-    """Refuted where a bound lies above the claim; all bounds of a finding hold at once with its confidence."""
-    refuted = any(bound.epsilon > guarantee.epsilon for bound in bounds)
-    return Verdict.REFUTED if refuted else Verdict.CONSISTENT
 
 
 def histogram(without: Floats, with_: Floats, bins: int = 40) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stobatch.auditing.finding import Finding
-from stobatch.auditing.many_runs import said
 from stobatch.auditing.membership import infer
+from stobatch.auditing.privacy_finding import said
 from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.types import Neighbours, Status, Verdict
 

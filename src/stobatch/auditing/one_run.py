@@ -9,8 +9,8 @@ from torch import Tensor
 
 from stobatch.auditing.families import PoissonGaussianFamily
 from stobatch.auditing.finding import Finding
-from stobatch.auditing.many_runs import said, verdict_on
 from stobatch.auditing.one_run_bounds import GUESSED_SHARES, one_run_bounds, require_enough_canaries
+from stobatch.auditing.privacy_finding import privacy_finding
 from stobatch.config import CanaryConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.errors import RunError, SettingError
@@ -99,24 +99,14 @@ def one_run_finding(
     """Bounds from the canaries' scores, held against the claim; how each single canary fared is not told."""
     family = None if curve is None else PoissonGaussianFamily(curve.sampling_rate, curve.steps)
     bounds = one_run_bounds(scores, included.numpy(), delta=guarantee.delta, confidence=confidence, family=family)
-    best = max(bounds, key=lambda bound: bound.epsilon)
-    return Finding(
-        instrument="one_run",
-        about="privacy",
-        claim=str(guarantee),
-        claim_status=guarantee.status,
-        verdict=verdict_on(guarantee, bounds),
-        statement=f"{len(scores)} {kind} canaries in the training itself: {said(best)}, where "
-        f"{guarantee.epsilon:.4g} is {guarantee.status}",
+    return privacy_finding(
+        "one_run",
+        guarantee,
+        bounds,
+        tried=f"{len(scores)} {kind} canaries in the training itself:",
         threat_model=THREATS[kind],
         attack=ATTACKS[kind],
         confidence=confidence,
-        details={
-            "claimed_epsilon": guarantee.epsilon,
-            "claimed_delta": guarantee.delta,
-            "neighbours": str(guarantee.neighbours),
-            "canaries": len(scores),
-            "kind": kind,
-            "bounds": [bound.to_dict() for bound in bounds],
-        },
+        canaries=len(scores),
+        kind=kind,
     )

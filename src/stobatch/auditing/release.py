@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from stobatch.auditing.bounds import two_sided_bounds
 from stobatch.auditing.finding import Finding
-from stobatch.auditing.many_runs import said, verdict_on
 from stobatch.auditing.neighbours import pattern_like
+from stobatch.auditing.privacy_finding import privacy_finding
 from stobatch.data import Examples
 from stobatch.errors import DataError
 from stobatch.privacy.guarantee import PrivacyGuarantee
@@ -36,28 +36,18 @@ def release_finding(
 ) -> Finding:
     """The whole training is claimed to leak no more than ε, so each of its parts is."""
     bounds = two_sided_bounds(without, with_, delta=guarantee.delta, confidence=confidence)
-    (bound,) = bounds
     # Zero on both sides is no decision.
-    right = int((with_ > 0).sum() + (without < 0).sum())
-    return Finding(
-        instrument="release",
-        about="privacy",
-        claim=str(guarantee),
-        claim_status=guarantee.status,
-        verdict=verdict_on(guarantee, bounds),
-        statement=f"{release.name} ({release.source}): {right} of {len(without) + len(with_)} told apart; "
-        f"{said(bound)}, where {guarantee.epsilon:.4g} is {guarantee.status}",
+    right, trials = int((with_ > 0).sum() + (without < 0).sum()), len(without) + len(with_)
+    return privacy_finding(
+        "release",
+        guarantee,
+        bounds,
+        tried=f"{release.name} ({release.source}): {right} of {trials} told apart;",
         threat_model=f"the attacker sees {release.name} of one batch, and knows both data sets",
         attack=release.attack,
         confidence=confidence,
-        details={
-            "release": release.name,
-            "source": release.source,
-            "claimed_epsilon": guarantee.epsilon,
-            "claimed_delta": guarantee.delta,
-            "neighbours": str(guarantee.neighbours),
-            "trials": len(without) + len(with_),
-            "right": right,
-            "bounds": [bound.to_dict()],
-        },
+        release=release.name,
+        source=release.source,
+        trials=trials,
+        right=right,
     )
