@@ -241,7 +241,7 @@ def changed(config: RunConfig, key: str) -> RunConfig:
     present, choices = getattr(section, name), field.metadata.get("choices")
     wanted = base_type(type(section), field)
     candidates: list[Any] = list(choices or [])
-    candidates += {int: [17, 19, 23], float: [0.5, 0.25, 1.25], bool: [True, False], str: ["cpu:0", "linear"]}[wanted]
+    candidates += {int: [17, 19, 230], float: [0.5, 0.25, 1.25], bool: [True, False], str: ["cpu:0", "linear"]}[wanted]
     for value in candidates:
         if present in (value, (value,)):
             continue
@@ -252,7 +252,7 @@ def changed(config: RunConfig, key: str) -> RunConfig:
     raise AssertionError(f"no other value for {key}")
 
 
-HASHED = ("method", "data", "model", "training")
+HASHED = ("method", "data", "model", "training", "canaries")
 
 
 @pytest.mark.parametrize("key", dotted_keys(recipe("demo")))
@@ -263,8 +263,14 @@ def test_the_training_hash_sees_what_changes_the_model_and_nothing_else(key):
     if key.partition(".")[0] in (*HASHED, "seed"):
         assert other.training_hash != config.training_hash
     else:
-        assert key.partition(".")[0] in ("machine", "certification", "evaluation")
+        assert key.partition(".")[0] in ("machine", "certification", "evaluation", "audit")
         assert other.training_hash == config.training_hash
+
+
+def test_without_canaries_their_kind_does_not_matter():
+    config = recipe("sound.mnist")
+    assert config.override("canaries.kind", "input").training_hash == config.training_hash
+    assert config.override("canaries.num", 10).training_hash != config.training_hash
 
 
 def test_another_method_name_would_be_another_hash():
