@@ -34,6 +34,7 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/crafting.py
 	$(BIN)/python benchmarks/verified_inference.py
 	$(BIN)/python benchmarks/dp/clipping.py
+	$(BIN)/python benchmarks/auditing.py
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

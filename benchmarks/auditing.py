@@ -7,6 +7,7 @@ Alternating runs, medians; the ratios are what counts.
 
 from __future__ import annotations
 
+import json
 import shutil
 import statistics
 import tempfile
@@ -35,7 +36,7 @@ def seconds(call: object) -> float:
     return time.perf_counter() - started
 
 
-def published() -> None:
+def published() -> dict[str, float]:
     """The published mechanism's stack against its own trainings one by one."""
     audited = opened(Run(Path(tempfile.mkdtemp()) / "run"), recipe("audit.published"), seed=1)
     pair = worst_case(audited.data().train, audited.claim.neighbours)
@@ -63,9 +64,10 @@ def published() -> None:
     side, single = statistics.median(together), statistics.median(apart)
     print(f"published, {MODELS} models side by side: {1000 * side:.1f} ms a training, 1,000 in {1000 * side:.0f} s")
     print(f"published, one by one: {1000 * single:.1f} ms a training; side by side is {single / side:.1f} times faster")
+    return {"one_by_one_over_side_by_side": round(single / side, 1), "published_seconds_of_1000": round(1000 * side)}
 
 
-def sound() -> None:
+def sound() -> dict[str, float]:
     """The sound method's trainings, each step attacked."""
     audited = opened(Run(Path(tempfile.mkdtemp()) / "run"), recipe("audit.sound"), seed=1)
     pair = worst_case(audited.data().train, audited.claim.neighbours)
@@ -75,9 +77,10 @@ def sound() -> None:
         for turn in range(ROUNDS)
     )
     print(f"sound, every step attacked: {1000 * each:.1f} ms a training, 1,000 in {1000 * each:.0f} s")
+    return {"sound_seconds_of_1000": round(1000 * each)}
 
 
-def one_run() -> None:
+def one_run() -> dict[str, float]:
     """The demo's training with 5,000 canaries and its audit, over the same training without."""
     base = recipe("demo").override_all({"training.steps": 40, "training.monitor_every": 40})
     folder, plain, planted, audits = Path(tempfile.mkdtemp()), [], [], []
@@ -91,9 +94,8 @@ def one_run() -> None:
     ratios = [with_ / without for with_, without in zip(planted, plain, strict=True)]
     print(f"one run: training with 5,000 canaries over without, 40 steps: {statistics.median(ratios):.2f}")
     print(f"one run: its audit takes {statistics.median(audits):.1f} s, whatever the training takes")
+    return {"canaries_over_none": round(statistics.median(ratios), 2)}
 
 
 if __name__ == "__main__":
-    published()
-    sound()
-    one_run()
+    print(json.dumps({"benchmark": "audits", "ratios": published() | sound() | one_run()}))

@@ -241,7 +241,9 @@ def changed(config: RunConfig, key: str) -> RunConfig:
     present, choices = getattr(section, name), field.metadata.get("choices")
     wanted = base_type(type(section), field)
     candidates: list[Any] = list(choices or [])
-    candidates += {int: [17, 19, 230], float: [0.5, 0.25, 1.25, 0.75], bool: [True, False], str: ["cpu:0", "linear"]}[wanted]
+    candidates += {int: [17, 19, 230], float: [0.5, 0.25, 1.25, 0.75], bool: [True, False], str: ["cpu:0", "linear"]}[
+        wanted
+    ]
     for value in candidates:
         if present in (value, (value,)):
             continue

@@ -255,3 +255,8 @@ def test_the_readme_quotes_its_benchmarks() -> None:
     cut = f"{ratios['opacus_ghost_cut_over_ours']} / {ratios['opacus_default_cut_over_ours']}"
     assert f"cut to the cache for Opacus | {cut} |" in readme
     assert f"on the whole batch | {ratios['memory_ours_over_plain']} |" in readme
+    assert f"over training without (the demo's network) | {ratios['canaries_over_none']} |" in readme
+    assert ratios["canaries_over_none"] <= 1.2
+    assert f"one by one over side by side | {ratios['one_by_one_over_side_by_side']} |" in readme
+    spent = [ratios[f"{method}_seconds_of_1000"] for method in ("published", "sound")]
+    assert f"take {spent[0]} s (published, side by side) and {spent[1]} s (sound, every step attacked)" in readme
