@@ -198,7 +198,9 @@ class AuditConfig(Settings):
     instruments: tuple[str, ...] | None = setting(
         None, choices=INSTRUMENTS, doc="Which to use; unset takes those that fit the run and train nothing new"
     )
-    confidence: float = setting(0.95, above=0.5, below=1, doc="1 minus the false-alarm rate of each finding")
+    confidence: float = setting(
+        0.95, above=0.5, below=1, doc="1 minus the false-alarm rate of a call; its findings share it equally"
+    )
     neighbours: str | None = setting(
         None, choices=("replace-one", "add-or-remove-one"), doc="The relation to audit; unset takes the claim's own"
     )

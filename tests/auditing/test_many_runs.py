@@ -6,6 +6,7 @@ tests compare with that law and alarm falsely with probability 1e-9 each; half o
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from scipy.stats import kstwo, norm
 from torch import Tensor
 
 import stobatch
+from stobatch import verbs
 from stobatch.auditing.many_runs import StepAttack, final_scores, histogram, many_runs_finding
 from stobatch.auditing.neighbours import worst_case
 from stobatch.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
@@ -32,6 +34,7 @@ from stobatch.training import Trainable
 from stobatch.training.engines import Gradients
 from stobatch.training.many import train_one
 from stobatch.types import Neighbours, Verdict
+from stobatch_recipes import recipe
 
 Floats = NDArray[np.float64]
 
@@ -306,3 +309,21 @@ def test_a_finding_tells_no_single_score() -> None:
     assert np.isfinite(drawn["edges"]).all()
     same = histogram(np.zeros(5), np.zeros(5))
     assert sum(same["without"]) == 5
+
+
+def test_findings_of_one_call_share_the_false_alarm_rate(tmp_path: Path) -> None:
+    """Three releases are three tests: each is held to a third of the failure probability, and its bound says so."""
+    overrides = {"audit.release_trials": 400, "audit.confidence": 0.94}
+    config = recipe("audit.published")
+    (alone,) = verbs.audit(
+        tmp_path / "one", config=config, quiet=True, seed=1,
+        overrides={**overrides, "audit.instruments": ["many_runs"], "audit.trainings": 64},
+    )["findings"]  # fmt: skip
+    assert alone["confidence"] == pytest.approx(0.94)
+    findings = verbs.audit(
+        tmp_path / "three", config=config, quiet=True, seed=1, overrides={**overrides, "audit.instruments": ["release"]}
+    )["findings"]
+    for finding in findings:
+        (bound,) = finding["details"]["bounds"]
+        assert finding["confidence"] == bound["confidence"] == pytest.approx(0.98)
+        assert bound["details"]["failure_of_each_rate"] == pytest.approx(0.01)

@@ -79,7 +79,7 @@ def test_a_refutation_is_printed_with_all_that_it_rests_on(cli, tmp_path):
         "claim: claimed ε = 0.2",
         "attacker: the attacker sees perturbed inputs of one batch",
         "the difference of two perturbed inputs, in which the noise cancels",
-        "false-alarm rate: at most 0.05; evidence: evidence/release.json",
+        "false-alarm rate: at most 0.0167; evidence: evidence/release.json",
         "3 of 3 findings refute a claim.",
     ):
         assert part in words, part
@@ -194,7 +194,7 @@ RECIPES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "too few releases": (
         [*RELEASES[:4], "--set", "audit.release_trials=10"],
-        ["5 trials per side can never show", "Use at least 26 trials, 13 per side, to be able to refute epsilon=0.2"],
+        ["5 trials per side can never show", "Use at least 34 trials, 17 per side, to be able to refute epsilon=0.2"],
     ),
     "other neighbours": (
         ["--recipe", "audit.sound", "--set", "audit.neighbours=replace-one"],

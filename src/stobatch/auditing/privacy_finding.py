@@ -46,4 +46,4 @@ def privacy_finding(
 def said(bound: EpsilonBound) -> str:
     """A bound in words, never without δ, confidence and what it assumes."""
     assuming = f", assuming {bound.assumes}" if bound.assumes else ""
-    return f"ε ≥ {bound.epsilon:.3g} at δ = {bound.delta:g} with {bound.confidence:.0%} confidence{assuming}"
+    return f"ε ≥ {bound.epsilon:.3g} at δ = {bound.delta:g} with {100 * bound.confidence:.3g}% confidence{assuming}"

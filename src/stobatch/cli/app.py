@@ -245,7 +245,7 @@ def audit(
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Audit a recipe's settings: no run is needed.")] = None,
     trainings: Annotated[int | None, typer.Option(help="Models that many_runs trains.")] = None,
-    confidence: Annotated[float | None, typer.Option(help="1 minus the false-alarm rate of each finding.")] = None,
+    confidence: Annotated[float | None, typer.Option(help="1 minus the false-alarm rate, over all findings.")] = None,
     set_: Set = None,
     seed: Draws = None,
     device: Device = None,

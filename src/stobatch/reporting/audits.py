@@ -129,7 +129,7 @@ def _found(finding: Finding) -> Html:
     cells: list[Html] = []
     for bound in _bounds(finding):
         under = ", under an assumption" if bound["assumes"] else ""
-        sure = f"δ = {bound['at_delta']:.3g}, {100 * bound['confidence']:g}% confidence{under}"
+        sure = f"δ = {bound['at_delta']:.3g}, {100 * bound['confidence']:.4g}% confidence{under}"
         cells += [tag("b", f"ε ≥ {bound['epsilon_at_least']:.3g}"), tag("small", sure)]
     return join(cells, " ")
 
@@ -201,7 +201,7 @@ def _details(finding: Finding) -> Html:
         ("claim, before audits", finding["claim"]),
         ("the attacker", finding["threat_model"]),
         ("the attack", finding["attack"]),
-        ("confidence", f"{100 * finding['confidence']:g}%"),
+        ("confidence", f"{100 * finding['confidence']:.4g}%"),
         *((_COUNTS.get(key, key.replace("_", " ")), _value(value)) for key, value in _numbers(finding["details"])),
     ]
     listed = tag("dl", *(part for term, text in rows for part in (tag("dt", term), tag("dd", text))))
@@ -230,7 +230,7 @@ def _bounds_table(finding: Finding) -> Html:
             bound["name"].replace("_", " "),
             tag("b", f"ε ≥ {bound['epsilon_at_least']:.4g}"),
             f"{bound['at_delta']:.3g}",
-            f"{100 * bound['confidence']:g}%",
+            f"{100 * bound['confidence']:.4g}%",
             bound["assumes"] or "nothing",
             _value(bound["details"]),
         ]
@@ -242,7 +242,7 @@ def _bounds_table(finding: Finding) -> Html:
 def _rates_table(details: dict[str, Any]) -> Html:
     if "tpr_at" not in details:
         return Html("")
-    sure = f"{100 * details['confidence']:g}% interval in brackets"
+    sure = f"{100 * details['confidence']:.4g}% interval in brackets"
     caption = f"Members found at thresholds that the shadow models chose; mean over the models attacked, {sure}."
     rows = [
         [rate, *(f"{percent(details[key][rate])} {interval(details[key][rate])}" for key in ("tpr_at", "fpr_at"))]

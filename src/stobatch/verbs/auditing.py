@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,16 @@ def audit(
 
     Instruments that train models of their own (`many_runs`, `membership`) need no trained run. What was found before by
     an instrument that is used again is replaced; what others found is kept.
+
+    **Guarantee.** Where all claims hold, a call refutes one of them with probability at most 1 - audit.confidence: the
+    findings of a call share it equally.
     """
     audited = opened(
         Run(Path(run)), config, overrides=overrides, dataset=dataset, network=network, seed=seed, resume=resume,
         quiet=quiet, device=device,
     )  # fmt: skip
     names = audited.settings.instruments or _fitting(audited)
-    known = _known(audited)
+    audited, known = replace(audited, num_tests=_tests(audited, names)), _known(audited)
     for name in (name for name in MAKERS if name in names):
         found = [finding.to_dict() | {"evidence": f"evidence/{name}.json"} for finding in MAKERS[name](audited)]
         evidence = {
@@ -54,6 +58,12 @@ def audit(
         document = summary(audited.config.training_hash, known)
         audited.run.write("audit", document)
     return document
+
+
+def _tests(audited: Audited, names: tuple[str, ...]) -> int:
+    """How many findings a call will yield that may each be a false alarm; kinds of certificates share one."""
+    releases = len(method_of(audited.config).releases(audited.plan))
+    return sum(max(1, releases) if name == "release" else 1 for name in names)
 
 
 def _known(audited: Audited) -> list[dict[str, Any]]:

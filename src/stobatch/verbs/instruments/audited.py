@@ -41,6 +41,13 @@ class Audited:
     seed: int | None
     resume: bool
     quiet: bool
+    num_tests: int = 1
+    """Claims that are tested in one call: together they raise a false alarm as rarely as one is allowed to."""
+
+    @property
+    def confidence(self) -> float:
+        """Of each test, so that all of them hold at once with the confidence asked for (Bonferroni)."""
+        return 1 - (1 - self.settings.confidence) / self.num_tests
 
     @property
     def settings(self) -> AuditConfig:
@@ -96,7 +103,7 @@ def require_enough(trials: int, audited: Audited) -> None:
         trials // 2,
         0.0 if known else audited.claim.epsilon,
         delta=audited.claim.delta,
-        confidence=audited.settings.confidence,
+        confidence=audited.confidence,
         bounds=2 if known else 1,
     )
 

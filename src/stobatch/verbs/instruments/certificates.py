@@ -70,7 +70,7 @@ class _Falsified:
             steps=given.attack_steps,
             restarts=given.restarts,
             judging_draws=given.judging_draws,
-            confidence=given.confidence,
+            confidence=self.audited.confidence,
         )
 
     def finding(self) -> Finding:

@@ -46,7 +46,7 @@ def of_many_runs(audited: Audited) -> list[Finding]:
     table = audited.table("many_runs", identity, settings.trainings, settings.models_at_once, trials.rows)
     finding = many_runs_finding(
         *sides(table), claim, curve,
-        view=settings.view, canary=settings.canary, confidence=settings.confidence, pair=pair,
+        view=settings.view, canary=settings.canary, confidence=audited.confidence, pair=pair,
     )  # fmt: skip
     return [finding]
 

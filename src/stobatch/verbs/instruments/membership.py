@@ -42,4 +42,4 @@ def of_membership(audited: Audited) -> list[Finding]:
     identity = [settings.models_at_once, fingerprint(pool)]
     table = audited.table("membership", identity, settings.shadow_models, settings.models_at_once, rows_of)
     member, score = np.asarray(table["member"]), np.asarray(table["score"])
-    return [membership_finding(member, score, audited.claim, settings.confidence)]
+    return [membership_finding(member, score, audited.claim, audited.confidence)]

@@ -19,7 +19,7 @@ def of_one_run(audited: Audited) -> list[Finding]:
     require_claim(audited)
     relation = require_relation(audited.settings.neighbours, claim.neighbours)
     unknown = audited.plan.curve is None
-    require_planted(audited.run, config.canaries, claim, audited.settings.confidence, any_mechanism=unknown)
+    require_planted(audited.run, config.canaries, claim, audited.confidence, any_mechanism=unknown)
     canaries = planted_in(config, audited.info, model.network, audited.seeds)
     if config.canaries.kind == "gradient":
         tensors, metadata = read_tensors(audited.run.path / PRIVATE / CANARY_SCORES)
@@ -37,6 +37,6 @@ def of_one_run(audited: Audited) -> list[Finding]:
         scores = input_scores(logits, canaries, relation)
     finding = one_run_finding(
         scores, canaries.included, claim, audited.plan.curve,
-        kind=config.canaries.kind, confidence=audited.settings.confidence,
+        kind=config.canaries.kind, confidence=audited.confidence,
     )  # fmt: skip
     return [finding]

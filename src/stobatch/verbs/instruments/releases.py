@@ -40,4 +40,4 @@ def _looked_at(audited: Audited, release: Release, pair: tuple[Tuples, Tuples]) 
         return {"world": worlds, "score": scores}
 
     table = audited.table(f"release-{release.name}", trials, trials, _TRIALS_AT_ONCE, rows_of)
-    return release_finding(release, *sides(table), audited.claim, audited.settings.confidence)
+    return release_finding(release, *sides(table), audited.claim, audited.confidence)
