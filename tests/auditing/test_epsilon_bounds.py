@@ -23,7 +23,6 @@ from stobatch.auditing.bounds import (
     area_under_curve,
     require_enough_trainings,
     trainings_needed,
-    true_positive_rate_at,
     two_sided_bounds,
 )
 from stobatch.auditing.families import AnyMechanism, Family, GaussianFamily, PoissonGaussianFamily
@@ -421,20 +420,3 @@ SCORES = st.lists(st.sampled_from([-math.inf, 0.0, 1.0, 2.0, 3.0, math.inf]), mi
 def test_the_area_counts_pairs(without: list[float], with_: list[float]) -> None:
     pairs = [(low < high) + 0.5 * (low == high) for low in without for high in with_]
     assert area_under_curve(without, with_) == pytest.approx(np.mean(pairs))
-
-
-@given(without=SCORES, with_=SCORES, rate=st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0]))
-def test_the_true_positive_rate_is_that_of_the_best_threshold(
-    without: list[float], with_: list[float], rate: float
-) -> None:
-    rates = [
-        (np.mean(np.array(without) >= threshold), np.mean(np.array(with_) >= threshold))
-        for threshold in {*without, *with_}
-    ]
-    best = max([positive for wrong, positive in rates if wrong <= rate + 1e-9], default=0.0)
-    assert true_positive_rate_at(without, with_, rate) == pytest.approx(best)
-
-
-def test_a_rate_outside_of_zero_and_one_is_refused() -> None:
-    with pytest.raises(SettingError, match="rate"):
-        true_positive_rate_at([0.0], [1.0], 1.1)

@@ -399,7 +399,8 @@ def test_parts_join_to_the_whole() -> None:
         falsify(bench.broken, certificates.part(part), CHEAP, seeded(), tick=heard.append)
         for part in np.array_split(rows, 3)
     ]
-    joined = Attempt.joined(parts)
+    columns = {name: [value for part in parts for value in part.columns[name]] for name in parts[0].columns}
+    joined = Attempt(columns, torch.cat([part.points for part in parts]))
     assert joined.columns["index"] == rows.tolist()
     assert len(joined.points) == sum(joined.columns["broken"]) > 0
     assert sum(heard) == pytest.approx(3)

@@ -83,6 +83,21 @@ def test_pages_quote_the_published_mechanisms_audit() -> None:
         assert f"ε >= {found}" in page.read_text(), page
 
 
+def test_pages_quote_membership_and_the_audit_of_one_training() -> None:
+    (finding,) = audits()["audit-published_members"]["findings"]
+    found = finding["details"]["bounds"][0]["epsilon_at_least"]
+    words = " ".join((ROOT / "docs" / "guarantees.md").read_text().split())
+    assert f"with an AUROC of {finding['details']['auroc']:.3f} and show ε >= {found:.1f}" in words
+    record, readme = json.loads((ROOT / "results" / "one_run_h200.json").read_text()), (ROOT / "README.md").read_text()
+    without, with_ = (
+        sorted(one["seconds"] for one in record["trainings"] if one["canaries"] == num) for num in (0, 5000)
+    )
+    assert (
+        f"took {with_[0]} to {with_[1]} s on an\nH200 where it takes {without[0]} to {without[1]} s without" in readme
+    )
+    assert f"its audit found ε >= {record['one_run']['bounds']['one_run_poisson']:.2f} (proved: 1" in readme
+
+
 def test_guarantees_quote_the_power_of_the_instruments() -> None:
     page = (ROOT / "docs" / "guarantees.md").read_text()
     words = {

@@ -196,21 +196,6 @@ def area_under_curve(without: ArrayLike, with_: ArrayLike) -> float:
     return float(ranks.mean() / (2 * len(below)))
 
 
-def true_positive_rate_at(without: ArrayLike, with_: ArrayLike, false_positive_rate: float) -> float:
-    """The largest true-positive rate of a threshold whose false-positive rate is at most this, on these scores.
-
-    >>> true_positive_rate_at([0, 1, 2, 3], [2, 3, 4, 5], 0.25)
-    0.75
-    """
-    below, above = np.sort(check_scores("without", without))[::-1], check_scores("with_", with_)
-    if not 0 <= false_positive_rate <= 1:
-        raise SettingError(
-            f"false_positive_rate={false_positive_rate:g} is not a rate.", remedy="Use a number from 0 to 1."
-        )
-    allowed = math.floor(false_positive_rate * len(below) * (1 + _ROUNDING))
-    return float((above > below[allowed]).mean()) if allowed < len(below) else 1.0
-
-
 def check_scores(name: str, values: ArrayLike, *, least: int = 1) -> Floats:
     """One-dimensional scores, infinite ones among them; a score that is no number says nothing."""
     scores = np.asarray(values, dtype=np.float64)

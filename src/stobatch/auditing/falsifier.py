@@ -19,9 +19,7 @@ refuted is not proved: the attacks may have been too weak. Assumes what the veri
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -54,16 +52,11 @@ def _silent(share: float) -> None:
 class Attempt:
     """What was tried on one kind's certificates: columns with one entry per attacked input, and the breaking points.
 
-    `points` are those of the inputs marked `broken`, in their order; attempts on parts of the inputs join to one.
+    `points` are those of the inputs marked `broken`, in their order; columns of parts add up to those of the whole.
     """
 
     columns: Columns
     points: Tensor
-
-    @classmethod
-    def joined(cls, attempts: Sequence[Attempt]) -> Self:
-        columns = {name: [value for one in attempts for value in one.columns[name]] for name in COLUMNS}
-        return cls(columns, torch.cat([one.points for one in attempts]))
 
 
 def nearest(

@@ -13,7 +13,8 @@ class Finding:
     """One instrument's word on one claim.
 
     **Guarantee.** Where the claim holds, `verdict` is refuted with probability at most 1 - confidence over the audit's
-    own randomness, whatever was audited.
+    own randomness, whatever was audited. A claim that is proved by a trade-off curve is the curve: a bound that assumes
+    it may refute as well.
     """
 
     instrument: str

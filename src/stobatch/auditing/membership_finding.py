@@ -7,8 +7,9 @@ from math import exp
 import numpy as np
 from numpy.typing import NDArray
 
+from stobatch.auditing.families import MOST_EPSILON
 from stobatch.auditing.finding import Finding
-from stobatch.auditing.membership import infer
+from stobatch.auditing.membership import infer, targets_needed
 from stobatch.auditing.privacy_finding import said
 from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.types import Neighbours, Status, Verdict
@@ -32,8 +33,11 @@ def membership_finding(
     rates = ", ".join(
         f"{measured[0]:.2%} at a false-positive rate of {rate:g}" for rate, measured in result.tpr_at.items()
     )
-    claimed = f"{epsilon:.4g} is {claim.status} for replacing one"
-    against = "nothing is claimed" if claim.status is Status.NONE else claimed
+    against, needed = "nothing is claimed", None
+    if claim.status is not Status.NONE:
+        needed = targets_needed(min(epsilon, MOST_EPSILON), delta=delta, confidence=confidence)
+        reach = f", which fewer than {needed} attacked models can never refute" if result.num_targets < needed else ""
+        against = f"{epsilon:.4g} is {claim.status} for replacing one{reach}"
     return Finding(
         instrument="membership",
         about="privacy",
@@ -49,6 +53,7 @@ def membership_finding(
             **result.to_dict(),
             "claimed_epsilon": None if claim.status is Status.NONE else epsilon,
             "claimed_delta": delta,
+            "targets_needed": needed,
             "neighbours": str(Neighbours.REPLACE_ONE),
         },
     )
