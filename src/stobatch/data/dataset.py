@@ -6,7 +6,9 @@ single NaN or a pixel of 255 would void a guarantee without any visible failure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,9 +45,48 @@ class DatasetInfo:
         return cls(**{**values, "input_shape": (channels, height, width), "class_names": names})
 
 
+class TrainingExamples(ABC):
+    """Training examples by position, wherever they lie: in memory, or in files that do not fit into it.
+
+    **Guarantee.** Positions 0 to N - 1 name the same examples for as long as `fingerprint` stays the same; what `fetch`
+    returns is checked as `Examples` are.
+    """
+
+    num_classes: int
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every input."""
+
+    @property
+    @abstractmethod
+    def shards(self) -> tuple[range, ...]:
+        """Consecutive ranges of positions that cover all of them: what can be read without the rest."""
+
+    def require(self, shards: Iterable[int] | None = None) -> None:
+        """Raise where one of these shards is not there, or not as it was written; all of them without a choice."""
+        return
+
+    @abstractmethod
+    def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs (float32) and labels (int64) at these positions, in this order; reads nothing else."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Tells whether a resumed verb sees the same data. That of training data stays private: it confirms a guess."""
+
+    @abstractmethod
+    def in_memory(self) -> Examples:
+        """All of them as tensors, for what cannot work by positions."""
+
+
 @dataclass(frozen=True)
-class Examples:
-    """Images and their labels, checked.
+class Examples(TrainingExamples):
+    """Images and their labels in memory, checked.
 
     **Guarantee.** `inputs` is float32 [N, C, H, W] with every value finite and inside [-1, 1]; `labels` is int64 [N]
     with every value in [0, num_classes).
@@ -60,12 +101,32 @@ class Examples:
     num_classes: int
 
     def __post_init__(self) -> None:
-        _check_form(self.inputs, self.labels)
-        _check_inputs(self.inputs)
-        _check_labels(self.labels, self.num_classes)
+        check_examples(self.inputs, self.labels, self.num_classes)
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.inputs.shape[1:]
+        return channels, height, width
+
+    @property
+    def shards(self) -> tuple[range, ...]:
+        return (range(len(self)),)
+
+    def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Plain indexing, on the device where the tensors live."""
+        return self.inputs[rows], self.labels[rows]
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for tensor in (self.inputs, self.labels):
+            digest.update(tensor.contiguous().cpu().numpy().data)
+        return digest.hexdigest()
+
+    def in_memory(self) -> Examples:
+        return self
 
     def take(self, indices: Tensor | slice) -> Examples:
         """The examples at these positions, in this order."""
@@ -81,17 +142,18 @@ class Dataset:
     """Training and test examples that keep what their `info` promised."""
 
     info: DatasetInfo
-    train: Examples
+    train: TrainingExamples
     test: Examples
 
     def __post_init__(self) -> None:
-        for part, examples, count in (
+        parts: tuple[tuple[str, TrainingExamples, int], ...] = (
             ("training", self.train, self.info.num_train),
             ("test", self.test, self.info.num_test),
-        ):
+        )
+        for part, examples, count in parts:
             if not len(examples):
                 raise DataError(f"{self.info.name} has no {part} examples.", remedy="Give at least one.")
-            found = (len(examples), *examples.inputs.shape[1:], examples.num_classes)
+            found = (len(examples), *examples.input_shape, examples.num_classes)
             promised = (count, *self.info.input_shape, self.info.num_classes)
             if found != promised:
                 raise DataError(
@@ -121,9 +183,8 @@ def from_tensors(
     largest = max((int(labels.max()) for _, labels in parts if labels.numel()), default=0)
     classes = max(2, largest + 1) if num_classes is None else num_classes
     train, test = (Examples(inputs, labels, classes) for inputs, labels in parts)
-    channels, height, width = train.inputs.shape[1:]
     names = tuple(str(index) for index in range(classes))
-    info = DatasetInfo(name, (channels, height, width), classes, len(train), len(test), names)
+    info = DatasetInfo(name, train.input_shape, classes, len(train), len(test), names)
     return Dataset(info, train, test)
 
 
@@ -136,6 +197,15 @@ def _as_floats(inputs: Tensor) -> Tensor:
 def _as_integers(labels: Tensor) -> Tensor:
     labels = torch.as_tensor(labels).detach()
     return labels if labels.is_floating_point() or labels.is_complex() else labels.long()
+
+
+def check_examples(
+    inputs: Tensor, labels: Tensor, num_classes: int, *, called: Callable[[int], str] = "example {}".format
+) -> None:
+    """Raise unless these can be trained on; `called` names one of them in a message."""
+    _check_form(inputs, labels)
+    _check_inputs(inputs, called)
+    _check_labels(labels, num_classes, called)
 
 
 def _check_form(inputs: Tensor, labels: Tensor) -> None:
@@ -152,7 +222,7 @@ def _check_form(inputs: Tensor, labels: Tensor) -> None:
         )
 
 
-def _check_inputs(inputs: Tensor) -> None:
+def _check_inputs(inputs: Tensor, called: Callable[[int], str]) -> None:
     """Minimum and maximum settle the good case in one pass and without a temporary: NaN makes both NaN."""
     if not inputs.numel():
         return
@@ -163,25 +233,25 @@ def _check_inputs(inputs: Tensor) -> None:
     finite = flat.isfinite().all(1)
     if not finite.all():
         raise DataError(
-            f"example {_first(~finite)} has a value that is NaN or infinite.",
+            f"{called(_first(~finite))} has a value that is NaN or infinite.",
             why="No bound holds for it.",
             remedy="Remove or mend it.",
         )
     outside = (flat < PAPER_RANGE.low).any(1) | (flat > PAPER_RANGE.high).any(1)
     bytes_like = low >= 0 and high <= 255
     raise DataError(
-        f"example {_first(outside)} leaves {PAPER_RANGE}: values span [{low:g}, {high:g}].",
+        f"{called(_first(outside))} leaves {PAPER_RANGE}: values span [{low:g}, {high:g}].",
         why="Every bound assumes that range.",
         remedy="Divide by 127.5 and subtract 1." if bytes_like else f"Rescale or clip the inputs to {PAPER_RANGE}.",
     )
 
 
-def _check_labels(labels: Tensor, num_classes: int) -> None:
+def _check_labels(labels: Tensor, num_classes: int, called: Callable[[int], str]) -> None:
     wrong = (labels < 0) | (labels >= num_classes)
     if wrong.any():
         index = _first(wrong)
         raise DataError(
-            f"example {index} has label {int(labels[index])}.",
+            f"{called(index)} has label {int(labels[index])}.",
             why=f"With {num_classes} classes the labels are 0 to {num_classes - 1}.",
             remedy="Renumber the labels or give a larger num_classes.",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from stobatch.config import DataConfig
 from stobatch.data.dataset import DatasetInfo, Examples
 from stobatch.data.pixels import first_names, image_shape, in_turn, list_images, read_images
+from stobatch.data.streams import Chunk, Stream, rows_at_once
 from stobatch.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -37,6 +39,19 @@ def read(info: DatasetInfo, root: Path, generator: torch.Generator | None) -> tu
         return read_images(_files(root, name, info.class_names)[:limit], info.input_shape, info.num_classes)
 
     return part("train", info.num_train), part("test", info.num_test)
+
+
+def stream(info: DatasetInfo, root: Path) -> Stream:
+    """The same examples in the same order, of which a few at a time are decoded."""
+
+    def part(name: str, limit: int) -> Iterator[Chunk]:
+        files = _files(root, name, info.class_names)[:limit]
+        rows = rows_at_once(info.input_shape)
+        for start in range(0, len(files), rows):
+            examples = read_images(files[start : start + rows], info.input_shape, info.num_classes)
+            yield examples.inputs, examples.labels
+
+    return Stream(info, part("train", info.num_train), part("test", info.num_test))
 
 
 def _classes(root: Path, part: str) -> tuple[str, ...]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from stobatch.errors import DataError
+from stobatch.seeds import Seeds
 
 
 def fixed_disjoint_batches(num_examples: int, batch_size: int, generator: torch.Generator) -> Tensor:
@@ -55,6 +59,38 @@ def pick_trainers(num_trainers: int, count: int, generator: torch.Generator) -> 
             remedy=f"Pick from 1 to {num_trainers}, or use a smaller batch size.",
         )
     return torch.randperm(num_trainers, generator=generator)[:count]
+
+
+def holdings(shards: Sequence[range], num_trainers: int) -> list[tuple[range, ...]]:
+    """What each trainer owns: whole shards, or equal parts of the only one.
+
+    **Guarantee.** Every position belongs to exactly one trainer.
+
+    >>> holdings([range(0, 10)], 3)
+    [(range(0, 3),), (range(3, 6),), (range(6, 10),)]
+    """
+    if len(shards) == 1:
+        ends = [len(shards[0]) * i // num_trainers for i in range(num_trainers + 1)]
+        return [(shards[0][start:end],) for start, end in pairwise(ends)]
+    if len(shards) < num_trainers:
+        raise DataError(
+            f"{len(shards)} shards are too few for {num_trainers} trainers.",
+            why="Each trainer owns at least one.",
+            remedy=f"Write at least {num_trainers} shards, or lower trainers.num to {len(shards)}.",
+        )
+    ends = [len(shards) * i // num_trainers for i in range(num_trainers + 1)]
+    return [tuple(shards[start:end]) for start, end in pairwise(ends)]
+
+
+def take_turns(step: int, num_trainers: int, count: int, seeds: Seeds) -> list[int]:
+    """`count` trainers for one step: everybody has a turn, in a random order, before anybody has a second one.
+
+    **Guarantee.** In the first T steps nobody has more than ⌈T / ⌊num_trainers / count⌋⌉ turns.
+    """
+    turns = num_trainers // count
+    order = seeds.wide_generator("turns", step // turns).permutation(num_trainers)
+    first = step % turns * count
+    return [int(trainer) for trainer in order[first : first + count]]
 
 
 def poisson_sample(num_examples: int, rate: float, generator: np.random.Generator) -> Tensor:

@@ -10,20 +10,25 @@ from pathlib import Path
 import torch
 
 from stobatch.config import DataConfig
-from stobatch.data import cifar10, image_folder, mnist, small_digits, tiny_imagenet
-from stobatch.data.dataset import Dataset, DatasetInfo, Examples
+from stobatch.data import cifar10, image_folder, mnist, shards, small_digits, tiny_imagenet
+from stobatch.data.dataset import Dataset, DatasetInfo, Examples, TrainingExamples
+from stobatch.data.streams import Stream
 from stobatch.errors import DataError
 from stobatch.seeds import Seeds
 
 
 @dataclass(frozen=True)
 class Source:
-    """How one data set is described and read. `read` gets a generator exactly when it has to augment."""
+    """How one data set is described and read. `read` gets a generator exactly when it has to augment.
+
+    `stream` reads it in chunks; only a set that may be larger than memory needs one.
+    """
 
     describe: Callable[[DataConfig, Path], DatasetInfo]
-    read: Callable[[DatasetInfo, Path, torch.Generator | None], tuple[Examples, Examples]]
+    read: Callable[[DatasetInfo, Path, torch.Generator | None], tuple[TrainingExamples, Examples]]
     can_augment: bool
     fetch: Callable[[Path], None] = lambda root: None
+    stream: Callable[[DatasetInfo, Path], Stream] | None = None
 
 
 SOURCES = {
@@ -31,7 +36,8 @@ SOURCES = {
     "small_digits": Source(small_digits.describe, small_digits.read, can_augment=False),
     "cifar10": Source(cifar10.describe, cifar10.read, can_augment=True),
     "tiny_imagenet": Source(tiny_imagenet.describe, tiny_imagenet.read, can_augment=True, fetch=tiny_imagenet.fetch),
-    "image_folder": Source(image_folder.describe, image_folder.read, can_augment=False),
+    "image_folder": Source(image_folder.describe, image_folder.read, can_augment=False, stream=image_folder.stream),
+    "shards": Source(shards.describe, shards.read, can_augment=False),
 }
 
 
@@ -66,6 +72,14 @@ def load(config: DataConfig, *, root: Path | None = None, seeds: Seeds | None = 
     generator = (seeds or Seeds.secret()).generator("data", "augment") if config.augment else None
     train, test = _source(config).read(info, data_root(root), generator)
     return Dataset(info, train, test)
+
+
+def stream(config: DataConfig, *, root: Path | None = None, seeds: Seeds | None = None) -> Stream:
+    """What `load` returns, in chunks: never held as a whole where the set may be larger than memory."""
+    source = _source(config)
+    if source.stream is None:
+        return Stream.of(load(config, root=root, seeds=seeds))
+    return source.stream(describe(config, root), data_root(root))
 
 
 def _source(config: DataConfig) -> Source:

@@ -16,7 +16,7 @@ from stobatch.data import Examples
 from stobatch.errors import DataError, RunError
 from stobatch.files import write_tensors
 from stobatch.verbs.instruments.audited import Audited
-from stobatch.verbs.tables import Columns, Tick, fingerprint, test_examples
+from stobatch.verbs.tables import Columns, Tick, test_examples
 
 _BALLS_AT_ONCE = 50
 _NOTHING: Columns = {name: [] for name in (*COLUMNS, "row", "point")}
@@ -91,7 +91,7 @@ class _Falsified:
             rest = {name: column for name, column in attempt.columns.items() if name != "index"}
             return {**rest, "row": attempt.columns["index"], "point": points}
 
-        identity = [self.certified_by, settings.to_dict(), fingerprint(self.test)]
+        identity = [self.certified_by, settings.to_dict(), self.test.fingerprint()]
         name = f"certificates-{self.kind.name}"
         table = audited.table(name, identity, len(chosen.index), _BALLS_AT_ONCE, rows_of) if tests else _NOTHING
         self._keep_broken(table)

@@ -22,7 +22,7 @@ from stobatch.training.engines import Gradients
 from stobatch.training.many import OneByOne, train_one
 from stobatch.types import Neighbours
 from stobatch.verbs.instruments.audited import Audited, require_claim, require_enough, sides
-from stobatch.verbs.tables import Columns, Tick, fingerprint
+from stobatch.verbs.tables import Columns, Tick
 
 
 def of_many_runs(audited: Audited) -> list[Finding]:
@@ -36,13 +36,13 @@ def of_many_runs(audited: Audited) -> list[Finding]:
             remedy="Set audit.view=steps, or audit.canary=input.",
         )
     require_enough(settings.trainings, audited)
-    pair = worst_case(audited.data().train, relation)
+    pair = worst_case(audited.data().train.in_memory(), relation)
     plan = audited.plan_for(pair.size)
     curve = plan.curve
     if settings.view == "steps" and curve is None:
         raise SettingError("this method's proof says nothing about single steps.", remedy="Set audit.view=final.")
     trials = Trials(audited, plan, pair)
-    identity = [settings.canary, settings.view, settings.models_at_once, fingerprint(pair.pool)]
+    identity = [settings.canary, settings.view, settings.models_at_once, pair.pool.fingerprint()]
     table = audited.table("many_runs", identity, settings.trainings, settings.models_at_once, trials.rows)
     finding = many_runs_finding(
         *sides(table), claim, curve,

@@ -13,12 +13,12 @@ from stobatch.loading import make_network
 from stobatch.methods import method_of
 from stobatch.training.many import OneByOne
 from stobatch.verbs.instruments.audited import Audited
-from stobatch.verbs.tables import Columns, Tick, fingerprint
+from stobatch.verbs.tables import Columns, Tick
 
 
 def of_membership(audited: Audited) -> list[Finding]:
     """Shadow models on random halves of the training data, and the likelihood ratio of every record's membership."""
-    settings, pool = audited.settings, audited.data().train
+    settings, pool = audited.settings, audited.data().train.in_memory()
     half = len(pool) // 2
     if half < 2:
         raise DataError(f"{len(pool)} records have no halves to train on.", remedy="Raise data.train_limit.")
@@ -39,7 +39,7 @@ def of_membership(audited: Audited) -> list[Finding]:
         within = torch.zeros(count, len(pool), dtype=torch.bool).scatter_(1, members, True)
         return {"member": within.tolist(), "score": scores.tolist()}
 
-    identity = [settings.models_at_once, fingerprint(pool)]
+    identity = [settings.models_at_once, pool.fingerprint()]
     table = audited.table("membership", identity, settings.shadow_models, settings.models_at_once, rows_of)
     member, score = np.asarray(table["member"]), np.asarray(table["score"])
     return [membership_finding(member, score, audited.claim, audited.confidence)]

@@ -26,7 +26,7 @@ def of_releases(audited: Audited) -> list[Finding]:
     settings = audited.settings
     require_relation(settings.neighbours, audited.claim.neighbours)
     require_enough(settings.release_trials, audited)
-    pair = pair_of_tuples(audited.data().train)
+    pair = pair_of_tuples(audited.data().train.in_memory())
     return [_looked_at(audited, release, pair) for release in releases]
 
 
