@@ -24,10 +24,9 @@ from side_by_side import alternate, report
 from torch import Tensor, nn
 
 from stobatch.attacks import IFGSM, MIM, Attack, Ball, Goal, Madry, Plain
-from stobatch.config import MachineConfig, ModelConfig, RunConfig
-from stobatch.loading import use_device
-from stobatch.methods import VanillaConfig
+from stobatch.config import MachineConfig, ModelConfig
 from stobatch.models import build
+from stobatch.training.device import use_device
 from stobatch.types import Radius
 
 BATCH, STEPS, SIZE, CUT = 2499, 10, 0.01, 357
@@ -122,7 +121,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     warnings.simplefilter("ignore")
-    use_device(RunConfig(method=VanillaConfig(), machine=MachineConfig(device="cpu")))
+    use_device(MachineConfig(device="cpu"))
     network = build(ModelConfig(), (1, 28, 28), 10, torch.Generator().manual_seed(0))
     network = network.to(memory_format=torch.channels_last).eval().requires_grad_(False)
     network.calibrate()

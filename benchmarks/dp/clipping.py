@@ -31,10 +31,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.config import MachineConfig, RunConfig
-from stobatch.loading import use_device
-from stobatch.methods import VanillaConfig
+from stobatch.config import MachineConfig
 from stobatch.privacy.per_example import clipped_sum_in_chunks
+from stobatch.training.device import use_device
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from side_by_side import alternate, report
@@ -195,7 +194,7 @@ def require_agreement(networks: dict[str, nn.Sequential], steps: dict[str, Step]
 
 def prepare() -> None:
     warnings.simplefilter("ignore")
-    use_device(RunConfig(method=VanillaConfig(), machine=MachineConfig(device="cpu")))
+    use_device(MachineConfig(device="cpu"))
 
 
 def high_water() -> int:

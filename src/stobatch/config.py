@@ -22,8 +22,9 @@ class DataConfig(Settings):
 
     name: str = setting(
         "mnist",
-        choices=("mnist", "small_digits", "cifar10", "tiny_imagenet", "image_folder", "tensors"),
-        doc="The data set; `small_digits` is MNIST at 8x8, for audits; `tensors` means it is handed over in Python",
+        choices=("mnist", "small_digits", "cifar10", "tiny_imagenet", "image_folder", "shards", "tensors"),
+        doc="The data set; `small_digits` is MNIST at 8x8, for audits; `shards` is what `stobatch shard` writes; "
+        "`tensors` means it is handed over in Python",
     )
     num_classes: int | None = setting(None, at_least=2, doc="Keep the first so many classes; all of them if unset")
     train_limit: int | None = setting(None, at_least=1, doc="Use only the first so many training examples")
@@ -188,6 +189,28 @@ class CanaryConfig(Settings):
     )
 
 
+@dataclass(frozen=True)
+class TrainersConfig(Settings):
+    """Local trainers of the sound method: owners of disjoint parts of the data, a few of whom work in each step."""
+
+    num: int = setting(1, at_least=1, doc="How many; with 1 the data have one owner")
+    per_step: int = setting(1, at_least=1, doc="Trainers that take part in a step, 𝒩; by turns, in random order")
+    noise: str = setting(
+        "each",
+        choices=("each", "shares"),
+        doc="Each trainer adds all the noise, so that nobody need be trusted; or shares of it that sum to it, which "
+        "protects those who see the sum alone",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.per_step > self.num:
+            raise SettingError(
+                f"trainers.per_step={self.per_step} is more than the {self.num} trainers.",
+                remedy=f"Set trainers.per_step to at most {self.num}, or raise trainers.num.",
+            )
+
+
 INSTRUMENTS = ("release", "many_runs", "one_run", "membership", "certificates")
 
 
@@ -229,6 +252,20 @@ class MachineConfig(Settings):
     memory_mb: int = setting(512, at_least=16, doc="What the hot loops may take for activations, in MiB")
     checkpoint_every: int = setting(50, at_least=1, doc="Steps between two checkpoints")
     data_root: str | None = setting(None, doc="Where data sets lie; STOBATCH_DATA if unset")
+    precision: str = setting(
+        "float32",
+        choices=("float32", "float64", "bfloat16"),
+        doc="Of training: bfloat16 passes over float32 parameters (for GPUs), or float64 throughout (for comparisons)",
+    )
+    devices_per_trainer: int | None = setting(
+        None, at_least=1, doc="Processes that share one trainer's work, 𝕄; unset gives every process something to do"
+    )
+    exact_sums: bool = setting(
+        True, doc="Between processes: sums with the same bits for any number of them, at 16 bytes a parameter, not 4"
+    )
+    timeout_s: float = setting(
+        600.0, above=0, doc="How long a process waits for the others before it gives them up for lost, in seconds"
+    )
 
 
 @dataclass(frozen=True)
@@ -268,6 +305,7 @@ class RunConfig(Settings):
     training: TrainingConfig = TrainingConfig()
     certification: CertificationConfig = CertificationConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    trainers: TrainersConfig = TrainersConfig()
     canaries: CanaryConfig = CanaryConfig()
     audit: AuditConfig = AuditConfig()
     machine: MachineConfig = MachineConfig()
@@ -276,8 +314,9 @@ class RunConfig(Settings):
     @property
     def training_hash(self) -> str:
         """Identifies the trained model: two runs with the same hash and the same seed have the same weights."""
-        # Without canaries a training is what it was before there were any.
-        parts = ("method", "data", "model", "training", "seed", *(("canaries",) if self.canaries.num else ()))
+        # Without canaries, and with one trainer, a training is what it was before there were any.
+        special = (("canaries",) if self.canaries.num else ()) + (("trainers",) if self.trainers.num > 1 else ())
+        parts = ("method", "data", "model", "training", "seed", *special)
         return content_hash({name: value for name, value in self.to_dict().items() if name in parts})
 
 

@@ -7,6 +7,9 @@ The command line prints the message as one line and exits with code 2, so a mess
 class StobatchError(Exception):
     """Anything a user can cause and mend. `remedy` is the sentence that says how."""
 
+    told = False
+    """Whether this is the process, of several that fail together, that tells the user."""
+
     def __init__(self, what: str, *, why: str = "", remedy: str) -> None:
         self.what, self.why, self.remedy = what, why, remedy
         super().__init__(" ".join(sentence for sentence in (what, why, remedy) if sentence))
@@ -34,3 +37,11 @@ class UnitError(StobatchError):
 
 class RunError(StobatchError):
     """A run directory that is incomplete, belongs to another configuration, or cannot be written."""
+
+
+class EndedElsewhere(StobatchError):  # noqa: N818
+    """Another process of the same training failed, or was stopped, and has said so; this one ends without a word."""
+
+    def __init__(self, what: str, *, code: int = 2) -> None:
+        self.code = code
+        super().__init__(what, remedy="")

@@ -20,6 +20,7 @@ from stobatch.privacy.plan import Plan
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
+from stobatch.training.device import use_device
 
 
 @dataclass(frozen=True)
@@ -65,34 +66,6 @@ class TrainedModel:
         return verifier.verify(inputs, (seeds or Seeds.secret()).generator("verify"))
 
 
-def use_device(config: RunConfig) -> torch.device:
-    """The configured device, tried out; also sets threads and keeps TF32 off."""
-    try:
-        device = torch.device(config.machine.device)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n", maxsplit=1)[0].rstrip(".")
-        raise SettingError(
-            f"device '{config.machine.device}' cannot be used: {reason}.", remedy="Use --device cpu."
-        ) from None
-    # TF32 keeps ten bits: next to noise a hundred times larger than the signal that is nothing.
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    if config.machine.threads:
-        torch.set_num_threads(config.machine.threads)
-    if device.type == "cpu":
-        _keep_freed_memory()
-    return device
-
-
-def _keep_freed_memory() -> None:
-    """Let the C library keep up to 64 MiB of freed memory instead of handing every large tensor back.
-
-    glibc learns from the largest block that was freed, up to 32 MiB. Fresh pages cost as much as the sums written to
-    them: attacks and training are a fifth faster.
-    """
-    torch.empty(32 * 2**20 - 2**13, dtype=torch.uint8)
-
-
 def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
     """The method's plan for data of these sizes and this network."""
     if isinstance(network, Network) and network.last_hidden_size != config.model.last_hidden_size:
@@ -101,7 +74,14 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) 
             f"model.last_hidden_size is {config.model.last_hidden_size}.",
             remedy=f"Set model.last_hidden_size={network.last_hidden_size}.",
         )
-    return method_of(config).plan(config, info, network)
+    method = method_of(config)
+    if config.trainers.num > 1 and not method.has_trainers:
+        raise SettingError(
+            f"trainers.num={config.trainers.num} is not for method '{config.method.name}'.",
+            why="The published method has N/(2m) trainers, which follow from method.batch_size.",
+            remedy="Set trainers.num=1, or method.name=sound.",
+        )
+    return method.plan(config, info, network)
 
 
 def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Classifier | None) -> Classifier:
@@ -157,7 +137,8 @@ def load(
             f"the weights do not fit the network: {reason}", remedy="Hand over the same network."
         ) from None
     method_of(config).restore(network, directory.path, config.training_hash)
-    network.to(use_device(config)).eval().requires_grad_(False)
+    network.to(use_device(config.machine)).eval().requires_grad_(False)
     network.calibrate()
-    accounted = int(directory.read("training").get("accounted_steps", 0))
-    return TrainedModel(network, config, the_plan, directory, accounted)
+    training = directory.read("training")
+    accounted = int(training.get("accounted_steps", 0))
+    return TrainedModel(network, config, the_plan.recorded(training), directory, accounted)

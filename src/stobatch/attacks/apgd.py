@@ -47,8 +47,8 @@ class APGD(GradientAttack):
     def _checkpoints(self) -> list[int]:
         return checkpoints(self.steps)
 
-    def start(self, ball: Ball, generator: torch.Generator) -> Tensor:
-        return ball.random(generator)
+    def offsets(self, ball: Ball, count: int, generator: torch.Generator) -> Tensor:
+        return ball.random_offsets(count, generator)
 
     def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
         if not memory:

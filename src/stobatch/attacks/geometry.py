@@ -86,10 +86,16 @@ class Ball:
         """The steepest step of the given length from points of the ball, and back into the ball."""
         return self.geometry.climb(self, points, gradient, size)
 
-    def random(self, generator: torch.Generator) -> Tensor:
-        """A random point in each ball; drawn on the CPU, so that it does not depend on the device."""
-        offset = self.geometry.random(self.centre.shape, generator).to(self.centre)
-        return self.project(self.centre + self.size_for(offset) * offset)
+    def random_offsets(self, count: int, generator: torch.Generator) -> Tensor:
+        """Random points of `count` unit balls; drawn on the CPU, so that they do not depend on the device."""
+        return self.geometry.random(torch.Size((count, *self.centre.shape[1:])), generator)
+
+    def at(self, offsets: Tensor | None) -> Tensor:
+        """The point of each ball at this offset in units of its radius; the centres without one."""
+        if offsets is None:
+            return self.centre.clone()
+        offsets = offsets.to(self.centre)
+        return self.project(self.centre + self.size_for(offsets) * offsets)
 
     def distance(self, points: Tensor) -> Tensor:
         """How far each point is from its centre, in float64."""

@@ -100,8 +100,9 @@ class GradientAttack(Attack, ABC):
         path = ball.geometry.path if self.steps > 1 else 1.0
         return self.relative_step * path * ball.size_for(ball.centre) / self.steps
 
-    def start(self, ball: Ball, generator: torch.Generator) -> Tensor:
-        return ball.centre.clone()
+    def offsets(self, ball: Ball, count: int, generator: torch.Generator) -> Tensor | None:
+        """Where `count` examples start, relative to centres and radii; None starts them at their centres."""
+        return None
 
     @abstractmethod
     def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
@@ -112,7 +113,7 @@ class GradientAttack(Attack, ABC):
         return None
 
     def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
-        goal, points = replace(goal, loss=self.loss), self.start(ball, generator)
+        goal, points = replace(goal, loss=self.loss), ball.at(self.offsets(ball, len(ball.centre), generator))
         if not victim.deterministic:
             # A lucky draw proves nothing: no point is kept for it and no example let go.
             return _walk(victim, ball, [(self, slice(None))], points, goal, generator, chunk, None)
@@ -133,17 +134,28 @@ def craft(
     *,
     labels: Tensor | None = None,
     chunk: int = 833,
+    piece: slice | None = None,
+    batch_size: int | None = None,
 ) -> Tensor:
     """Adversarial points for training, an equal slice of the batch for each attack, all in the same passes.
 
     Without labels the model's own prediction at the present point is used, so that no true label leaks (Eq. 8).
+    The ball may hold only a `piece` of a batch of `batch_size`: draws are made for the whole batch, so pieces that are
+    crafted apart are those of the whole.
     """
-    slices = ensemble_slices(len(ball.centre), len(attacks))
+    piece = slice(0, len(ball.centre)) if piece is None else piece
     if len({attack.steps for attack in attacks}) > 1:
         raise SettingError("attacks of one fused batch take different numbers of steps.", remedy="Give all the same.")
-    points = torch.cat([a.start(ball.part(s), generator) for a, s in zip(attacks, slices, strict=True)])
-    shares = list(zip(attacks, slices, strict=True))
-    return _walk(Plain(scores), ball, shares, points, Goal(labels), generator, chunk, None)
+    shares, points = [], []
+    for attack, whole in zip(attacks, ensemble_slices(batch_size or piece.stop, len(attacks)), strict=True):
+        offsets = attack.offsets(ball, whole.stop - whole.start, generator)
+        first, last = max(whole.start, piece.start), min(whole.stop, piece.stop)
+        if first < last:
+            here = slice(first - piece.start, last - piece.start)
+            own = None if offsets is None else offsets[first - whole.start : last - whole.start]
+            shares.append((attack, here))
+            points.append(ball.part(here).at(own))
+    return _walk(Plain(scores), ball, shares, torch.cat(points), Goal(labels), generator, chunk, None)
 
 
 class Best:

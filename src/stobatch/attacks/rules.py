@@ -56,8 +56,8 @@ class Madry(GradientAttack):
 
     relative_step: float = 2.5
 
-    def start(self, ball: Ball, generator: torch.Generator) -> Tensor:
-        return ball.random(generator)
+    def offsets(self, ball: Ball, count: int, generator: torch.Generator) -> Tensor:
+        return ball.random_offsets(count, generator)
 
     def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
         return ball.climb(points, sight.gradient, self.step_size(ball))

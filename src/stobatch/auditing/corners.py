@@ -55,7 +55,7 @@ class Corners(Attack):
         elif turn % 3 == 0:
             direction = torch.randn(centre.shape, generator=generator).to(centre)
         else:
-            return ball.random(generator)
+            return ball.at(ball.random_offsets(len(centre), generator))
         return ball.climb(centre, direction, ball.size_for(centre))
 
 

@@ -16,8 +16,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from stobatch.config import RunConfig, load_config
-from stobatch.errors import SettingError, StobatchError
+from stobatch.errors import EndedElsewhere, SettingError, StobatchError
 from stobatch.interrupts import Interrupted
+from stobatch.processes import leads, one_of_several
 from stobatch.reporting import tables
 from stobatch.runs import Run
 from stobatch.settings import parse_assignment
@@ -29,6 +30,17 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def _one_process(context: typer.Context) -> None:
+    """Train classifiers with differential privacy and certified robustness, and see what is guaranteed by whom."""
+    if one_of_several() and context.invoked_subcommand != "train":
+        raise SettingError(
+            f"`stobatch {context.invoked_subcommand}` runs in one process, and torchrun started several.",
+            remedy="Run it without torchrun; only `train` is spread over processes.",
+        )
+
 
 Recipe = Annotated[str | None, typer.Option(help="A named configuration: demo, paper.mnist, paper.cifar10, ...")]
 Config = Annotated[Path | None, typer.Option(help="A TOML or JSON file instead of a recipe.")]
@@ -130,6 +142,8 @@ def train(
     else:
         settings = _config(recipe, config, set_, seed, device)
     model = verbs.train(settings, out, resume=resume, quiet=as_json)
+    if not leads():
+        return
     document: dict[str, Any] = {
         "run": str(out),
         "training_hash": settings.training_hash,
@@ -340,7 +354,11 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()
+    except EndedElsewhere as error:
+        raise SystemExit(error.code) from None
     except StobatchError as error:
+        if one_of_several() and not _speaks(error):
+            raise SystemExit(2) from None
         _complain(str(error), 2)
     except Interrupted:
         _complain("interrupted; what was reported done is saved, continue with --resume.", 130)
@@ -348,6 +366,13 @@ def main() -> None:
         # Standard output itself failed; what the interpreter would flush at exit has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _complain(f"cannot write the output: {error.strerror}. Send it somewhere else.", 2)
+
+
+def _speaks(error: StobatchError) -> bool:
+    """Of several processes that fail one tells the user."""
+    from stobatch.training.engines.group import speaks
+
+    return speaks(error)
 
 
 def _complain(message: str, code: int) -> NoReturn:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stobatch.certification import Verifier
 from stobatch.config import MethodConfig, RunConfig
-from stobatch.data import DatasetInfo, Examples
+from stobatch.data import DatasetInfo, Examples, TrainingExamples
 from stobatch.models import Classifier
 from stobatch.privacy.plan import Plan
 from stobatch.privacy.release import Release
@@ -26,6 +26,8 @@ class Method(ABC):
     config_class: ClassVar[type[MethodConfig]]
     certifies: ClassVar[bool] = True
     """Whether there is verified inference for what this method trains."""
+    has_trainers: ClassVar[bool] = False
+    """Whether `trainers` divides its data among owners; the published method's trainers follow from its batches."""
 
     @abstractmethod
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
@@ -35,7 +37,9 @@ class Method(ABC):
         """
 
     @abstractmethod
-    def prepare(self, config: RunConfig, plan: Plan, network: Classifier, train: Examples, seeds: Seeds) -> Trainable:
+    def prepare(
+        self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
+    ) -> Trainable:
         """Bind the method to data: check the network, draw what is private, perturb the inputs. Writes nothing."""
 
     @abstractmethod

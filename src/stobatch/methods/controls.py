@@ -33,8 +33,8 @@ class HalfNoise(SoundTrainable):
 class SharedNoise(SoundTrainable):
     """One draw of noise for all steps, as when a generator is seeded anew in each of them."""
 
-    def _noise(self, step: int) -> np.random.Generator:
-        return super()._noise(0)
+    def _noise(self, step: int, trainer: int) -> np.random.Generator:
+        return super()._noise(0, trainer)
 
 
 class NoClipping(SoundTrainable):
@@ -85,6 +85,7 @@ class NoClippingConfig(SoundConfig, name="control_no_clipping"):
 class Control(Sound):
     """The sound method with a mistake."""
 
+    has_trainers = False
     mistake: ClassVar[str]
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> ControlPlan:

@@ -6,7 +6,7 @@ reasons why that claim does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
 from stobatch.certification import VerifiedInference, Verifier
 from stobatch.config import RunConfig
-from stobatch.data import DatasetInfo, Examples
+from stobatch.data import DatasetInfo, Examples, TrainingExamples
 from stobatch.data.partition import fixed_disjoint_batches
 from stobatch.errors import ModelError
 from stobatch.methods.base import Method
@@ -31,7 +31,8 @@ from stobatch.privacy.release import Release
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable, encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
-from stobatch.training.gradients import summed_gradients
+from stobatch.training.pieces import Share, cut
+from stobatch.training.reading import Reader
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
 _CPU_CHUNK = 833
@@ -56,7 +57,7 @@ class StoBatchTrainable(Trainable):
         self,
         config: StoBatchConfig,
         network: Network,
-        train: Examples,
+        train: TrainingExamples,
         noise: PrivateNoise,
         seeds: Seeds,
         *,
@@ -65,13 +66,11 @@ class StoBatchTrainable(Trainable):
         device = network.encoder.weight.device
         self.config, self.network, self.noise, self.seeds = config, network, noise, seeds
         network.set_noise(noise.input_noise, noise.hidden_noise)
-        self.label_noise = noise.label_noise.to(device)
+        self.label_noise = noise.label_noise.to(device, network.dtype)
         batches = fixed_disjoint_batches(len(train), config.batch_size, seeds.generator("batches"))
         self.schedule = schedule_of(config, len(batches), seeds)
-        # Line 2: from here on only perturbed inputs are read.
-        self.batches = batches.to(device)
-        self.noisy_inputs = train.inputs.to(device) + network.input_noise
-        self.labels = train.labels.to(device)
+        self.batches = batches
+        self.reader = Reader(train, device, network.dtype)
         self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
         self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
         self.after_update()
@@ -94,38 +93,60 @@ class StoBatchTrainable(Trainable):
     def save_private(self, run: Path, config_hash: str) -> None:
         self.noise.save(run, config_hash)
 
-    def craft(self, noisy_inputs: Tensor, generator: torch.Generator) -> Tensor:
-        """DP adversarial examples: from perturbed inputs, with predicted labels, within a random μ_t."""
+    def noisy(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Line 2: perturbed inputs, which is all that training reads, and labels."""
+        inputs, labels = self.reader.fetch(rows)
+        return inputs + self.network.input_noise, labels
+
+    def craft(self, noisy_inputs: Tensor, generator: torch.Generator, piece: slice | None = None) -> Tensor:
+        """DP adversarial examples: from perturbed inputs, with predicted labels, within a random μ_t.
+
+        The inputs may be a piece of a batch; the generator is that of the whole batch.
+        """
         # rand() is in [0, 1), the paper's μ_t in (0, 1].
         size = (1 - float(torch.rand((), generator=generator))) * self.config.train_attack_max_radius
         radius = Radius(size, Norm.LINF, PAPER_RANGE)
         ball = Ball.around(noisy_inputs, radius, shift=self.network.input_noise)
-        return craft(self.network.scores_of_noisy, ball, self.ensemble, generator, chunk=self.chunk)
+        whole = self.config.batch_size if piece else None
+        scores = self.network.scores_of_noisy
+        return craft(scores, ball, self.ensemble, generator, chunk=self.chunk, piece=piece, batch_size=whole)
 
-    def gradients(self, task: TrainerTask, step: int) -> Gradients:
-        generator = self.seeds.generator("step", step, "trainer", task.trainer)
+    def ready(self, share: Share) -> None:
+        """Batches are drawn from all of the data, so every device may read every shard."""
+        self.reader.examples.require()
+
+    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+        """Adversarial pieces first, which cost most; benign ones go to the devices in the opposite order."""
         benign, source = self.batches[task.benign_batch], self.batches[task.adversarial_batch]
-        adversarial = self.craft(self.noisy_inputs[source], generator)
-        noisy_inputs = torch.cat([self.noisy_inputs[benign], adversarial])
-        labels = torch.cat([self.labels[benign], self.labels[source]])
-        weights = example_weights(len(benign), len(source), self.config.adversarial_weight).to(noisy_inputs)
-        return self._gradients(noisy_inputs, labels, weights)
-
-    def _gradients(self, noisy_inputs: Tensor, labels: Tensor, weights: Tensor) -> Gradients:
-        """∇θ1 R̄ (closed form, no labels) and ∇θ2 L̄ (autograd through the head only), in chunks."""
-        network = self.network
-        encoder_gradient = torch.zeros_like(network.encoder.weight)
-
-        def loss(part: slice) -> Tensor:
-            with torch.no_grad():
-                hidden = network.noisy_hidden(noisy_inputs[part])
-                encoder_gradient.add_(reconstruction_gradient(network.encoder, noisy_inputs[part], hidden))
-            total = (weights[part] * taylor_loss(network.head(hidden), labels[part], self.config.taylor)).sum()
+        weights = example_weights(len(benign), len(source), self.config.adversarial_weight)
+        pieces = cut(self.config.batch_size, self.chunk, self.network.device, share)
+        for number, piece in enumerate(pieces):
+            if share.takes(number):
+                generator = self.seeds.generator("step", step, "trainer", task.trainer)
+                noisy_inputs, labels = self.noisy(source[piece])
+                adversarial = self.craft(noisy_inputs, generator, piece)
+                yield self._gradients(adversarial, labels, float(weights[-1]))
+        for number, piece in enumerate(pieces):
+            if share.takes(len(pieces) - 1 - number):
+                yield self._gradients(*self.noisy(benign[piece]), float(weights[0]))
+        if share.first:
+            weight = self.network.head.output.weight
             # Every example carries χ3/m and the weights sum to 1, so the whole batch carries it once.
-            return total if part.start else total - label_noise_term(network.head.output.weight, self.label_noise)
+            (gradient,) = torch.autograd.grad(-label_noise_term(weight, self.label_noise), weight)
+            yield {"head.output.weight": gradient}
 
+    def _gradients(self, noisy_inputs: Tensor, labels: Tensor, weight: float) -> Gradients:
+        """∇θ1 R̄ (closed form, no labels) and ∇θ2 L̄ (autograd through the head only) of examples of one weight."""
+        network = self.network
+        with torch.no_grad():
+            hidden = network.noisy_hidden(noisy_inputs)
+            encoder = reconstruction_gradient(network.encoder, noisy_inputs, hidden)
         head = {name: p for name, p in network.named_parameters() if name.startswith("head.")}
-        return {**summed_gradients(head, len(noisy_inputs), self.chunk, loss), "encoder.weight": encoder_gradient}
+        loss = weight * taylor_loss(network.head(hidden), labels, self.config.taylor).sum()
+        return {
+            "encoder.weight": encoder,
+            **dict(zip(head, torch.autograd.grad(loss, list(head.values())), strict=True)),
+        }
 
 
 def _split(network: Classifier) -> Network:
@@ -167,7 +188,7 @@ class StoBatch(Method):
         return plan
 
     def prepare(
-        self, config: RunConfig, plan: Plan, network: Classifier, train: Examples, seeds: Seeds
+        self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
     ) -> StoBatchTrainable:
         assert isinstance(config.method, StoBatchConfig)
         assert isinstance(plan, PublishedPlan)

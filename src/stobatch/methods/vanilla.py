@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
 from stobatch.certification import Verifier
 from stobatch.config import MethodConfig, RunConfig
-from stobatch.data import DatasetInfo, Examples
+from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.errors import DataError, ModelError
 from stobatch.methods.base import Method
 from stobatch.models import Classifier, Network, rows_in_memory
@@ -23,7 +24,8 @@ from stobatch.seeds import Seeds
 from stobatch.settings import setting
 from stobatch.training import Trainable, encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
-from stobatch.training.gradients import summed_gradients
+from stobatch.training.pieces import Share, cut
+from stobatch.training.reading import Reader
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
 
@@ -45,11 +47,11 @@ class VanillaTrainable(Trainable):
     """Each step: a random batch, another random batch made adversarial, one descent on all parameters."""
 
     def __init__(
-        self, config: VanillaConfig, network: Network, train: Examples, seeds: Seeds, *, memory_mb: int
+        self, config: VanillaConfig, network: Network, train: TrainingExamples, seeds: Seeds, *, memory_mb: int
     ) -> None:
         device = network.encoder.weight.device
         self.config, self.network, self.seeds = config, network, seeds
-        self.inputs, self.labels = train.inputs.to(device), train.labels.to(device)
+        self.num_examples, self.reader = len(train), Reader(train, device, network.dtype)
         self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
         self.chunk = rows_in_memory(network, memory_mb, most=833)
         self.after_update()
@@ -72,19 +74,38 @@ class VanillaTrainable(Trainable):
     def save_private(self, run: Path, config_hash: str) -> None:
         """Nothing is private here."""
 
-    def gradients(self, task: TrainerTask, step: int) -> Gradients:
-        size, generator = self.config.batch_size, self.seeds.generator("step", step, "trainer", task.trainer)
-        order = torch.randperm(len(self.inputs), generator=generator)[: 2 * size].to(self.inputs.device)
-        ball = Ball.around(self.inputs[order[size:]], Radius(self.config.train_attack_radius, Norm.LINF, PAPER_RANGE))
-        adversarial = craft(self.network, ball, self.ensemble, generator, chunk=self.chunk)
-        inputs = torch.cat([self.inputs[order[:size]], adversarial])
-        labels = self.labels[order]
-        weights = example_weights(size, size, self.config.adversarial_weight).to(inputs)
+    def ready(self, share: Share) -> None:
+        """Batches are drawn from all of the data, so every device may read every shard."""
+        self.reader.examples.require()
 
-        def loss(part: slice) -> Tensor:
-            return (weights[part] * F.cross_entropy(self.network(inputs[part]), labels[part], reduction="none")).sum()
+    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+        size, path = self.config.batch_size, ("step", step, "trainer", task.trainer)
+        order = torch.randperm(self.num_examples, generator=self.seeds.generator(*path))
+        radius = Radius(self.config.train_attack_radius, Norm.LINF, PAPER_RANGE)
+        weights = example_weights(size, size, self.config.adversarial_weight)
+        pieces = cut(size, self.chunk, self.network.device, share)
+        for number, piece in enumerate(pieces):
+            if share.takes(number):
+                inputs, labels = self.reader.fetch(order[size : 2 * size][piece])
+                adversarial = craft(
+                    self.network, Ball.around(inputs, radius), self.ensemble, self._after_order(path),
+                    chunk=self.chunk, piece=piece, batch_size=size,
+                )  # fmt: skip
+                yield self._gradients(adversarial, labels, float(weights[-1]))
+        for number, piece in enumerate(pieces):
+            if share.takes(len(pieces) - 1 - number):
+                yield self._gradients(*self.reader.fetch(order[:size][piece]), float(weights[0]))
 
-        return summed_gradients(dict(self.network.named_parameters()), len(inputs), self.chunk, loss)
+    def _after_order(self, path: tuple[str | int, ...]) -> torch.Generator:
+        """The step's generator once the order is drawn: attacks of all pieces start from the same draws."""
+        generator = self.seeds.generator(*path)
+        torch.randperm(self.num_examples, generator=generator)
+        return generator
+
+    def _gradients(self, inputs: Tensor, labels: Tensor, weight: float) -> Gradients:
+        loss = weight * F.cross_entropy(self.network(inputs), labels, reduction="sum")
+        parameters = self.parameters
+        return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
 
 class VanillaAdversarialTraining(Method):
@@ -105,7 +126,7 @@ class VanillaAdversarialTraining(Method):
         return OpenPlan(info.num_train, method.batch_size, "vanilla adversarial training")
 
     def prepare(
-        self, config: RunConfig, plan: Plan, network: Classifier, train: Examples, seeds: Seeds
+        self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
     ) -> VanillaTrainable:
         assert isinstance(config.method, VanillaConfig)
         if not isinstance(network, Network):

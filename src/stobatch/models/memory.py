@@ -19,7 +19,7 @@ def bytes_per_row(network: Classifier) -> int:
 
     hooks = [module.register_forward_hook(note) for module in network.modules() if not list(module.children())]
     try:
-        network(torch.zeros(2, *network.input_shape, device=network.device))
+        network(torch.zeros(2, *network.input_shape, device=network.device, dtype=network.dtype))
     finally:
         for hook in hooks:
             hook.remove()

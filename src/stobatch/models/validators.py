@@ -60,7 +60,7 @@ def require_per_example(network: Classifier) -> None:
         )
     generator = torch.Generator().manual_seed(1)
     # Small inputs, so that a replacement at the edge of the range becomes the batch's extreme.
-    probe = (torch.rand(4, *network.input_shape, generator=generator) - 0.5).to(network.device) / 10
+    probe = (torch.rand(4, *network.input_shape, generator=generator) - 0.5).to(network.device, network.dtype) / 10
     with torch.no_grad():
         expected = network(probe)[1:]
         for replacement in (

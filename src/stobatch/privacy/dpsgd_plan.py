@@ -94,6 +94,11 @@ class DpSgdPlan(Plan):
         return self.expected_batch_size / self.num_examples
 
     @property
+    def denominator(self) -> float:
+        """What a trainer divides its noisy sum by; public, and the same whatever the sample's size is."""
+        return self.expected_batch_size
+
+    @property
     def epochs(self) -> float:
         """How often an example takes part on average."""
         return self.steps * self.sampling_rate

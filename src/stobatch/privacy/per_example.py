@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +57,8 @@ def clipped_sum(network: nn.Module, losses: Losses, batch: Batch, clip_norm: flo
     met: dict[nn.Module, list[Met]] = {}
     for (layer, use), gradient in zip(uses, gradients, strict=True):
         if gradient is not None:
-            met.setdefault(layer, []).append(Met(use, gradient))
-    with torch.no_grad():
+            met.setdefault(layer, []).append(_in_full(Met(use, gradient), layer))
+    with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         layers = {layer: KNOWN[type(layer)](layer, parts, len(values)) for layer, parts in met.items()}
         norms = sum((part.squared_norms() for part in layers.values()), start=values.new_zeros(len(values))).sqrt()
         finite = norms.isfinite()
@@ -68,6 +68,16 @@ def clipped_sum(network: nn.Module, losses: Losses, batch: Batch, clip_norm: flo
             return ClippedSum(rest.gradients, norms)
         weights = clipping_weights(norms, clip_norm)
         return ClippedSum(_summed(network, layers, weights), norms)
+
+
+def _in_full(met: Met, layer: nn.Module) -> Met:
+    """In the precision of the parameters, whatever the passes were made in.
+
+    What is added is then the sum of the very products whose norms are taken: a contribution may be rough, and its bound
+    is not.
+    """
+    full = next(layer.parameters(recurse=False)).dtype
+    return Met(replace(met.use, inputs=met.use.inputs.to(full)), met.gradient.to(full))
 
 
 def _zeros(network: nn.Module) -> dict[str, Tensor]:
@@ -123,9 +133,10 @@ def clipped_sum_by_example(network: nn.Module, losses: Losses, batch: Batch, cli
         return each.sum()
 
     formed: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0))(parameters, batch)
-    norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in formed.values()]).sum(0).sqrt()
-    weights, finite = clipping_weights(norms, clip_norm), norms.isfinite()
-    total = {name: torch.tensordot(weights[finite], g[finite], 1) for name, g in formed.items()}
+    with torch.autocast(batch[0].device.type, enabled=False):
+        norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in formed.values()]).sum(0).sqrt()
+        weights, finite = clipping_weights(norms, clip_norm), norms.isfinite()
+        total = {name: torch.tensordot(weights[finite], g[finite], 1) for name, g in formed.items()}
     return ClippedSum(total, norms)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,10 @@ class Plan(ABC):
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
         """What holds when so many steps have looked at the data, those that a crash made necessary again included."""
         return self.guarantee
+
+    def recorded(self, training: Mapping[str, Any]) -> Plan:
+        """The plan in the light of what a finished training says of itself (`training.json`)."""
+        return self
 
     @property
     def curve(self) -> PoissonGaussian | None:

@@ -1,21 +1,31 @@
-"""The whole state of a training in one file that is replaced at once: weights, optimiser, history, position.
+"""The whole state of a training: weights, optimiser, history, position. Each process writes a part of it.
 
+A checkpoint is a folder with a part per process and, last of all, a list of the parts with their checksums. Without
+the list, or with a part that does not match it, it is no checkpoint, and the one before it counts; two are kept.
 Random state needs no room here: every draw is derived from the seeds and the step (`stobatch.seeds`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stobatch.errors import RunError
-from stobatch.files import PRIVATE, read_tensors, write_tensors
+from stobatch.files import PRIVATE, read_json, read_tensors, write_json, write_tensors
 from stobatch.models import Classifier
+from stobatch.training.engines import Engine
 
-FILE = Path(PRIVATE) / "checkpoint.safetensors"
+FOLDER = Path(PRIVATE) / "checkpoints"
+LIST = "complete.json"
+KEPT = 2
+DRIFTED = {"parameters": "Use nodes of one kind, and look for failing memory; resume from the last checkpoint."}
 
 
 @dataclass
@@ -27,8 +37,9 @@ class TrainingState:
     carried: dict[str, Tensor] = field(default_factory=dict)
     step: int = 0
     history: list[tuple[float, float, float]] = field(default_factory=list)
-    """Rows of (step, accuracy on held-out test images, what the method monitors). Nothing here is computed from
-    training data other than through the parameters: a training loss would be a release of its own."""
+    """Rows of (step, accuracy on held-out test images, what the method monitors), kept by the process that leads.
+    Nothing here is computed from training data other than through the parameters: a training loss would be a release
+    of its own."""
 
     def tensors(self) -> dict[str, Tensor]:
         named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
@@ -39,20 +50,52 @@ class TrainingState:
         named["history"] = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
         return named
 
-    def save(self, run: Path, config_hash: str) -> None:
-        metadata = {"step": str(self.step), "config_hash": config_hash}
-        write_tensors(run / FILE, self.tensors(), metadata, private=True)
+    @property
+    def digest(self) -> str:
+        """Tells processes whether they hold the same parameters, to the last bit."""
+        return tensors_digest(dict(self.network.named_parameters()))
+
+    def save(self, run: Path, config_hash: str, engine: Engine) -> None:
+        """Write this process's part; the process that leads completes the checkpoint once all parts are there."""
+        folder, identity = run / FOLDER / f"step-{self.step:08d}", {"step": str(self.step), "config_hash": config_hash}
+        own = _dealt(self.tensors(), engine.processes)[engine.rank]
+        name = f"part-{engine.rank + 1}-of-{engine.processes}.safetensors"
+        write_tensors(folder / name, own, identity, private=True)
+        digests = engine.exchange(f"checkpoint {self.step}", _digest(folder / name))
+        # The same all-reduced gradients moved the same parameters: where they differ, hardware or memory is at fault.
+        engine.require_equal(f"after step {self.step}", {"parameters": self.digest}, DRIFTED)
+        if engine.leads:
+            names = [f"part-{rank + 1}-of-{engine.processes}.safetensors" for rank in range(engine.processes)]
+            write_json(
+                folder / LIST, "checkpoint", {**identity, "parts": dict(zip(names, digests, strict=True))}, private=True
+            )
+            # Those of now are complete and durable; older ones than the last two would never be read again.
+            for old in sorted((run / FOLDER).glob("step-*"), reverse=True)[KEPT:]:
+                shutil.rmtree(old, ignore_errors=True)
 
     def restore(self, run: Path, config_hash: str) -> bool:
-        """Continue from the run's checkpoint, if it has one. Returns whether there was one."""
-        if not (run / FILE).exists():
+        """Continue from the run's last whole checkpoint, if it has one. Returns whether there was one."""
+        folders = sorted((run / FOLDER).glob("step-*"), reverse=True)
+        found = next(_whole(folders), None)
+        if found is None:
+            if any((folder / LIST).exists() for folder in folders):
+                raise RunError(
+                    f"every checkpoint in {run / FOLDER} is damaged.",
+                    why="Parts are missing, or do not match their checksums.",
+                    remedy="Restore them, or train again into a new --out.",
+                )
             return False
-        tensors, metadata = read_tensors(run / FILE)
-        if metadata.get("config_hash") != config_hash:
+        document, tensors = found
+        if document["config_hash"] != config_hash:
             raise RunError(
-                f"the checkpoint in {run} belongs to configuration {metadata.get('config_hash')}, not {config_hash}.",
+                f"the checkpoint in {run} belongs to configuration {document['config_hash']}, not {config_hash}.",
                 remedy="Resume with the settings it was started with, or choose another --out.",
             )
+        self._adopt(run, tensors)
+        self.step = int(document["step"])
+        return True
+
+    def _adopt(self, run: Path, tensors: dict[str, Tensor]) -> None:
         parts: dict[str, dict[str, Tensor]] = {"network": {}, "optimiser": {}, "carried": {}}
         for name, value in tensors.items():
             if name != "history":
@@ -75,5 +118,45 @@ class TrainingState:
         for name, value in self.carried.items():
             value.copy_(parts["carried"][name])
         self.history = [(row[0], row[1], row[2]) for row in tensors["history"].tolist()]
-        self.step = int(metadata["step"])
-        return True
+
+
+def _dealt(tensors: dict[str, Tensor], processes: int) -> list[dict[str, Tensor]]:
+    """Each process's part: the largest first, to whoever has least. The leader has the history, which only it knows."""
+    parts: list[dict[str, Tensor]] = [{} for _ in range(processes)]
+    sizes = [0] * processes
+    for name in sorted(tensors.keys() - {"history"}, key=lambda name: (-tensors[name].numel(), name)):
+        least = sizes.index(min(sizes))
+        parts[least][name] = tensors[name]
+        sizes[least] += tensors[name].numel()
+    parts[0]["history"] = tensors["history"]
+    return parts
+
+
+def _whole(folders: list[Path]) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """Checkpoints all of whose parts are there and as they were written, newest first."""
+    for folder in folders:
+        try:
+            document = read_json(folder / LIST, "checkpoint")
+            tensors: dict[str, Tensor] = {}
+            for name, digest in document["parts"].items():
+                if _digest(folder / name) != digest:
+                    break
+                tensors |= read_tensors(folder / name)[0]
+            else:
+                yield document, tensors
+        except (RunError, OSError):
+            continue
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """A short digest of names and bits."""
+    digest = hashlib.sha256()
+    for name, value in tensors.items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,86 +10,13 @@ from torch import Tensor
 from stobatch.config import RunConfig
 from stobatch.data import Examples
 from stobatch.errors import ModelError
-from stobatch.interrupts import finish_first
-from stobatch.models import Classifier, Network
-from stobatch.privacy.canaries import Planted
+from stobatch.interrupts import Interrupted, finish_first
+from stobatch.models import Network
 from stobatch.progress import progress
 from stobatch.training.checkpoint import TrainingState
-from stobatch.training.engines import Engine, Gradients, TrainerTask
-
-
-class Trainable(ABC):
-    """What a method hands to the loop."""
-
-    network: Classifier
-    monitored: ClassVar[str]
-    """What `monitor` measures."""
-
-    @abstractmethod
-    def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
-        """The descent rules; each parameter belongs to one of them."""
-
-    @abstractmethod
-    def tasks(self, step: int) -> list[TrainerTask]:
-        """Who works in this step."""
-
-    @abstractmethod
-    def gradients(self, task: TrainerTask, step: int) -> Gradients:
-        """One trainer's gradients at the present parameters."""
-
-    @abstractmethod
-    def after_update(self) -> None:
-        """Restore what the plan assumed about the parameters, such as a bound on their norm."""
-
-    @abstractmethod
-    def save_private(self, run: Path, config_hash: str) -> None:
-        """Store, for the owner's eyes only, what a later load needs beside the weights."""
-
-    @abstractmethod
-    def monitor(self, step: int) -> float:
-        """A public number worth watching: computed from the parameters and the plan, never from the data."""
-
-    def plant(self, planted: Planted) -> None:
-        """Train with records beside the data, as an audit needs; each is treated exactly like an example."""
-        raise ModelError(
-            "this method has no room for canaries beside its data.",
-            why="Its neighbouring data sets have one size, so a canary takes the place of a record.",
-            remedy="Plant input canaries: canaries.kind=input.",
-        )
-
-    def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
-        """What examples add to a release at the present parameters, noise apart; for methods that bound it."""
-        raise ModelError(
-            "this method does not bound what an example adds to a step.",
-            remedy="Audit the trained model: audit.view=final and audit.canary=input.",
-        )
-
-    @property
-    def unit(self) -> float:
-        """The norm that one example's part of a release is bounded by, where it is."""
-        return 0.0
-
-    def carried(self) -> dict[str, Tensor]:
-        """What has to survive a restart beside parameters and optimisers; changed in place."""
-        return {}
-
-    def begin(self, run: Path, first: int, last: int) -> None:
-        """Steps from `first` to `last` are about to be made; called again for those that a crash cut off."""
-        return
-
-    def saved(self, run: Path, first: int, last: int) -> None:
-        """The steps from `first` to `last` were made and are safe on disk."""
-        return
-
-    def adopt(self) -> None:
-        """Turn the last parameters into the model. Repeatable."""
-        return
-
-    def finish(self, run: Path) -> dict[str, Any]:
-        """`adopt`, and say what is worth keeping about the training."""
-        self.adopt()
-        return {}
-
+from stobatch.training.engines import Engine, Gradients
+from stobatch.training.precision import working_precision
+from stobatch.training.trainable import Trainable
 
 OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
@@ -106,42 +31,48 @@ def train(
     resume: bool,
     quiet: bool,
 ) -> TrainingState:
-    """Train to the last step, checkpointing on the way.
+    """Train to the last step, checkpointing on the way. Every process of the engine runs this.
 
-    **Guarantee.** On a CPU with the same number of threads, a run that was killed at any moment and resumed ends with
-    the same bits as an undisturbed one: a step depends on the parameters, the optimiser and the seeds alone.
+    **Guarantee.** On a CPU with the same number of threads in each process, a run that was killed at any moment and
+    resumed ends with the same bits as an undisturbed one, whatever the number of processes before and after: a step
+    depends on the parameters, the optimiser and the seeds alone. Steps are accounted for before they are made.
     """
     network = trainable.network
     state = TrainingState(network, trainable.optimisers(config), trainable.carried())
     if resume and state.restore(run, config.training_hash):
         trainable.after_update()
     parameters = dict(network.named_parameters())
-    inputs = held_out.inputs[: config.training.monitor_examples].to(network.device)
+    inputs = held_out.inputs[: config.training.monitor_examples].to(network.device, network.dtype)
     labels = held_out.labels[: config.training.monitor_examples].to(inputs.device)
     note, every, stretch_end = "", config.machine.checkpoint_every, state.step
     with (
         finish_first() as stop,
-        progress("train", config.training.steps, start=state.step, quiet=quiet) as advance,
+        progress("train", config.training.steps, start=state.step, quiet=quiet or not engine.leads) as advance,
     ):
         while state.step < config.training.steps:
             if state.step == stretch_end:
                 first, stretch_end = state.step, min(config.training.steps, (state.step // every + 1) * every)
-                trainable.begin(run, first, stretch_end)
-            average = engine.average(trainable.tasks(state.step), lambda task: trainable.gradients(task, state.step))
-            descend(parameters, average, state.optimisers)
+                # No step is released without the leader, so none is before the leader has entered it.
+                if engine.leads:
+                    trainable.begin(run, first, stretch_end)
+                engine.note(f"steps {first} to {stretch_end} begin")
+            with working_precision(config.machine.precision, network.device):
+                averaged = trainable.release(state.step, engine, stop=stop.asked)
+            descend(parameters, averaged.gradients, state.optimisers)
             trainable.after_update()
             state.step += 1
-            stopping = stop.asked
-            if state.step % config.training.monitor_every == 0 or state.step == config.training.steps:
+            last = state.step == config.training.steps
+            if engine.leads and (state.step % config.training.monitor_every == 0 or last):
                 correct = accuracy(network, inputs, labels)
                 state.history.append((float(state.step), correct, trainable.monitor(state.step)))
                 note = f"test accuracy {correct:.3f}"
-            if state.step % every == 0 or state.step == config.training.steps or stopping:
-                state.save(run, config.training_hash)
-                trainable.saved(run, first, state.step)
+            if state.step % every == 0 or last or averaged.stopping:
+                state.save(run, config.training_hash, engine)
+                if engine.leads:
+                    trainable.saved(run, first, state.step)
             advance(1, note=note)
-            if stopping and state.step < config.training.steps:
-                stop.raise_if_asked()
+            if averaged.stopping and not last:
+                raise Interrupted
     return state
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from stobatch.config import RunConfig
 from stobatch.models import Classifier
 from stobatch.training.engines import Gradients, InProcessEngine
-from stobatch.training.loop import Trainable, descend
+from stobatch.training.loop import descend
+from stobatch.training.trainable import Trainable
 
 Tick = Callable[[float], None]
 """Told the share of the work that was done since it was told last."""
@@ -63,7 +64,7 @@ def train_one(trainable: Trainable, config: RunConfig, watcher: Watcher | None =
     engine, optimisers = InProcessEngine(), trainable.optimisers(config)
     parameters = dict(trainable.network.named_parameters())
     for step in range(config.training.steps):
-        released = engine.average(trainable.tasks(step), lambda task: trainable.gradients(task, step))  # noqa: B023
+        released = trainable.release(step, engine).gradients
         if watcher is not None:
             watcher.see(step, trainable, released)
         descend(parameters, released, optimisers)

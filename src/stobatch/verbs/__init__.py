@@ -1,4 +1,4 @@
-"""The verbs: plan, train, certify, attack, evaluate, audit, report. The command line calls these and nothing else.
+"""The verbs: plan, train, certify, attack, evaluate, audit, report, shard. The command line calls nothing else.
 
 Each verb checks everything it can before it writes anything, so bad input leaves no half-written run.
 """
@@ -7,6 +7,7 @@ from stobatch.verbs.attacking import attack, evaluate
 from stobatch.verbs.auditing import audit
 from stobatch.verbs.certifying import certify
 from stobatch.verbs.reporting import report
+from stobatch.verbs.sharding import check_shards, shard
 from stobatch.verbs.training import plan, train
 
-__all__ = ["attack", "audit", "certify", "evaluate", "plan", "report", "train"]
+__all__ = ["attack", "audit", "certify", "check_shards", "evaluate", "plan", "report", "shard", "train"]

@@ -9,10 +9,11 @@ from typing import Any
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.errors import RunError, SettingError
-from stobatch.loading import load, seeds_of, use_device
+from stobatch.loading import load, seeds_of
 from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.runs import Run
+from stobatch.training.device import use_device
 from stobatch.types import Status, Verdict
 from stobatch.verbs.instruments import MAKERS, Audited
 from stobatch.verbs.tables import allowed, read_data
@@ -108,7 +109,7 @@ def opened(
             f"{run.path} is not a run.", remedy="Name a trained run, or a recipe as in `--recipe audit.published`."
         )
     seeds = seeds_of(config, run)
-    use_device(config)
+    use_device(config.machine)
     if run.is_trained:
         model = load(run.path, network=network, device=config.machine.device, threads=config.machine.threads)
         info = DatasetInfo.from_dict(run.read("config")["dataset"])

@@ -13,19 +13,24 @@ from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, write_tensors
-from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of, use_device
+from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of
 from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.privacy.plan import Plan
+from stobatch.processes import attempt, first_on_its_node
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training import Trainable
 from stobatch.training import train as run_training
-from stobatch.training.engines import InProcessEngine
+from stobatch.training.checkpoint import TrainingState, tensors_digest
+from stobatch.training.device import use_device
+from stobatch.training.engines import Engine
+from stobatch.training.engines.launch import REMEDIES, engine_for, placed
+from stobatch.training.precision import parameter_precision
 from stobatch.types import Neighbours
 from stobatch.verbs.planting import CANARY_SCORES, planted_in
-from stobatch.verbs.tables import data_root, fingerprint, read_data
+from stobatch.verbs.tables import data_root, read_data
 
 
 def plan(config: RunConfig, *, dataset: Dataset | None = None, network: Classifier | None = None) -> Plan:
@@ -43,45 +48,104 @@ def train(
     resume: bool = False,
     quiet: bool = False,
 ) -> TrainedModel:
-    """Train a model into a run directory, or continue one that was interrupted."""
-    run = Run(Path(out))
+    """Train a model into a run directory, or continue one that was interrupted.
+
+    Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
+    """
+    config = config.replace(machine=placed(config.machine))
+    with engine_for(config) as engine:
+        resume = resume or attempt() > 0
+        return _train(engine, config, Run(Path(out)), dataset, network, resume=resume, quiet=quiet)
+
+
+def _train(
+    engine: Engine,
+    config: RunConfig,
+    run: Run,
+    dataset: Dataset | None,
+    network: Classifier | None,
+    *,
+    resume: bool,
+    quiet: bool,
+) -> TrainedModel:
     run.require_new(config.training_hash, resume=resume)
     the_plan = plan(config, dataset=dataset, network=network)
-    device = use_device(config)
-    seeds = seeds_of(config, run)
-    dataset = dataset or read_data(config, seeds, quiet)
-    net = make_network(config, dataset.info, seeds, network).to(device)
+    device = use_device(config.machine)
+    seeds = _common_seeds(engine, seeds_of(config, run))
+    dataset = dataset or _read_by_turns(engine, config, seeds, quiet)
+    net = make_network(config, dataset.info, seeds, network).to(device, parameter_precision(config.machine.precision))
     trainable = _with_canaries(config, the_plan, dataset, net, seeds)
-    trained_on = fingerprint(dataset.train)
+    trainable.ready(engine.arrange(len(trainable.tasks(0)), device))
+    trained_on = dataset.train.fingerprint()
     if run.has("data", private=True) and run.read("data", private=True)["sha256"] != trained_on:
         raise RunError(f"{run.path} was started with other training data.", remedy="Hand over the same data to resume.")
-    # Nothing is written before everything above has passed.
-    write_start(run, config, dataset.info, the_plan, seeds)
-    run.write("data", {"sha256": trained_on}, private=True)
-    trainable.save_private(run.path, config.training_hash)
+    first = tensors_digest(dict(net.named_parameters()))
+    engine.require_equal("start", {"training data": trained_on[:12], "first parameters": first}, REMEDIES)
+    # Nothing is written before everything above has passed, in every process.
+    if engine.leads:
+        write_start(run, config, dataset.info, the_plan, seeds)
+        run.write("data", {"sha256": trained_on}, private=True)
+        trainable.save_private(run.path, config.training_hash)
+    _require_one_directory(engine, run)
+    engine.open_log(run.path)
     if not run.is_trained:
         started = time.monotonic()
-        state = run_training(trainable, config, InProcessEngine(), run.path, dataset.test, resume=resume, quiet=quiet)
-        kept = trainable.finish(run.path)
-        if carried := trainable.carried():
-            path = run.path / PRIVATE / CANARY_SCORES
-            write_tensors(path, carried, {"config_hash": config.training_hash}, private=True)
-        run.write(
-            "training",
-            {
-                **kept,
-                "steps": state.step,
-                "seconds_since_last_start": round(time.monotonic() - started, 1),
-                "device": str(device),
-                "torch": torch.__version__,
-                "history": [
-                    {"step": int(step), "test_accuracy": accuracy, trainable.monitored: monitored}
-                    for step, accuracy, monitored in state.history
-                ],
-            },
-        )
-        write_tensors(run.model_file, net.state_dict(), {"config_hash": config.training_hash}, private=False)
+        state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
+        if engine.leads:
+            _write_end(run, config, trainable, state, time.monotonic() - started, engine.processes)
+        engine.note("done")
+        engine.exchange("trained", "")
     return load(run.path, network=network, device=str(device), threads=config.machine.threads)
+
+
+def _write_end(
+    run: Run, config: RunConfig, trainable: Trainable, state: TrainingState, seconds: float, processes: int
+) -> None:
+    """What a finished training leaves; the model comes last, since it says that all is there."""
+    kept = trainable.finish(run.path)
+    if carried := trainable.carried():
+        path = run.path / PRIVATE / CANARY_SCORES
+        write_tensors(path, carried, {"config_hash": config.training_hash}, private=True)
+    run.write(
+        "training",
+        {
+            **kept,
+            "steps": state.step,
+            "seconds_since_last_start": round(seconds, 1),
+            "device": str(trainable.network.device),
+            "processes": processes,
+            "torch": torch.__version__,
+            "history": [
+                {"step": int(step), "test_accuracy": accuracy, trainable.monitored: monitored}
+                for step, accuracy, monitored in state.history
+            ],
+        },
+    )
+    write_tensors(run.model_file, trainable.network.state_dict(), {"config_hash": config.training_hash}, private=False)
+
+
+def _common_seeds(engine: Engine, own: Seeds) -> Seeds:
+    """Those of the process that leads: secret ones are drawn once."""
+    root = engine.exchange("seeds", str(own.root) if engine.leads else "")[0]
+    return Seeds(int(root), public=own.public)
+
+
+def _read_by_turns(engine: Engine, config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
+    """One process of each node reads first, since reading may fetch and unpack."""
+    dataset = read_data(config, seeds, quiet or not engine.leads) if first_on_its_node() else None
+    engine.exchange("data are there", "")
+    return dataset or read_data(config, seeds, quiet=True)
+
+
+def _require_one_directory(engine: Engine, run: Run) -> None:
+    engine.exchange("run directory", "written")
+    for rank, seen in enumerate(engine.exchange("run directory seen", str(run.exists))):
+        if seen != "True":
+            raise RunError(
+                f"process {rank} does not see {run.path}.",
+                why="Checkpoints are written by all processes, and read by all.",
+                remedy="Put --out on a file system that all nodes share.",
+            )
 
 
 def write_start(run: Run, config: RunConfig, info: DatasetInfo, the_plan: Plan, seeds: Seeds) -> None:
@@ -100,7 +164,7 @@ def _with_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network:
         return method.prepare(config, the_plan, network, train, seeds)
     canaries = planted_in(config, dataset.info, network, seeds)
     if config.canaries.kind == "input" and the_plan.guarantee.neighbours is Neighbours.REPLACE_ONE:
-        return method.prepare(config, the_plan, network, replacing(train, canaries), seeds)
+        return method.prepare(config, the_plan, network, replacing(train.in_memory(), canaries), seeds)
     trainable = method.prepare(config, the_plan, network, train, seeds)
     trainable.plant(canaries)
     return trainable

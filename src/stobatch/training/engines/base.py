@@ -1,12 +1,16 @@
-"""What an engine does: compute the gradients of the picked trainers and average them. A file per engine."""
+"""What an engine does: have the picked trainers' gradients computed, and average them. A file per engine."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from stobatch.training.pieces import ALONE, Share
 
 Gradients = dict[str, Tensor]
 """One gradient per parameter, by the parameter's name in the network."""
@@ -21,9 +25,51 @@ class TrainerTask:
     adversarial_batch: int
 
 
+Parts = Callable[[TrainerTask, Share], Iterable[Gradients]]
+"""The parts of a trainer's gradient that one of its devices computes; their sum over all devices is the gradient."""
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What all processes hold after a step's one message: the average, and whether any of them was asked to stop."""
+
+    gradients: Gradients
+    stopping: bool
+
+
 class Engine(ABC):
-    """Runs one step's trainers somewhere and hands back the average of their gradients."""
+    """Runs one step's trainers somewhere and hands the average of their gradients to every process."""
+
+    rank: int = 0
+    processes: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes the run's files and shows progress: one does."""
+        return self.rank == 0
 
     @abstractmethod
-    def average(self, tasks: Sequence[TrainerTask], compute: Callable[[TrainerTask], Gradients]) -> Gradients:
-        """(1/𝒩) Σᵢ ∇ᵢθ over the tasks, summed in the order of the tasks."""
+    def average(
+        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], *, stop: bool = False
+    ) -> Averaged:
+        """(1/𝒩) Σᵢ ∇ᵢθ over the tasks."""
+
+    @abstractmethod
+    def exchange(self, topic: str, text: str) -> list[str]:
+        """Tell all processes a short text, and hear what each of them says; also a meeting point."""
+
+    def arrange(self, tasks: int, device: torch.device) -> Share:
+        """Prepare for steps of so many trainers; says which of a trainer's devices this process is."""
+        return ALONE
+
+    def require_equal(self, topic: str, own: Mapping[str, str], remedies: Mapping[str, str]) -> None:
+        """Raise where processes differ in what they must have in common."""
+        return
+
+    def open_log(self, run: Path) -> None:
+        """Begin this process's log, where there are several."""
+        return
+
+    def note(self, line: str) -> None:
+        """Write to this process's log, if it has one."""
+        return

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
-from stobatch.training.engines.base import Engine, Gradients, TrainerTask
+from torch import nn
+
+from stobatch.training.engines.base import Averaged, Engine, Parts, TrainerTask
+from stobatch.training.exact_sum import ExactSum
+from stobatch.training.pieces import ALONE
 
 
 @final
 class InProcessEngine(Engine):
     """The reference engine: every other engine must give the same parameters as this one."""
 
-    def average(self, tasks: Sequence[TrainerTask], compute: Callable[[TrainerTask], Gradients]) -> Gradients:
-        total = dict(compute(tasks[0]))
-        for task in tasks[1:]:
-            for name, gradient in compute(task).items():
-                total[name] = total[name] + gradient
-        return {name: gradient / len(tasks) for name, gradient in total.items()}
+    def average(
+        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], *, stop: bool = False
+    ) -> Averaged:
+        total = ExactSum(parameters)
+        for task in tasks:
+            for part in parts(task, ALONE):
+                total.add(part)
+        return Averaged(total.mean(len(tasks)), stop)
+
+    def exchange(self, topic: str, text: str) -> list[str]:
+        return [text]

@@ -1,0 +1,133 @@
+"""Trainers spread over the processes that torchrun started: a mesh of trainers x devices of each trainer.
+
+A step needs one message: each process sums what it computed into one flat buffer, and one all-reduce adds the buffers
+of all. The parameters are everywhere; every process makes the same descent.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from math import gcd
+from pathlib import Path
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from stobatch.config import MachineConfig
+from stobatch.errors import SettingError
+from stobatch.files import PRIVATE
+from stobatch.training.engines.base import Averaged, Engine, Parts, TrainerTask
+from stobatch.training.engines.group import Group
+from stobatch.training.exact_sum import ExactSum
+from stobatch.training.pieces import Share
+
+
+def mesh_shape(processes: int, trainers: int, devices_per_trainer: int | None) -> tuple[int, int]:
+    """Trainers that work at once, and devices of each, so that every process has equally much to do.
+
+    >>> mesh_shape(4, 1, None), mesh_shape(4, 2, None), mesh_shape(4, 6, 1)
+    ((1, 4), (2, 2), (4, 1))
+    """
+    devices = processes // gcd(processes, trainers) if devices_per_trainer is None else devices_per_trainer
+    if processes % devices:
+        raise SettingError(
+            f"{processes} processes do not divide into trainers of {devices} devices.",
+            remedy=f"Start a multiple of {devices} processes, or leave machine.devices_per_trainer unset.",
+        )
+    rows = processes // devices
+    if trainers % rows:
+        raise SettingError(
+            f"{processes} processes with {devices} for each trainer are {rows} trainers at once, and a step has "
+            f"{trainers}.",
+            why="Some processes would have nothing to do.",
+            remedy="Leave machine.devices_per_trainer unset, or start as many processes as trainers x devices.",
+        )
+    return rows, devices
+
+
+@final
+class DistributedEngine(Engine):
+    """`torch.distributed` under torchrun: gloo between CPUs, NCCL between GPUs.
+
+    **Guarantee.** With `exact_sums`, on CPUs of one kind with equally many threads, the parameters have the bits that
+    the in-process engine gives them, for any number of processes. Without it, and on GPUs, they differ by rounding.
+    """
+
+    def __init__(self, group: Group, machine: MachineConfig) -> None:
+        self.group, self.machine = group, machine
+        self.rank, self.processes = group.rank, group.processes
+        self.log: Path | None = None
+        self.total: ExactSum | None = None
+        self.computing_s = self.waiting_s = 0.0
+
+    def arrange(self, tasks: int, device: torch.device) -> Share:
+        """Lay the processes out as a mesh, for steps of so many trainers; says which device of a trainer this is."""
+        shape = mesh_shape(self.processes, tasks, self.machine.devices_per_trainer)
+        with self.group.contact("arranging the mesh"):
+            self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=("trainer", "replica"))
+        self.row, replica = self.mesh.get_local_rank("trainer"), self.mesh.get_local_rank("replica")
+        self.rows, self.share = shape[0], Share(replica, shape[1])
+        return self.share
+
+    def average(
+        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], *, stop: bool = False
+    ) -> Averaged:
+        started = time.perf_counter()
+        if self.total is None:
+            self.total = ExactSum(parameters)
+        total = self.total
+        total.clear()
+        for position, task in enumerate(tasks):
+            if position % self.rows == self.row:
+                for part in parts(task, self.share):
+                    total.add(part)
+        total.votes.fill_(stop)
+        computed = time.perf_counter()
+        self._all_reduce(total)
+        self.computing_s += computed - started
+        self.waiting_s += time.perf_counter() - computed
+        return Averaged(total.mean(len(tasks)), bool(total.votes))
+
+    def _all_reduce(self, total: ExactSum) -> None:
+        with self.group.contact("adding up gradients"):
+            if self.machine.exact_sums:
+                dist.all_reduce(total.message)
+                return
+            # A quarter of the bytes: sums are rounded to float32 once here and once by each addition.
+            rounded = torch.cat([total.buffer.sum(0), total.votes]).float()
+            dist.all_reduce(rounded)
+            total.take(rounded)
+
+    @property
+    def message_bytes(self) -> int:
+        """What one process hands to the all-reduce of a step."""
+        assert self.total is not None
+        count = self.total.message.numel() if self.machine.exact_sums else self.total.size + 1
+        return count * (8 if self.machine.exact_sums else 4)
+
+    def exchange(self, topic: str, text: str) -> list[str]:
+        return self.group.exchange(topic, text)
+
+    def require_equal(self, topic: str, own: Mapping[str, str], remedies: Mapping[str, str]) -> None:
+        self.group.require_equal(topic, own, remedies)
+
+    def open_log(self, run: Path) -> None:
+        """One log per process, for the owner alone: how long a step takes tells how many examples it had."""
+        folder = run / PRIVATE / "logs"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.log = folder / f"process-{self.rank:05d}.log"
+        self.note(f"process {self.rank} of {self.processes} on {os.uname().nodename}, pid {os.getpid()}")
+
+    def note(self, line: str) -> None:
+        if self.log is None:
+            return
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        spent = f"computing {self.computing_s:.2f} s, waiting {self.waiting_s:.2f} s"
+        descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "a") as out:
+            out.write(f"{stamp} {line} ({spent})\n")

@@ -1,0 +1,153 @@
+"""The processes that torchrun started: how this one finds the others, compares itself with them, and ends with them.
+
+Only short texts pass through here, by the key-value store that torchrun keeps; gradients go through the collectives of
+`torch.distributed`. Whoever fails first says so in the store and to the user; the others end without a word.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from stobatch.errors import EndedElsewhere, RunError, StobatchError
+from stobatch.interrupts import Interrupted
+from stobatch.processes import attempt
+
+_PAUSE_S = 0.02
+_CLOCKS_S = 60.0
+"""Clocks further apart than this belong to machines that nobody looks after; logs could not be compared."""
+_FAILURE = "failure"
+"""Where the first process that fails says why."""
+
+
+class Group:
+    """This process among the others."""
+
+    def __init__(self, device: torch.device, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        patience = timedelta(seconds=timeout_s)
+        try:
+            store, self.rank, self.processes = next(iter(rendezvous("env://", timeout=patience)))
+            store = PrefixStore(f"attempt {attempt()}", store)
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=PrefixStore("collectives", store),
+                rank=self.rank,
+                world_size=self.processes,
+                timeout=patience,
+            )
+            # torchrun may keep its store for processes that replace these: they must not hear what these have said.
+            name = torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(secrets.randbits(62)))
+            name = name.to(device)
+            dist.broadcast(name, 0)
+            self.store = PrefixStore(f"group {int(name)}", store)
+        except (RuntimeError, ValueError) as error:
+            raise RunError(
+                f"the processes did not find each other: {str(error).splitlines()[0]}",
+                remedy="Try `stobatch doctor`, and look whether all nodes were started with the same rendezvous.",
+            ) from None
+
+    def exchange(self, topic: str, text: str) -> list[str]:
+        """What each process says about a topic. A topic is used once."""
+        keys = [f"{topic}/{rank}" for rank in range(self.processes)]
+        deadline = time.monotonic() + self.timeout_s
+        with self.contact(topic):
+            self.store.set(keys[self.rank], text)
+            while not self.store.check(keys):
+                if self.store.check([_FAILURE]):
+                    raise EndedElsewhere(self._failure())
+                if time.monotonic() > deadline:
+                    missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+                    raise lost(f"process {', '.join(map(str, missing))} was not heard of for {self.timeout_s:g} s")
+                time.sleep(_PAUSE_S)
+            return [self.store.get(key).decode() for key in keys]
+
+    @contextmanager
+    def contact(self, during: str) -> Iterator[None]:
+        """Turn what the transport says of vanished or silent processes into one sentence."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise lost(f"process {self.rank} lost contact with the others ({during})") from error
+
+    def _failure(self) -> str:
+        return str(self.store.get(_FAILURE).decode())
+
+    @contextmanager
+    def ending_together(self) -> Iterator[None]:
+        """Let one process tell what went wrong; tidy up where all went well."""
+        try:
+            yield
+        except EndedElsewhere:
+            raise
+        except StobatchError as error:
+            error.told = say_first(self.store, self.rank, str(error))
+            if error.told:
+                raise
+            raise EndedElsewhere(self._failure()) from error
+        except Interrupted:
+            if self.rank == 0:
+                raise
+            raise EndedElsewhere("interrupted", code=130) from None
+        dist.destroy_process_group()
+
+    def require_equal(self, topic: str, own: Mapping[str, str], remedies: Mapping[str, str]) -> None:
+        """Every process must have the same of everything here; the first that differs is named."""
+        for name, value in own.items():
+            values = self.exchange(f"{topic}: {name}", value)
+            for rank, other in enumerate(values):
+                if other != values[0]:
+                    raise RunError(
+                        f"processes 0 and {rank} differ in their {name}: {values[0]} and {other}.",
+                        why="All processes must do the same work on the same parameters.",
+                        remedy=remedies[name],
+                    )
+
+    def require_one_time(self) -> None:
+        """The clocks of all processes, read at about the same time."""
+        self.exchange("clocks: ready", "")
+        times = [float(text) for text in self.exchange("clocks", repr(time.time()))]
+        if max(times) - min(times) > _CLOCKS_S:
+            ahead, behind = times.index(max(times)), times.index(min(times))
+            raise RunError(
+                f"the clocks of processes {ahead} and {behind} are {max(times) - min(times):.0f} s apart.",
+                why="Logs, file times and time limits of such machines cannot be compared.",
+                remedy="Set the clocks, by NTP for instance.",
+            )
+
+
+def say_first(store: Store, rank: int, message: str) -> bool:
+    """Whether no other process has failed before: the first may speak."""
+    try:
+        own = f"process {rank}: {message}"
+        return bool(store.compare_set(_FAILURE, "", own).decode() == own)
+    except RuntimeError:
+        # The store is gone with the node that kept it: who is left cannot be known.
+        return True
+
+
+def speaks(error: StobatchError) -> bool:
+    """Whether this process tells the user, if it fails before it has joined the others."""
+    if error.told:
+        return True
+    try:
+        store, rank, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=10))))
+    except (RuntimeError, ValueError):
+        return True
+    return say_first(PrefixStore(f"attempt {attempt()}", store), rank, str(error))
+
+
+def lost(what: str) -> RunError:
+    return RunError(
+        f"{what}.",
+        why="It was killed, it hangs, or the network failed; what was reported done is saved.",
+        remedy="Run the same command with --resume, or let torchrun do so: --max-restarts=3.",
+    )

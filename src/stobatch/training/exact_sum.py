@@ -1,0 +1,77 @@
+"""A sum that does not depend on the order of its parts, so that any number of processes gives the same bits.
+
+Rounding makes floating-point addition depend on its order, and an all-reduce over four processes adds in another order
+than one process does. Numbers on a common grid that stay below 2⁵³ grid steps add up without rounding. Two grids hold
+a part: a coarse one, and a fine one for what the coarse one leaves over. Both sums are exact, and exact sums commute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+_COARSE, _FINE = 2.0**-22, 2.0**-64
+"""Coarse steps add exactly up to ±2³⁰; what they leave over, at most 2⁻²³ each, does so for 4,096 parts."""
+_TO_COARSE, _TO_FINE = (1.5 * 2.0**52 * step for step in (_COARSE, _FINE))
+"""Adding and taking away so large a number leaves the nearest multiple of the step."""
+_BLOCK = 2**16
+
+
+class ExactSum:
+    """The sum of gradients, parameter by parameter.
+
+    **Guarantee.** For parts below 2³⁰ in total, and at most 4,096 of them, the result has the same bits whatever the
+    order and the grouping of `add` and whatever adds up `message`; it misses the sum by at most 2⁻⁶⁵ a part, and
+    float32 parts above 2⁻⁴⁰ are not rounded at all. Larger gradients are summed as float64 sums them.
+
+    `message` is all of it in one flat vector, with a place at its end for votes of processes.
+
+    >>> weight = nn.Parameter(torch.zeros(2))
+    >>> sums = ExactSum({"weight": weight})
+    >>> for value in (1e8, 1e-8, -1e8): sums.add({"weight": torch.tensor([value, 0.5])})
+    >>> sums.mean(1)["weight"]
+    tensor([1.0000e-08, 1.5000e+00])
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter | Tensor]) -> None:
+        self.parameters = parameters
+        sizes = [parameter.numel() for parameter in parameters.values()]
+        self.size = sum(sizes)
+        device = next(iter(parameters.values())).device
+        self.message = torch.zeros(2 * self.size + 1, dtype=torch.float64, device=device)
+        self.buffer, self.votes = self.message[:-1].view(2, self.size), self.message[-1:]
+        self._coarse, self._fine = (dict(zip(parameters, torch.split(row, sizes), strict=True)) for row in self.buffer)
+
+    def clear(self) -> None:
+        """Begin again, in the same memory."""
+        self.message.zero_()
+
+    def take(self, rounded: Tensor) -> None:
+        """Replace the sum by one that was rounded on its way, with the votes behind it."""
+        self.buffer.zero_()
+        self.buffer[0], self.votes[:] = rounded[:-1], rounded[-1:]
+
+    @torch.no_grad()
+    def add(self, part: Mapping[str, Tensor]) -> None:
+        """Add the part of some parameters; what it does not name counts as zero."""
+        for name, value in part.items():
+            whole = value.detach().reshape(-1)
+            # Block by block: what is computed on the way stays in the cache.
+            for start in range(0, len(whole), _BLOCK):
+                block = slice(start, start + _BLOCK)
+                exact = whole[block].to(torch.float64)
+                coarse = (exact + _TO_COARSE).sub_(_TO_COARSE)
+                self._coarse[name][block] += coarse
+                # The difference of neighbours on two grids is itself a float64: nothing is lost before the rounding.
+                self._fine[name][block] += exact.sub(coarse).add_(_TO_FINE).sub_(_TO_FINE)
+
+    def mean(self, count: int) -> dict[str, Tensor]:
+        """The sum over `count`, in each parameter's own precision and shape."""
+        whole = (self.buffer[0] + self.buffer[1]).div_(count)
+        sizes = [parameter.numel() for parameter in self.parameters.values()]
+        return {
+            name: value.to(parameter.dtype).view(parameter.shape)
+            for (name, parameter), value in zip(self.parameters.items(), torch.split(whole, sizes), strict=True)
+        }

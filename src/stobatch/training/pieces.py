@@ -1,0 +1,58 @@
+"""How one trainer's work is cut into pieces, and which of its devices computes which.
+
+Pieces depend on the work and not on who does it. So two processes pass the very batches through the network that one
+process passes, and their sums, which are exact, have the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_SMALL = 256
+"""Fewer rows than this are not worth sharing."""
+_EVENLY = 4
+"""On a CPU, larger work is cut into a multiple of so many pieces, so that two or four processes have equally much."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One of the devices of a trainer.
+
+    >>> [piece for piece in range(7) if Share(1, 3).takes(piece)]
+    [1, 4]
+    """
+
+    device: int = 0
+    devices: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether it does what is done once for the trainer, such as drawing its noise."""
+        return self.device == 0
+
+    def takes(self, piece: int) -> bool:
+        return piece % self.devices == self.device
+
+
+ALONE = Share()
+"""The only device of its trainer."""
+
+
+def cut(size: int, most: int, device: torch.device, share: Share) -> list[slice]:
+    """Rows 0 to `size` in pieces of at most `most`, equally large up to one row.
+
+    On a CPU they are the same for any number of devices. A GPU wants its whole part at once, so there the number of
+    devices decides, and results differ by rounding.
+
+    >>> [piece.stop - piece.start for piece in cut(2499, 833, torch.device("cpu"), ALONE)]
+    [624, 625, 625, 625]
+    """
+    count = -(-size // most)
+    if device.type == "cpu":
+        count = count if size < _SMALL else -(-count // _EVENLY) * _EVENLY
+    else:
+        count = max(count, min(share.devices, size))
+    ends = [size * index // count for index in range(1, count + 1)] if count else []
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]

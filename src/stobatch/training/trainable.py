@@ -1,0 +1,122 @@
+"""What a method hands to the training loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from stobatch.config import RunConfig
+from stobatch.errors import ModelError
+from stobatch.models import Classifier
+from stobatch.privacy.canaries import Planted
+from stobatch.training.engines import Averaged, Engine, Gradients, InProcessEngine, TrainerTask
+from stobatch.training.pieces import Share
+
+
+class Trainable(ABC):
+    """Something that can be trained: who works in a step, what each adds, and what is kept."""
+
+    network: Classifier
+    monitored: ClassVar[str]
+    """What `monitor` measures."""
+
+    @abstractmethod
+    def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
+        """The descent rules; each parameter belongs to one of them."""
+
+    @abstractmethod
+    def tasks(self, step: int) -> list[TrainerTask]:
+        """Who works in this step."""
+
+    @abstractmethod
+    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+        """What one of a trainer's devices adds to its gradient at the present parameters, piece by piece.
+
+        The pieces of all devices sum to the trainer's gradient, and what a piece is does not depend on their number
+        (on a CPU). A part may leave out parameters that it does not move.
+        """
+
+    def gradients(self, task: TrainerTask, step: int) -> Gradients:
+        """One trainer's gradients at the present parameters, all computed here."""
+        return InProcessEngine().average([task], partial(self._parts_of, step), self.parameters).gradients
+
+    def _parts_of(self, step: int, task: TrainerTask, share: Share) -> Iterator[Gradients]:
+        return self.parts(task, step, share)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What moves, by name."""
+        return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
+
+    def release(self, step: int, engine: Engine, *, stop: bool = False) -> Averaged:
+        """The gradients of a step as everybody may see them, averaged over its trainers."""
+        averaged = engine.average(self.tasks(step), partial(self._parts_of, step), self.parameters, stop=stop)
+        self.released(step, averaged.gradients)
+        return averaged
+
+    def ready(self, share: Share) -> None:
+        """Check that what one of a trainer's devices will read is there; called before anything is written."""
+        return
+
+    def released(self, step: int, gradients: Gradients) -> None:
+        """Told what a step released, before the parameters move."""
+        return
+
+    @abstractmethod
+    def after_update(self) -> None:
+        """Restore what the plan assumed about the parameters, such as a bound on their norm."""
+
+    @abstractmethod
+    def save_private(self, run: Path, config_hash: str) -> None:
+        """Store, for the owner's eyes only, what a later load needs beside the weights."""
+
+    @abstractmethod
+    def monitor(self, step: int) -> float:
+        """A public number worth watching: computed from the parameters and the plan, never from the data."""
+
+    def plant(self, planted: Planted) -> None:
+        """Train with records beside the data, as an audit needs; each is treated exactly like an example."""
+        raise ModelError(
+            "this method has no room for canaries beside its data.",
+            why="Its neighbouring data sets have one size, so a canary takes the place of a record.",
+            remedy="Plant input canaries: canaries.kind=input.",
+        )
+
+    def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
+        """What examples add to a release at the present parameters, noise apart; for methods that bound it."""
+        raise ModelError(
+            "this method does not bound what an example adds to a step.",
+            remedy="Audit the trained model: audit.view=final and audit.canary=input.",
+        )
+
+    @property
+    def unit(self) -> float:
+        """The norm that one example's part of a release is bounded by, where it is."""
+        return 0.0
+
+    def carried(self) -> dict[str, Tensor]:
+        """What has to survive a restart beside parameters and optimisers; changed in place."""
+        return {}
+
+    def begin(self, run: Path, first: int, last: int) -> None:
+        """Steps from `first` to `last` are about to be made; called again for those that a crash cut off."""
+        return
+
+    def saved(self, run: Path, first: int, last: int) -> None:
+        """The steps from `first` to `last` were made and are safe on disk."""
+        return
+
+    def adopt(self) -> None:
+        """Turn the last parameters into the model. Repeatable."""
+        return
+
+    def finish(self, run: Path) -> dict[str, Any]:
+        """`adopt`, and say what is worth keeping about the training."""
+        self.adopt()
+        return {}
