@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check wheel-check benchmarks clean
+.PHONY: demo test check wheel-check flower-check benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/stobatch demo --out runs/demo
@@ -26,6 +26,19 @@ wheel-check: $(STAMP)
 	cd build && PYTHONPATH=site ../$(BIN)/python -P -c "import stobatch, stobatch_recipes, sys; \
 	assert stobatch.__file__.startswith(__import__('os').getcwd()), stobatch.__file__; \
 	from stobatch.data import load; from stobatch.config import DataConfig; print(load(DataConfig()).info)"
+
+# Flower wants older versions of some packages (constraints-flower.txt): an environment of its own, laid over the other.
+FLOWER := build/flower
+flower-check: $(FLOWER)/.installed
+	FLWR_HOME=$(FLOWER)/home $(FLOWER)/bin/python -m pytest tests/federated/test_federated_flower.py
+
+$(FLOWER)/.installed: $(STAMP) constraints-flower.txt
+	rm -rf $(FLOWER)
+	$(BIN)/python -m venv $(FLOWER)
+	for python in $(BIN) $(FLOWER)/bin; do $$python/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"; \
+	done | { read base; read own; printf '%s\n%s\n' "$$base" "$$PWD/src" > $$own/base.pth; }
+	$(FLOWER)/bin/pip install --quiet -c constraints-flower.txt flwr
+	touch $@
 
 benchmarks: $(STAMP)
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[benchmarks]"

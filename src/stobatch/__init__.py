@@ -9,11 +9,12 @@ claimed ε = 0.2 (replace-one, per training tuple; the paper's Theorem 4), NOT a
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, from_tensors
 from stobatch.errors import StobatchError
+from stobatch.federated import federate
 from stobatch.loading import TrainedModel, load
 from stobatch.models import Network, from_layers
 from stobatch.paper import where
 from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
-from stobatch.verbs import attack, audit, certify, evaluate, plan, report, train
+from stobatch.verbs import attack, audit, certify, evaluate, plan, report, shard, train
 
 __version__ = "0.1.0"
 
@@ -32,11 +33,13 @@ __all__ = [
     "audit",
     "certify",
     "evaluate",
+    "federate",
     "from_layers",
     "from_tensors",
     "load",
     "plan",
     "report",
+    "shard",
     "train",
     "where",
 ]

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from stobatch.config import RunConfig
 from stobatch.errors import SettingError
-from stobatch_recipes import audit, paper, sound
+from stobatch_recipes import audit, federated, paper, sound
 from stobatch_recipes.demo import demo
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
@@ -25,6 +25,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "sound.cifar10_strict": lambda: sound.cifar10(epsilon=3.0),
     "sound.cifar10_strict_wide": lambda: sound.cifar10(epsilon=3.0, radius=16 / 255),
     "sound.tiny_imagenet": sound.tiny_imagenet,
+    "federated.demo": federated.demo,
     "audit.published": audit.published,
     "audit.sound": audit.sound,
     "audit.sound_1": lambda: audit.sound(epsilon=1.0),

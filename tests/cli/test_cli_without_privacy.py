@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_a_killed_baseline_resumes_to_the_same_scores(cli, vanilla, tmp_path):
     for run in (one, two):
         assert cli("train", "--config", vanilla, "--out", run, "--json").code == 0
     (two / "model.safetensors").unlink()
-    (two / "private" / "checkpoint.safetensors").unlink()
+    shutil.rmtree(two / "private" / "checkpoints")
     assert cli("train", "--out", two, "--resume", "--json").code == 0
     assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
     scores = [cli("evaluate", run, "--json").json()["under_attack"] for run in (one, two)]

@@ -1,0 +1,78 @@
+"""`federate` and `parties`: a federation on one machine, and what every party of it has spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stobatch.cli.app import Config, Device, Json, Recipe, Resume, Seed, Set, _assignments, _config, _print, app
+from stobatch.errors import RunError, SettingError
+from stobatch.reporting.parties import party_table
+from stobatch.reporting.tables import guarantee_card
+from stobatch.runs import Run
+
+if TYPE_CHECKING:
+    from stobatch.federated import Rounds
+
+
+@app.command()
+def federate(
+    out: Annotated[Path, typer.Option(help="The server's run directory; parties get OUT.parties/NAME.")],
+    recipe: Recipe = None,
+    config: Config = None,
+    set_: Set = None,
+    seed: Seed = None,
+    device: Device = None,
+    through: Annotated[
+        str, typer.Option(help="here: all in this process; loopback: Flower's real processes, on 127.0.0.1 alone")
+    ] = "here",
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Cut a data set among parties that trust nobody, and let them train one model; certify and evaluate it as any."""
+    from stobatch.config import RunConfig
+    from stobatch.federated import federate as run_federation
+
+    run = Run(out)
+    if resume and run.exists and not (recipe or config):
+        changes = _assignments(set_) | ({"machine.device": device} if device else {})
+        terms = RunConfig.from_dict(run.read("config")["config"]).override_all(changes)
+    else:
+        terms = _config(recipe or (None if config else "federated.demo"), config, set_, seed, device)
+    model = run_federation(terms, out, rounds=_way(through), resume=resume, quiet=as_json)
+    document: dict[str, Any] = {"run": str(out), "training": run.read("training"), **run.read("federation")}
+    last = document["training"]["history"][-1]
+    done = f"trained {out} ({model.config.training_hash}): {last['test_accuracy']:.1%} on held-out test images"
+    _print(document, as_json, done, party_table(document))
+
+
+def _way(through: str) -> Rounds:
+    """How the conversation is carried."""
+    from stobatch.federated import in_process
+    from stobatch.federated.loopback import deployed
+
+    ways: dict[str, Rounds] = {"here": in_process, "loopback": deployed}
+    if through not in ways:
+        raise SettingError(f"--through {through} is not known.", remedy=f"Use {' or '.join(ways)}.")
+    return ways[through]
+
+
+@app.command()
+def parties(
+    run: Annotated[Path, typer.Argument(help="A federation's run directory, or a party's own.")], as_json: Json = False
+) -> None:
+    """What every party has promised and spent; in a party's own directory, its own guarantee."""
+    directory = Run(run)
+    if directory.has("federation"):
+        document = directory.read("federation")
+        _print(document, as_json, party_table(document))
+    elif directory.has("participation"):
+        document = directory.read("participation")
+        _print(document, as_json, guarantee_card(document["guarantee"]))
+    else:
+        raise RunError(
+            f"{run} is neither a finished federation nor a party that has spoken.",
+            remedy="Make one: `stobatch federate --out RUN`.",
+        )

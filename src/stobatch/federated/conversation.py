@@ -1,0 +1,68 @@
+"""The conversation of a federation: statements, then rounds of questions and answers. By whatever carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from stobatch.federated.party import Answer, Party, Spent, Statement
+from stobatch.federated.server import Federation
+from stobatch.interrupts import finish_first
+from stobatch.loading import TrainedModel
+from stobatch.progress import progress
+
+
+class Post(Protocol):
+    """Carries words between a server and its parties."""
+
+    def statements(self) -> dict[str, Statement]:
+        """What every party says of itself."""
+
+    def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Answer]:
+        """The answers of these parties to the present step; those whose rounds are spent are left out."""
+
+
+class Rounds(Protocol):
+    """Runs a federation with the parties of these directories to its end."""
+
+    def __call__(
+        self, federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True
+    ) -> TrainedModel: ...
+
+
+def converse(federation: Federation, post: Post, *, quiet: bool = True) -> TrainedModel:
+    """All rounds that are left. A stop is obeyed between two rounds, with everything saved."""
+    federation.enrol(post.statements())
+    steps = federation.terms.training.steps
+    with finish_first() as stop, progress("federate", steps, start=federation.step, quiet=quiet) as advance:
+        while not federation.done:
+            stop.raise_if_asked()
+            federation.combine(post.answers(federation.asked(), federation))
+            advance(1, note=federation.note)
+    return federation.finish()
+
+
+@dataclass(frozen=True)
+class Table:
+    """All parties at one table: no library, no network. Every other post must give the same bits."""
+
+    parties: Mapping[str, Party]
+
+    def statements(self) -> dict[str, Statement]:
+        return {name: party.statement() for name, party in self.parties.items()}
+
+    def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Answer]:
+        found = {}
+        for name in names:
+            try:
+                found[name] = self.parties[name].answer(federation.parameters(), federation.step, federation.agreed)
+            except Spent:
+                continue
+        return found
+
+
+def in_process(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:
+    """The reference: all parties in this process, one after the other."""
+    return converse(federation, Table({name: Party.open(path) for name, path in directories.items()}), quiet=quiet)

@@ -1,0 +1,236 @@
+"""A party: its records, its seeds, its ledger. It trusts nobody, and answers only what its plan allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stobatch.config import RunConfig
+from stobatch.data import DatasetInfo, Examples
+from stobatch.errors import DataError, ModelError, RunError, StobatchError
+from stobatch.federated.method import party_plan
+from stobatch.federated.plan import PUBLIC_SEED_OBJECTION, Account
+from stobatch.federated.settings import PartySizes, party_config, party_of, terms_hash
+from stobatch.files import PRIVATE, read_tensors, write_tensors
+from stobatch.loading import make_network
+from stobatch.methods import Sound
+from stobatch.privacy.dpsgd_plan import DpSgdPlan
+from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.runs import Run
+from stobatch.seeds import Seeds
+from stobatch.training.device import use_device
+from stobatch.training.engines import Gradients
+from stobatch.training.ledger import Ledger
+from stobatch.verbs.tables import fingerprint
+from stobatch.verbs.training import write_start
+
+EXAMPLES = Path(PRIVATE) / "examples.safetensors"
+
+
+class Refused(StobatchError):  # noqa: N818
+    """A party does not answer; nothing was computed from its records, and nothing counted."""
+
+
+class Spent(Refused):
+    """A party has given all the answers that its noise was chosen for. The others may go on."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a party says of itself in public: what it agreed to, and how often it has answered."""
+
+    name: str
+    terms: str
+    sizes: dict[str, Any]
+    noise_multiplier: float
+    rounds: int
+    epsilon: float
+    seed_mark: str
+    """A digest of its seeds, to find two parties with the same ones; it tells nothing of a root of 128 secret bits."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A noisy gradient, and how many answers the party has counted with this one."""
+
+    gradients: Gradients
+    rounds: int
+
+
+class Party:
+    """One owner of records, bound to a run directory of its own.
+
+    **Guarantee.** Everything that ever leaves a party through `answer` is, for whoever sees all of it, (ε, δ)-private
+    when one of its records is added or removed, with `guarantee`'s ε. An answer is counted on disk before it is
+    computed, so a crash counts too often and never too seldom. Its sample and noise hang on that count and on nothing
+    that the server says, so the same question asked twice gets two independent answers, and pays twice. Beyond the cap
+    there are none. Assumes secret seeds, and a directory that is never set back to an older copy.
+    """
+
+    def __init__(
+        self, run: Path, terms: RunConfig, info: DatasetInfo, name: str, train: Examples, seeds: Seeds
+    ) -> None:
+        self.run, self.terms, self.name = Run(run), terms, name
+        self.sizes: PartySizes = party_of(terms, name)
+        self.config = party_config(terms, self.sizes)
+        self.plan: DpSgdPlan = party_plan(terms, info, name)
+        self.root = seeds
+        self.info = replace(info, name=name, num_train=self.sizes.num_examples)
+        self.agreed = terms_hash(terms, info.input_shape, info.num_classes)
+        _require_own(train, self.info)
+        device = use_device(self.config.machine)
+        network = make_network(self.config, self.info, Seeds.reproducible(0), None).to(device)
+        self.trainable = Sound().prepare(self.config, self.plan, network, train, seeds)
+        self.train = train
+
+    @classmethod
+    def found(
+        cls, run: Path, terms: RunConfig, info: DatasetInfo, name: str, train: Examples, *, resume: bool = False
+    ) -> Party:
+        """Make a party's directory, or open the one that is there. Checks everything before it writes anything."""
+        sizes = party_of(terms, name)
+        Run(run).require_new(party_config(terms, sizes).training_hash, resume=resume)
+        if resume and Run(run).has("terms"):
+            party = cls.open(run)
+            if fingerprint(party.train) != fingerprint(train):
+                raise RunError(
+                    f"{run} was started with other records.", remedy="Hand over the same ones, or another run."
+                )
+            return party
+        # Different parties of one reproducible experiment still draw different numbers.
+        seeds = Seeds.secret() if terms.seed is None else Seeds.reproducible(terms.seed).child("party", name)
+        party = cls(run, terms, info, name, train, seeds)
+        write_start(party.run, party.config, party.info, party.plan, Seeds(seeds.root, public=False))
+        party.run.write("data", {"sha256": fingerprint(train)}, private=True)
+        tensors = {"inputs": train.inputs, "labels": train.labels}
+        write_tensors(run / EXAMPLES, tensors, {"num_classes": str(train.num_classes)}, private=True)
+        # Last of all: a directory without terms is a start that was cut off, and nothing was answered from it.
+        party.run.write("terms", {"party": name, "config": terms.to_dict(), "dataset": info.to_dict()})
+        return party
+
+    @classmethod
+    def open(cls, run: Path) -> Party:
+        """The party that a directory belongs to, with its own records and seeds."""
+        directory = Run(run)
+        if not directory.has("terms"):
+            raise RunError(f"{run} is no party.", remedy="Make one: `stobatch federate`, or Party.found in Python.")
+        found = directory.read("terms")
+        terms, info = RunConfig.from_dict(found["config"]), DatasetInfo.from_dict(found["dataset"])
+        tensors, metadata = read_tensors(run / EXAMPLES)
+        train = Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
+        if fingerprint(train) != directory.read("data", private=True)["sha256"]:
+            raise RunError(f"the records in {run} were changed.", remedy="Restore them: the guarantee is about those.")
+        root = int(directory.read("seeds", private=True)["root"])
+        return cls(run, terms, info, found["party"], train, Seeds(root, public=terms.seed is not None))
+
+    @property
+    def rounds(self) -> int:
+        """Answers that are counted, those that a crash cut off included."""
+        return Ledger.of(self.run.path).accounted
+
+    @property
+    def guarantee(self) -> PrivacyGuarantee:
+        """The party's own, for the answers it has counted so far, towards whoever sees all of them."""
+        planned = self.plan.guarantee
+        return replace(
+            planned,
+            epsilon=self.plan.spent(self.rounds),
+            unit=f"training example of {self.name}",
+            assumptions=(str(Account(self.name, self.plan, self.rounds)), *planned.assumptions),
+            objections=(*planned.objections, *((PUBLIC_SEED_OBJECTION,) if self.root.public else ())),
+        )
+
+    def statement(self) -> Statement:
+        """Public numbers only; also kept in the party's directory, with the guarantee."""
+        rounds = self.rounds
+        mark = format(self.root.child("mark").root, "064x")[:32]
+        said = Statement(
+            self.name, self.agreed, self.plan.sizes(), self.plan.noise_multiplier, rounds, self.plan.spent(rounds), mark
+        )
+        self.run.write("participation", {**said.to_dict(), "guarantee": self.guarantee.to_dict()})
+        return said
+
+    def answer(self, parameters: Mapping[str, Tensor], step: int, terms: str) -> Answer:
+        """This party's noisy clipped gradient at the parameters it was sent: (Σ clipped + σC noise) / (C · B)."""
+        with self._alone():
+            self._require_sensible(parameters, step, terms)
+            number = self._enter()
+            # Not the step, which the server chooses: the same noise at two points would cancel in the difference.
+            self.trainable.seeds = self.root.child("answer", number)
+            gradients = self._compute(step)
+            Ledger.of(self.run.path).made(1).save(self.run.path)
+            return Answer(gradients, self.statement().rounds)
+
+    def _enter(self) -> int:
+        """Count an answer before it is computed. Returns its number, which no other answer has."""
+        ledger = Ledger.of(self.run.path)
+        if ledger.accounted >= self.plan.steps:
+            raise Spent(
+                f"{self.name} has answered {ledger.accounted} times and answers no more.",
+                why="Its noise was chosen for that many answers, whoever asks.",
+                remedy="Go on without it, or make a new federation with more noise.",
+            )
+        ledger.begun(1).save(self.run.path)
+        return ledger.accounted
+
+    def _compute(self, step: int) -> Gradients:
+        # How far the federation is, in steps of the party's own plan: schedules follow the common clock.
+        clock = step * self.plan.steps // self.terms.training.steps
+        (task,) = self.trainable.tasks(clock)
+        return {name: value.detach().cpu() for name, value in self.trainable.gradients(task, clock).items()}
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One answer at a time, over all processes that opened this directory: two must not share a number."""
+        import fcntl  # here, because not every system has it, and only answers need it
+
+        path = self.run.path / PRIVATE / "lock"
+        with path.open("w") as lock:
+            path.chmod(0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _require_sensible(self, parameters: Mapping[str, Tensor], step: int, terms: str) -> None:
+        """Refuse what does not belong to this federation, before records are touched."""
+        if terms != self.agreed:
+            raise Refused(
+                f"{self.name} agreed to terms {self.agreed}, and is asked under {terms}.",
+                why="Noise, clipping and schedule follow from the terms.",
+                remedy="Start server and parties with the same settings.",
+            )
+        steps = self.terms.training.steps
+        if not 0 <= step < steps:
+            raise Refused(f"step {step} is none of the {steps} agreed on.", remedy=f"Ask for steps 0 to {steps - 1}.")
+        own = dict(self.trainable.network.named_parameters())
+        shapes = {name: tuple(value.shape) for name, value in parameters.items()}
+        if shapes != {name: tuple(value.shape) for name, value in own.items()}:
+            raise Refused(
+                f"the parameters that {self.name} was sent do not fit its network.",
+                remedy="Start server and parties with the same model.architecture.",
+            )
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(parameters[name].to(value))
+        try:
+            self.trainable.after_update()
+        except ModelError as error:
+            raise Refused(error.what, why=error.why, remedy=error.remedy) from None
+
+
+def _require_own(train: Examples, info: DatasetInfo) -> None:
+    found = (len(train), tuple(train.inputs.shape[1:]), train.num_classes)
+    if found != (info.num_train, info.input_shape, info.num_classes):
+        raise DataError(
+            f"the records of {info.name} are not what the terms say.",
+            why=f"Count, shape and classes are {found}, not {(info.num_train, info.input_shape, info.num_classes)}.",
+            remedy="Agree on terms with the party's real numbers; the noise follows from them.",
+        )

@@ -1,0 +1,248 @@
+"""The server's side: send parameters, combine noisy answers with public weights, descend. It never sees a record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stobatch.config import RunConfig
+from stobatch.data import DatasetInfo, Examples
+from stobatch.errors import RunError, StobatchError
+from stobatch.federated.party import Answer, Statement
+from stobatch.federated.plan import FederatedPlan
+from stobatch.federated.settings import method_of_terms, sizes_of, terms_hash
+from stobatch.files import PRIVATE, read_tensors, write_tensors
+from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of
+from stobatch.runs import Run
+from stobatch.training.averaging import AveragedSGD
+from stobatch.training.device import use_device
+from stobatch.training.loop import accuracy, descend
+from stobatch.verbs.training import write_start
+
+STATE = Path(PRIVATE) / "federation.safetensors"
+WATCHED = Path(PRIVATE) / "held_out.safetensors"
+"""Test images that accuracy is watched on: not a party's records, and nobody else's business."""
+
+
+class FederationError(StobatchError):
+    """A party that does not fit the federation, or an answer that does not fit the round."""
+
+
+class Federation:
+    """The model that the parties train together, and what the public knows of them.
+
+    What it holds is computed from answers, which are private already, from public terms and from held-out test images.
+    So its directory, its logs and the model cost the parties nothing beyond their answers.
+    """
+
+    def __init__(self, run: Path, terms: RunConfig, info: DatasetInfo, held_out: Examples) -> None:
+        self.run, self.terms, self.info = Run(run), terms, info
+        self.method = method_of_terms(terms)
+        plan = make_plan(terms, info, None)
+        assert isinstance(plan, FederatedPlan)
+        self.plan = plan
+        self.parties = sizes_of(terms)
+        self.agreed = terms_hash(terms, info.input_shape, info.num_classes)
+        self.seeds = seeds_of(terms, self.run)
+        self.network = make_network(terms, info, self.seeds, None).to(use_device(terms.machine))
+        self.network.calibrate()
+        self.optimiser = AveragedSGD(
+            self.network.parameters(),
+            lr=terms.training.learning_rate,
+            momentum=self.method.momentum,
+            decay=self.method.average_decay,
+        )
+        self.inputs, self.labels = held_out.inputs.to(self.network.device), held_out.labels.to(self.network.device)
+        self.step, self.descents, self.history = 0, 0, list[dict[str, Any]]()
+        self.taken, self.counted = dict.fromkeys(self.plan.plans, 0), dict.fromkeys(self.plan.plans, 0)
+        self.started = time.monotonic()
+        if (run / STATE).exists():
+            self._restore()
+
+    @classmethod
+    def found(
+        cls, run: Path, terms: RunConfig, info: DatasetInfo, held_out: Examples, *, resume: bool = False
+    ) -> Federation:
+        """Make the server's directory, or continue with the one that is there."""
+        Run(run).require_new(terms.training_hash, resume=resume)
+        watched = held_out.limit(terms.training.monitor_examples)
+        federation = cls(run, terms, info, watched)
+        write_start(federation.run, terms, info, federation.plan, federation.seeds)
+        tensors = {"inputs": watched.inputs, "labels": watched.labels}
+        write_tensors(run / WATCHED, tensors, {"num_classes": str(watched.num_classes)}, private=True)
+        return federation
+
+    @classmethod
+    def open(cls, run: Path) -> Federation:
+        """The federation that a directory belongs to, at the step it has come to."""
+        document = Run(run).read("config")
+        tensors, metadata = read_tensors(run / WATCHED)
+        watched = Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
+        return cls(run, RunConfig.from_dict(document["config"]), DatasetInfo.from_dict(document["dataset"]), watched)
+
+    @property
+    def done(self) -> bool:
+        return self.step == self.terms.training.steps
+
+    @property
+    def note(self) -> str:
+        return f"test accuracy {self.history[-1]['test_accuracy']:.3f}" if self.history else ""
+
+    def parameters(self) -> dict[str, Tensor]:
+        """What a round sends to the parties."""
+        return {name: value.detach().cpu().clone() for name, value in self.network.named_parameters()}
+
+    def asked(self) -> list[str]:
+        """Who takes part in the present step, by the public timetable."""
+        steps = self.terms.training.steps
+        return [party.name for party in self.parties if party.takes_part(self.step, steps)]
+
+    def enrol(self, statements: Mapping[str, Statement]) -> None:
+        """Refuse a party that has other terms, other numbers or somebody else's seeds."""
+        missing = set(self.plan.plans) - set(statements)
+        if missing:
+            raise FederationError(f"no word from {', '.join(sorted(missing))}.", remedy="Start all parties.")
+        marks: dict[str, str] = {}
+        for name, said in statements.items():
+            if name not in self.plan.plans or said.name != name:
+                raise FederationError(f"'{said.name}' is no party of this federation.", remedy="Mend method.parties.")
+            planned = self.plan.plans[name].sizes()
+            for key in sorted(planned):
+                if said.sizes.get(key) != planned[key]:
+                    raise FederationError(
+                        f"{name} has {key}={said.sizes.get(key)}, the terms say {planned[key]}.",
+                        why="Weights and guarantee follow from public numbers that all have agreed on.",
+                        remedy="Start server and parties with the same settings.",
+                    )
+            if said.terms != self.agreed:
+                raise FederationError(
+                    f"{name} agreed to terms {said.terms}, the server to {self.agreed}.",
+                    why="Model, losses or schedule differ.",
+                    remedy="Start server and parties with the same settings.",
+                )
+            if said.seed_mark in marks:
+                raise FederationError(
+                    f"{name} and {marks[said.seed_mark]} have the same seeds.",
+                    why="Each could take the other's noise off.",
+                    remedy="Make one of them anew; never copy a party's directory.",
+                )
+            marks[said.seed_mark] = name
+        for name, said in statements.items():
+            self._count(name, said.rounds, given=self.taken[name])
+
+    def _count(self, name: str, counted: int, *, given: int) -> None:
+        """Believe a party's ledger, which knows of crashes, unless it knows of less than the server has seen."""
+        if counted < max(given, self.counted[name]):
+            raise FederationError(
+                f"{name} counts {counted} answers and has given {max(given, self.counted[name])}.",
+                why="Its ledger was set back, so its ε would be too small.",
+                remedy="Restore the party's private/ledger.json.",
+            )
+        self.taken[name], self.counted[name] = given, counted
+
+    def combine(self, answers: Mapping[str, Answer]) -> None:
+        """One step: Σ B_i g_i / Σ B_i over those who answered, in the order of the terms, and the descent.
+
+        Where everyone who is asked has spent its rounds, because a crash made some necessary again, the step passes and
+        the model stays what it is.
+        """
+        wanted = {name: tuple(value.shape) for name, value in self.network.named_parameters()}
+        for name, answer in answers.items():
+            if name not in self.asked():
+                raise FederationError(f"{name} was not asked in step {self.step}.", remedy="Follow the timetable.")
+            if {key: tuple(value.shape) for key, value in answer.gradients.items()} != wanted:
+                raise FederationError(
+                    f"the answer of {name} does not fit the network.", remedy="Start all with the same settings."
+                )
+            if not all(bool(value.isfinite().all()) for value in answer.gradients.values()):
+                raise FederationError(f"the answer of {name} is not made of numbers.", remedy="Ask its owner.")
+        weights = {name: self.plan.plans[name].expected_batch_size for name in self.plan.plans if name in answers}
+        if weights:
+            total = sum(weights.values())
+            average = {key: torch.zeros_like(value) for key, value in self.network.named_parameters()}
+            for name, weight in weights.items():
+                for key, value in answers[name].gradients.items():
+                    average[key] += value.to(average[key]) * (weight / total)
+                self._count(name, answers[name].rounds, given=self.taken[name] + 1)
+            self.descents += 1
+            descend(dict(self.network.named_parameters()), average, [self.optimiser])
+            self.network.calibrate()
+        self.step += 1
+        self._look()
+        # After every step: one that is asked for again costs the parties privacy.
+        self._save()
+
+    def _look(self) -> None:
+        training = self.terms.training
+        if self.step % training.monitor_every == 0 or self.done:
+            right = accuracy(self.network, self.inputs, self.labels)
+            self.history.append({"step": self.step, "test_accuracy": right})
+
+    def finish(self) -> TrainedModel:
+        """The averaged model, and the guarantee for the answers that the parties themselves have counted."""
+        if not any(self.taken.values()):
+            raise FederationError(
+                "no party has answered, so there is no model.",
+                why="Their rounds are spent.",
+                remedy="Plan a new federation; what these parties may tell is told.",
+            )
+        rounds = self.counted
+        final = self.plan.recorded({"rounds": rounds})
+        self.optimiser.adopt_average()
+        self.run.write(
+            "federation",
+            {
+                "parties": [account.to_dict() for account in final.accounts],
+                "answers_received": self.taken,
+                "guarantee": final.guarantee.to_dict(),
+            },
+        )
+        self.run.write(
+            "training",
+            {
+                "rounds": rounds,
+                "steps": self.descents,
+                "seconds_since_last_start": round(time.monotonic() - self.started, 1),
+                "device": str(self.network.device),
+                "torch": torch.__version__,
+                "history": self.history,
+            },
+        )
+        metadata = {"config_hash": self.terms.training_hash}
+        write_tensors(self.run.model_file, self.network.state_dict(), metadata, private=False)
+        return load(self.run.path, device=str(self.network.device), threads=self.terms.machine.threads)
+
+    def _save(self) -> None:
+        tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
+        for index, values in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{index}.{key}": value for key, value in values.items()}
+        tensors["answers"] = torch.tensor([list(self.taken.values()), list(self.counted.values())])
+        rows = [[row["step"], row["test_accuracy"]] for row in self.history]
+        tensors["history"] = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
+        metadata = {"step": str(self.step), "descents": str(self.descents), "config_hash": self.terms.training_hash}
+        write_tensors(self.run.path / STATE, tensors, metadata, private=True)
+
+    def _restore(self) -> None:
+        tensors, metadata = read_tensors(self.run.path / STATE)
+        if metadata.get("config_hash") != self.terms.training_hash:
+            raise RunError(f"{self.run.path / STATE} is of another federation.", remedy="Choose another --out.")
+        self.step, self.descents = int(metadata["step"]), int(metadata["descents"])
+        taken, counted = tensors["answers"].tolist()
+        self.taken = dict(zip(self.taken, taken, strict=True))
+        self.counted = dict(zip(self.counted, counted, strict=True))
+        self.history = [{"step": int(step), "test_accuracy": right} for step, right in tensors["history"].tolist()]
+        self.network.load_state_dict(
+            {name.removeprefix("network."): value for name, value in tensors.items() if name.startswith("network.")}
+        )
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimiser."):
+                _, index, key = name.split(".")
+                state.setdefault(int(index), {})[key] = value
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
+        self.network.calibrate()

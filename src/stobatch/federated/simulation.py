@@ -1,0 +1,76 @@
+"""A whole federation on one machine: a data set cut among parties, each with a directory of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from stobatch.config import RunConfig
+from stobatch.data import Dataset, Examples
+from stobatch.errors import SettingError
+from stobatch.federated.conversation import Rounds, in_process
+from stobatch.federated.party import Party
+from stobatch.federated.server import Federation
+from stobatch.federated.settings import sizes_of
+from stobatch.loading import TrainedModel, load
+from stobatch.runs import Run
+from stobatch.seeds import Seeds
+from stobatch.verbs.tables import read_data
+
+
+def parties_of(run: Path) -> Path:
+    """Where a simulation keeps its parties: beside the server's run and never inside it."""
+    return run.with_name(f"{run.name}.parties")
+
+
+def split(terms: RunConfig, train: Examples) -> dict[str, Examples]:
+    """Give each party its records, none to two of them, by the terms' numbers alone."""
+    wanted = [(party.name, party.num_examples) for party in sizes_of(terms)]
+    needed = sum(count for _, count in wanted)
+    if needed > len(train):
+        raise SettingError(
+            f"the parties want {needed} records, the data have {len(train)}.",
+            why="No record may be held by two parties.",
+            remedy="Lower the numbers in method.parties, or raise data.train_limit.",
+        )
+    # A public shuffle: which party got which record of a public data set is no secret of anyone.
+    order = torch.randperm(len(train), generator=Seeds.reproducible(0).generator("parties"))
+    found, start = {}, 0
+    for name, count in wanted:
+        found[name] = train.take(order[start : start + count])
+        start += count
+    return found
+
+
+def found_parties(terms: RunConfig, folder: Path, dataset: Dataset, *, resume: bool = False) -> dict[str, Path]:
+    """A directory for each party with its share of the data; parties that are there already are kept."""
+    directories = {}
+    for name, own in split(terms, dataset.train.in_memory()).items():
+        Party.found(folder / name, terms, dataset.info, name, own, resume=resume)
+        directories[name] = folder / name
+    return directories
+
+
+def federate(
+    terms: RunConfig,
+    out: str | Path,
+    *,
+    dataset: Dataset | None = None,
+    rounds: Rounds = in_process,
+    resume: bool = False,
+    quiet: bool = False,
+) -> TrainedModel:
+    """Cut a data set among parties, let them train one model, and keep everyone's files apart.
+
+    `OUT` becomes the server's run, to be certified, evaluated and reported like any other; `OUT.parties/NAME` is each
+    party's own. In earnest every party keeps its directory on its own machine.
+    """
+    run = Run(Path(out))
+    run.require_new(terms.training_hash, resume=resume)
+    if run.is_trained:
+        return load(run.path, threads=terms.machine.threads)
+    dataset = dataset or read_data(terms, Seeds.secret(), quiet)
+    federation = Federation.found(run.path, terms, dataset.info, dataset.test, resume=resume)
+    directories = found_parties(terms, parties_of(run.path), dataset, resume=resume)
+    return rounds(federation, directories, quiet=quiet)
