@@ -260,6 +260,11 @@ class MachineConfig(Settings):
     devices_per_trainer: int | None = setting(
         None, at_least=1, doc="Processes that share one trainer's work, 𝕄; unset gives every process something to do"
     )
+    pieces: int = setting(
+        4,
+        at_least=1,
+        doc="On CPUs: pieces that a trainer's work is cut into, or a multiple; one process takes whole ones",
+    )
     exact_sums: bool = setting(
         True, doc="Between processes: sums with the same bits for any number of them, at 16 bytes a parameter, not 4"
     )

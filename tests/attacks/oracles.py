@@ -25,6 +25,11 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def random_points(ball: Ball, generator: torch.Generator) -> Tensor:
+    """One in each ball, as attacks that start at random take them."""
+    return ball.at(ball.random_offsets(len(ball.centre), generator))
+
+
 def digits(
     count: int, shape: tuple[int, ...] = (1, 4, 4), *, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> Tensor:

@@ -220,7 +220,7 @@ def test_more_steps_find_no_smaller_loss():
 
 def test_madry_starts_at_random_all_over_the_ball():
     ball = Ball.around(torch.zeros(500, *SHAPE), radius(0.4))
-    start = Madry(1).start(ball, generator())
+    start = ball.at(Madry(1).offsets(ball, 500, generator()))
     assert float(start.abs().max()) <= 0.4
     # Uniform on [-0.4, 0.4]: deviation 0.8/√12; six thousand draws miss it by 10% with probability below 1e-9, and
     # their mean misses 0 by 0.03, ten deviations, more rarely still.

@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 import pytest
 import torch
-from oracles import Floats, ball, digits, rows, seeded
+from oracles import Floats, ball, digits, random_points, rows, seeded
 from torch import Tensor, nn
 
 from stobatch.attacks import APGD, Ball, Goal, Plain, craft
@@ -99,7 +99,7 @@ def test_checkpoints_rise_and_are_steps(steps: int) -> None:
 def test_every_step_is_the_published_one(steps: int, seed: int) -> None:
     """The last point depends on every halving, restart and momentum before it."""
     model, around = network(), ball(digits(1, seed=seed), Norm.LINF, 0.3)
-    start = rows(around.random(seeded(seed)))[0]
+    start = rows(random_points(around, seeded(seed)))[0]
     objective = objective_of(model, around.centre.shape[1:], 1)
     last, _, halvings = slow_auto_pgd(objective, rows(around.centre)[0], start, around.radius.size, steps)
     found = craft(model, around, [APGD(steps)], seeded(seed), labels=torch.tensor([1]))
@@ -125,7 +125,7 @@ class Scripted(nn.Module):
 
 def test_steps_that_gain_without_a_new_best_are_halved_at_every_second_checkpoint() -> None:
     around = ball(digits(1), Norm.LINF, 0.3)
-    start = rows(around.random(seeded()))[0]
+    start = rows(random_points(around, seeded()))[0]
     objective = objective_of(Scripted(), around.centre.shape[1:], 0)
     last, _, halvings = slow_auto_pgd(objective, rows(around.centre)[0], start, around.radius.size, 100)
     found = craft(Scripted(), around, [APGD(100)], seeded(), labels=torch.tensor([0]))
@@ -137,7 +137,7 @@ def test_steps_that_never_halve_are_caught() -> None:
     """The broken twin."""
     model, around = network(), ball(digits(1), Norm.LINF, 0.3)
     objective = objective_of(model, around.centre.shape[1:], 1)
-    start = rows(around.random(seeded()))[0]
+    start = rows(random_points(around, seeded()))[0]
     last, *_ = slow_auto_pgd(objective, rows(around.centre)[0], start, around.radius.size, 50, halve=False)
     found = craft(model, around, [APGD(50)], seeded(), labels=torch.tensor([1]))
     assert float(np.abs(rows(found)[0] - last).max()) > 1e-3
@@ -145,7 +145,7 @@ def test_steps_that_never_halve_are_caught() -> None:
 
 def resisting_rows(model: nn.Module, around: Ball, labels: Tensor, steps: int) -> dict[int, Floats]:
     """The slow loop's best points for the examples whose label it never leaves."""
-    starts, found = rows(around.random(seeded())), {}
+    starts, found = rows(random_points(around, seeded())), {}
     for row, label in enumerate(labels.tolist()):
         reached = False
         evaluate = objective_of(model, around.centre.shape[1:], label)

@@ -7,7 +7,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import NORMS, ROUNDING, SHAPES, Floats, ball, best_offset, digits, excess, length, rows, seeded
+from oracles import (
+    NORMS,
+    ROUNDING,
+    SHAPES,
+    Floats,
+    ball,
+    best_offset,
+    digits,
+    excess,
+    length,
+    random_points,
+    rows,
+    seeded,
+)
 from scipy.optimize import linprog, minimize
 from scipy.stats import beta, kstwo
 from torch import Tensor
@@ -187,7 +200,7 @@ def test_climbing_again_and_again_gains_again_and_again(
     norm: Norm, shape: tuple[int, ...], share: float, seed: int, step: float
 ) -> None:
     around = ball(digits(3, shape, seed=seed), norm, share)
-    gradient, points = gauss(around.centre, seed), around.random(seeded(seed))
+    gradient, points = gauss(around.centre, seed), random_points(around, seeded(seed))
     for _ in range(5):
         ahead = around.climb(points, gradient, step * around.radius.size)
         assert excess(around, ahead) <= 1e-10 * (1 + around.radius.size)
@@ -198,7 +211,7 @@ def test_climbing_again_and_again_gains_again_and_again(
 @every_norm
 def test_each_example_may_have_a_step_of_its_own(norm: Norm) -> None:
     around = ball(digits(3), norm, 0.4)
-    gradient, points = gauss(around.centre, 1), around.random(seeded())
+    gradient, points = gauss(around.centre, 1), random_points(around, seeded())
     sizes = torch.tensor([0.1, 0.0, 0.3], dtype=torch.float64) * around.radius.size
     together = around.climb(points, gradient, sizes[:, None, None, None])
     for index in range(3):
@@ -211,7 +224,7 @@ def test_each_example_may_have_a_step_of_its_own(norm: Norm) -> None:
 @every_norm
 def test_without_a_gradient_nothing_moves(norm: Norm) -> None:
     around = ball(digits(3), norm, 0.4)
-    points = around.random(seeded())
+    points = random_points(around, seeded())
     still = around.climb(points, torch.zeros_like(points), around.radius.size)
     assert torch.allclose(still, points, rtol=0, atol=1e-12)
 
@@ -224,7 +237,7 @@ def test_random_points_are_inside(
     norm: Norm, dtype: torch.dtype, shape: tuple[int, ...], share: float, seed: int
 ) -> None:
     around = ball(digits(5, shape, seed=seed, dtype=dtype), norm, share)
-    points = around.random(seeded(seed))
+    points = random_points(around, seeded(seed))
     assert points.dtype == dtype
     assert excess(around, points) <= 1e-6 * (1 + around.radius.size)
 
@@ -249,7 +262,7 @@ def wrong_law(offsets: Floats, size: float, norm: Norm) -> bool:
 def test_random_points_are_spread_uniformly_where_the_range_does_not_cut(norm: Norm) -> None:
     """False alarms: 1e-9."""
     around = Ball.around(torch.zeros(DRAWS, 6), Radius(0.5, norm))
-    offsets = rows(around.random(seeded()))
+    offsets = rows(random_points(around, seeded()))
     assert not wrong_law(offsets, 0.5, norm)
     # Signs of all values: a fair coin lands outside of six deviations with probability 2e-9.
     assert np.abs((offsets > 0).mean(0) - 0.5).max() < 3 / np.sqrt(DRAWS)
@@ -258,11 +271,11 @@ def test_random_points_are_spread_uniformly_where_the_range_does_not_cut(norm: N
 @every_norm
 def test_points_on_the_surface_or_in_another_ball_are_caught(norm: Norm) -> None:
     """The broken twins."""
-    offsets = rows(Ball.around(torch.zeros(DRAWS, 6), Radius(0.5, norm)).random(seeded()))
+    offsets = rows(random_points(Ball.around(torch.zeros(DRAWS, 6), Radius(0.5, norm)), seeded()))
     lengths = np.array([[length(offset, norm)] for offset in offsets])
     assert wrong_law(0.5 * offsets / lengths, 0.5, norm)
     other = {Norm.LINF: Norm.L2, Norm.L2: Norm.L1, Norm.L1: Norm.LINF}[norm]
-    foreign = rows(Ball.around(torch.zeros(DRAWS, 6), Radius(0.5, other)).random(seeded()))
+    foreign = rows(random_points(Ball.around(torch.zeros(DRAWS, 6), Radius(0.5, other)), seeded()))
     foreign_lengths = np.array([[length(offset, norm)] for offset in foreign])
     assert wrong_law(foreign * lengths / foreign_lengths, 0.5, norm)
 
@@ -275,7 +288,7 @@ def test_settling_leaves_points_alone_that_are_inside(
     norm: Norm, dtype: torch.dtype, shape: tuple[int, ...], share: float, seed: int
 ) -> None:
     around = ball(digits(3, shape, seed=seed, dtype=dtype), norm, share)
-    inside = around.centre + 0.9 * (around.random(seeded(seed)) - around.centre)
+    inside = around.centre + 0.9 * (random_points(around, seeded(seed)) - around.centre)
     assert torch.equal(around.settle(inside), inside)
 
 
@@ -310,7 +323,7 @@ def test_a_radius_of_nothing_is_the_centre_and_a_wide_one_the_whole_range(norm: 
     centre = digits(4, dtype=torch.float32)
     wished, gradient = centre + gauss(centre, 0), gauss(centre, 1)
     nothing, everything = ball(centre, norm, 0.0), ball(centre, norm, 1.0)
-    for found in (nothing.project(wished), nothing.climb(centre, gradient, 0.0), nothing.random(seeded())):
+    for found in (nothing.project(wished), nothing.climb(centre, gradient, 0.0), random_points(nothing, seeded())):
         assert torch.equal(nothing.settle(found), centre)
     assert torch.allclose(everything.project(wished), wished.clamp(-1, 1), atol=1e-6)
     best = everything.climb(centre, gradient, everything.radius.size)

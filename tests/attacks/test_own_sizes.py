@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from oracles import NORMS, digits, length, rows, seeded, widest
+from oracles import NORMS, digits, length, random_points, rows, seeded, widest
 from torch import Tensor, nn
 
 from stobatch.attacks import ATTACKS, Ball, Budget, Goal, Plain
@@ -58,7 +58,7 @@ def test_projections_and_steps_are_those_of_each_row(norm: Norm, shape: tuple[in
 @every_precision
 def test_every_point_is_settled_in_its_own_ball(norm: Norm, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     many, alone = balls(norm, shape, dtype)
-    for points in (many.settle(many.centre + scattered(many, 3)), many.settle(many.random(seeded(4)))):
+    for points in (many.settle(many.centre + scattered(many, 3)), many.settle(random_points(many, seeded(4)))):
         for offset, one in zip(rows(points) - rows(many.centre), alone, strict=True):
             assert length(offset, norm) <= one.radius.size * (1 + 1e-14)
         assert np.abs(rows(points)).max() <= 1

@@ -255,7 +255,7 @@ class _Still(Trainable):
     """A training of which an attacker needs the unit alone."""
 
     unit = 0.25
-    optimisers = tasks = gradients = after_update = save_private = monitor = None  # type: ignore[assignment]
+    optimisers = tasks = parts = after_update = save_private = monitor = None  # type: ignore[assignment]
 
 
 # The trained model.

@@ -7,10 +7,10 @@ import signal
 import stat
 from pathlib import Path
 
+import checkpoints
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 SETTINGS = {
     "canaries.num": 200,
@@ -25,13 +25,14 @@ ARGUMENTS = [
     *("--recipe", "audit.sound"),
     *[part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")],
 ]
-# Every file is flushed once before it takes its place and its folder once afterwards, in this order.
+# Every file is flushed once before it takes its place and its folder once afterwards, in this order. A checkpoint is
+# its part and then its list.
 WRITES = [
     *("config", "plan", "data"),
-    *("begin 1", "checkpoint 1", "settle 1", "begin 2", "checkpoint 2", "settle 2"),
+    *("begin 1", "part 1", "list 1", "settle 1", "begin 2", "part 2", "list 2", "settle 2"),
     *("canary scores", "training", "model"),
 ]
-MOMENTS = ["data", "checkpoint 1", "settle 1", "checkpoint 2", "canary scores", "training", "model"]
+MOMENTS = ["data", "part 1", "list 1", "settle 1", "part 2", "list 2", "canary scores", "training", "model"]
 SCORES = Path("private") / "canary_scores.safetensors"
 
 
@@ -67,8 +68,7 @@ def test_killed_and_resumed(stobatch_process, quiet_run, tmp_path, write, after)
 def test_the_scores_are_of_all_steps(quiet_run):
     """Those of the last checkpoint, and not those of a part: a canary's sum has moved in every stretch."""
     (sums,) = load_file(quiet_run / SCORES).values()
-    kept = load_file(quiet_run / "private" / "checkpoint.safetensors")["carried.canary_sums"]
-    assert torch.equal(sums, kept)
+    assert torch.equal(sums, checkpoints.tensors(quiet_run)["carried.canary_sums"])
     assert len(sums) == 200
     assert bool(sums.all())
 
@@ -79,12 +79,7 @@ def test_sums_that_were_not_carried_over_are_caught(stobatch_process, quiet_run,
     out = tmp_path / "run"
     moment = 2 * WRITES.index("begin 2")
     assert stobatch_process("train", "--out", out, *ARGUMENTS, kill_at_fsync=moment).code == -signal.SIGKILL
-    checkpoint = out / "private" / "checkpoint.safetensors"
-    with safe_open(checkpoint, framework="pt") as file:
-        metadata = file.metadata()
-    tensors = load_file(checkpoint)
-    tensors["carried.canary_sums"].zero_()
-    save_file(tensors, checkpoint, metadata)
+    checkpoints.forge(checkpoints.newest(out), lambda tensors: tensors["carried.canary_sums"].zero_())
     assert stobatch_process("train", "--out", out, "--resume").code == 0
     assert same_bits(out, quiet_run, Path("model.safetensors"))
     assert not same_bits(out, quiet_run, SCORES)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 import stobatch
 from stobatch.errors import ModelError, RunError, StobatchError
 from stobatch.files import Records, read_json, write_json
+from stobatch.methods.stobatch import StoBatchTrainable
 from stobatch.runs import Run
 
 
@@ -63,14 +65,123 @@ def test_a_damaged_file_is_refused_and_nothing_else_changes(run, files, name, da
     assert files(run) == before
 
 
-@pytest.mark.parametrize("damage", [cut, empty, garble])
-def test_a_damaged_checkpoint_is_refused_on_resume(run, config, damage):
-    (run / "model.safetensors").unlink()
-    damage(run / "private" / "checkpoint.safetensors")
-    message = refusal(lambda: stobatch.train(config, run, resume=True, quiet=True))
-    assert "checkpoint.safetensors is damaged" in message
-    assert "new --out" in message
-    assert not (run / "model.safetensors").exists()
+def part_of(folder: Path) -> Path:
+    (part,) = checkpoints.parts(folder)
+    return part
+
+
+def list_of(folder: Path) -> Path:
+    return folder / checkpoints.LIST
+
+
+DAMAGES = [(which, damage) for which in (part_of, list_of) for damage in (cut, empty, garble, Path.unlink)]
+
+
+class TestCheckpoints:
+    """The run has those of its last two steps, the third and the fourth."""
+
+    @pytest.fixture
+    def cut_off(self, run):
+        """A run that ended after its last checkpoint and before it was done."""
+        (run / "model.safetensors").unlink()
+        return run
+
+    @pytest.fixture
+    def from_step(self, monkeypatch):
+        """The steps that are made from now on."""
+        real, made = StoBatchTrainable.release, list[int]()
+
+        def release(self, step, *rest, **named):
+            made.append(step)
+            return real(self, step, *rest, **named)
+
+        monkeypatch.setattr(StoBatchTrainable, "release", release)
+        return made
+
+    def test_the_last_two_are_kept(self, undisturbed):
+        assert [folder.name for folder in checkpoints.folders(undisturbed)] == ["step-00000003", "step-00000004"]
+        for step, folder in enumerate(checkpoints.folders(undisturbed), 3):
+            assert {file.name for file in folder.iterdir()} == {"part-1-of-1.safetensors", "complete.json"}
+            assert json.loads(list_of(folder).read_text())["step"] == str(step)
+
+    @pytest.mark.parametrize(("which", "damage"), DAMAGES)
+    def test_a_damaged_one_is_passed_over_for_the_one_before(
+        self, cut_off, undisturbed, config, same_training, from_step, which, damage
+    ):
+        damage(which(checkpoints.folders(cut_off)[-1]))
+        stobatch.train(config, cut_off, resume=True, quiet=True)
+        assert from_step == [3]
+        same_training(cut_off, undisturbed)
+        assert checkpoints.tensors(cut_off).keys() == checkpoints.tensors(undisturbed).keys()
+        for name, value in checkpoints.tensors(undisturbed).items():
+            assert torch.equal(checkpoints.tensors(cut_off)[name], value), name
+        assert len(checkpoints.folders(cut_off)) == 2
+
+    @pytest.mark.parametrize(("which", "damage"), DAMAGES)
+    def test_a_damaged_older_one_does_not_matter(
+        self, cut_off, undisturbed, config, same_training, from_step, which, damage
+    ):
+        """As a kill while the checkpoint that nobody needs any more is removed leaves it."""
+        damage(which(checkpoints.folders(cut_off)[0]))
+        stobatch.train(config, cut_off, resume=True, quiet=True)
+        assert from_step == []
+        same_training(cut_off, undisturbed)
+
+    @pytest.mark.parametrize(("which", "damage"), [case for case in DAMAGES if case != (list_of, Path.unlink)])
+    def test_a_run_without_a_whole_one_is_refused(self, cut_off, config, files, which, damage):
+        for folder in checkpoints.folders(cut_off):
+            damage(which(folder))
+        before = files(cut_off / "private" / "checkpoints")
+        message = refusal(lambda: stobatch.train(config, cut_off, resume=True, quiet=True))
+        assert f"every checkpoint in {cut_off / 'private' / 'checkpoints'} is damaged" in message
+        assert "new --out" in message
+        assert files(cut_off / "private" / "checkpoints") == before
+        assert not (cut_off / "model.safetensors").exists()
+
+    def test_what_has_no_list_is_no_checkpoint(self, cut_off, undisturbed, config, same_training, from_step):
+        """A kill before the first list was there leaves parts, and a training that begins at its beginning."""
+        for folder in checkpoints.folders(cut_off):
+            list_of(folder).unlink()
+        stobatch.train(config, cut_off, resume=True, quiet=True)
+        assert from_step == [0, 1, 2, 3]
+        same_training(cut_off, undisturbed)
+
+    def test_exchanged_parts_are_noticed(self, cut_off, undisturbed, config, same_training, from_step):
+        """A whole file, readable, of the very run, but not the one that the list names."""
+        older, newer = checkpoints.folders(cut_off)
+        shutil.copy(part_of(older), part_of(newer))
+        stobatch.train(config, cut_off, resume=True, quiet=True)
+        assert from_step == [3]
+        same_training(cut_off, undisturbed)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda d: d.update(step="1"),
+            lambda d: d.update(step="many"),
+            lambda d: d.pop("step"),
+            lambda d: d.pop("parts"),
+            lambda d: d.update(parts={}),
+            lambda d: d.update(parts=["part-1-of-1.safetensors"]),
+            lambda d: d.pop("config_hash"),
+        ],
+        ids=["another step", "no number", "no step", "no parts", "empty parts", "parts without sums", "no hash"],
+    )
+    def test_an_edited_list_is_not_believed(self, cut_off, undisturbed, config, same_training, from_step, change):
+        """Weights of one step under the number of another would train on, and end elsewhere."""
+        edit(list_of(checkpoints.folders(cut_off)[-1]), change)
+        stobatch.train(config, cut_off, resume=True, quiet=True)
+        assert from_step == [3]
+        same_training(cut_off, undisturbed)
+
+    def test_without_checksums_a_changed_part_would_be_believed(self, cut_off, undisturbed, config, from_step):
+        """The broken twin: the same change with the checksum to it goes into the model."""
+        folder = checkpoints.folders(cut_off)[-1]
+        checkpoints.forge(folder, lambda tensors: tensors["network.head.output.weight"].add_(1))
+        stobatch.train(config, cut_off, resume=True, quiet=True)
+        assert from_step == []
+        ours, theirs = (load_file(run / "model.safetensors")["head.output.weight"] for run in (cut_off, undisturbed))
+        assert torch.allclose(ours, theirs + 1)
 
 
 @pytest.mark.parametrize("name", ["private/noise.safetensors", "config.json"])
@@ -83,7 +194,8 @@ def test_a_checkpoint_of_another_configuration_is_refused(run, config, tmp_path)
     other = config.override("training.learning_rate", 0.5)
     stobatch.train(other, tmp_path / "other", quiet=True)
     (run / "model.safetensors").unlink()
-    shutil.copy(tmp_path / "other" / "private" / "checkpoint.safetensors", run / "private")
+    shutil.rmtree(run / "private" / "checkpoints")
+    shutil.copytree(tmp_path / "other" / "private" / "checkpoints", run / "private" / "checkpoints")
     message = refusal(lambda: stobatch.train(config, run, resume=True, quiet=True))
     assert other.training_hash in message
     assert config.training_hash in message

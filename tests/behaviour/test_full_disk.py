@@ -29,7 +29,7 @@ def refused(ended, file: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "file"), [(1000, "config.json"), (20_000, "noise.safetensors"), (100_000, "checkpoint.safetensors")]
+    ("limit", "file"), [(1000, "config.json"), (20_000, "noise.safetensors"), (100_000, "part-1-of-1.safetensors")]
 )
 def test_training_on_a_full_disk(stobatch_process, undisturbed, same_training, tiny, tmp_path, limit, file):
     out = tmp_path / "run"
@@ -60,7 +60,9 @@ def test_a_full_disk_error_names_its_reason(stobatch_process, run, verb):
     assert "File too large" in ended.err
 
 
-@pytest.mark.parametrize("point", [0, 6, 8, 16])
+# Each file is flushed twice: those of the configuration, the noise, the first checkpoint's part and list, the second's,
+# and the training. The odd ones are of the folder, once the file has taken its place.
+@pytest.mark.parametrize("point", [0, 6, 8, 9, 10, 11, 12, 14, 24])
 def test_no_space_at_any_flush_of_a_training(stobatch_process, undisturbed, same_training, tiny, tmp_path, point):
     out = tmp_path / "run"
     ended = stobatch_process("train", "--out", out, *tiny, "--json", full_at_fsync=point)

@@ -11,15 +11,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import checkpoints
 import pytest
-from safetensors import safe_open
 
 # Every file is flushed once before it takes its place and its folder once afterwards. With a public seed a training of
-# four steps writes these, in this order.
-WRITES = ["config", "plan", "data", "noise", *[f"checkpoint {n}" for n in range(1, 5)], "training", "model"]
+# four steps writes these, in this order. A checkpoint is its part and then its list.
+CHECKPOINTS = [f"{file} {n}" for n in range(1, 5) for file in ("part", "list")]
+WRITES = ["config", "plan", "data", "noise", *CHECKPOINTS, "training", "model"]
 MOMENTS = [
     *[(write, True) for write in WRITES],
-    ("checkpoint 2", False),
+    ("part 2", False),
+    ("list 2", False),
     ("model", False),
 ]
 
@@ -160,17 +162,14 @@ def test_the_evaluation_has_no_other_moments_of_writing(stobatch_process, traine
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_polite_stop_saves_the_step_and_exits_130(stobatch_process, longer, same_training, tmp_path, number):
     out = tmp_path / "run"
-    checkpoint = out / "private" / "checkpoint.safetensors"
-    stopped = stobatch_process(
-        "train", "--out", out, *longer.arguments, signal=number, signal_when_exists=str(checkpoint)
-    )
+    whole = str(out / checkpoints.PATTERN)
+    stopped = stobatch_process("train", "--out", out, *longer.arguments, signal=number, signal_when_exists=whole)
     assert stopped.code == 130, stopped.err
     assert stopped.err.count("stobatch: interrupted") == 1
     assert "--resume" in stopped.err
     assert "Traceback" not in stopped.err
     assert not (out / "model.safetensors").exists()
-    with safe_open(checkpoint, framework="pt") as saved:
-        step = int(saved.metadata()["step"])
+    step = checkpoints.last_step(out)
     assert 5 <= step < 16
     assert re.findall(r"(\d+)/16", stopped.err)[-1] == str(step), "the last finished step was not saved"
     resumed = stobatch_process("train", "--out", out, "--resume")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import struct
 from pathlib import Path
 
+import checkpoints
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,6 +17,8 @@ from torch import Tensor
 
 import stobatch
 from stobatch import seeds
+
+CHECKPOINT = ("part-1-of-1.safetensors", "complete.json")
 
 
 def mode(path: Path) -> int:
@@ -46,18 +50,23 @@ def test_the_private_folder_is_for_its_owner(config, tmp_path, umask):
         os.umask(before)
     private = tmp_path / "run" / "private"
     assert mode(private) == 0o700
-    names = {file.name: mode(file) for file in private.iterdir()}
-    assert set(names) == {"seeds.json", "data.json", "noise.safetensors", "checkpoint.safetensors"}
+    names = {str(file.relative_to(private)): mode(file) for file in private.rglob("*") if file.is_file()}
+    steps = [f"checkpoints/step-{step:08d}/{file}" for step in (3, 4) for file in CHECKPOINT]
+    assert set(names) == {"seeds.json", "data.json", "noise.safetensors", *steps}
     assert set(names.values()) == {0o600}
+    assert {mode(folder) for folder in private.rglob("*") if folder.is_dir()} == {0o700}
     for file in public_files(tmp_path / "run"):
         assert mode(file) == 0o644, file
 
 
 def test_private_files_stay_private_when_a_run_is_resumed(run, config):
     (run / "model.safetensors").unlink()
+    shutil.rmtree(checkpoints.newest(run))
     stobatch.train(config, run, resume=True, quiet=True)
-    assert mode(run / "private") == 0o700
-    assert {mode(file) for file in (run / "private").iterdir()} == {0o600}
+    private = run / "private"
+    assert len(checkpoints.folders(run)) == 2
+    assert {mode(file) for file in private.rglob("*") if file.is_file()} == {0o600}
+    assert {mode(folder) for folder in (private, *private.rglob("*")) if folder.is_dir()} == {0o700}
 
 
 def test_seeds_are_stored_only_where_nobody_gave_one(undisturbed, secret_runs):
@@ -148,11 +157,9 @@ def test_runs_with_the_same_seed_have_the_same_bits(config, undisturbed, same_tr
 
 def test_a_secret_run_resumes_with_its_own_secret(config, secret_runs, tmp_path):
     """The root is read back, so a resumed secret run ends where it would have ended."""
-    import shutil
-
     run = Path(shutil.copytree(secret_runs[0], tmp_path / "run"))
     (run / "model.safetensors").unlink()
-    (run / "private" / "checkpoint.safetensors").unlink()
+    shutil.rmtree(run / "private" / "checkpoints")
     stobatch.train(config.override("seed", None), run, resume=True, quiet=True)
     before, after = (load_file(folder / "model.safetensors") for folder in (secret_runs[0], run))
     assert all(torch.equal(before[name], after[name]) for name in before)

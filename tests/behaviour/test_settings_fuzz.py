@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stobatch.methods  # noqa: F401  (registers the methods' settings)
-from stobatch.config import PAPER_NETWORKS, MethodConfig, RunConfig, load_config
+from stobatch.config import PAPER_NETWORKS, MethodConfig, RunConfig, TrainersConfig, load_config
 from stobatch.errors import SettingError
 from stobatch.settings import Settings, dotted_keys, parse_assignment
 from stobatch_recipes import RECIPES, recipe
@@ -29,6 +29,8 @@ def sections(base: type[Settings] = Settings) -> Iterator[type[Settings]]:
 
 
 def example(kind: type[Settings]) -> Settings:
+    if kind is TrainersConfig:
+        return TrainersConfig(num=9)  # room for more than one in a step
     return recipe("demo") if kind is RunConfig else kind()
 
 
@@ -64,7 +66,7 @@ def test_the_fuzz_sees_every_section():
     names = {kind.__name__ for kind in sections()}
     assert names >= {
         *("DataConfig", "ModelConfig", "TrainingConfig", "CertificationConfig", "EvaluationConfig"),
-        *("MachineConfig", "StoBatchConfig", "RunConfig"),
+        *("MachineConfig", "StoBatchConfig", "RunConfig", "TrainersConfig"),
     }
     assert len(LIMITED) >= 25
     assert len(CHOSEN) >= 10
@@ -179,7 +181,12 @@ def value_of(kind: type[Settings], field: dataclasses.Field[Any]) -> st.SearchSt
 
 
 def section_of(kind: type[Settings]) -> st.SearchStrategy[Settings]:
-    return st.builds(kind, **{field.name: value_of(kind, field) for field in dataclasses.fields(kind)})
+    values = {field.name: value_of(kind, field) for field in dataclasses.fields(kind)}
+    if kind is TrainersConfig:
+        # No more of them take part in a step than there are.
+        pairs = st.tuples(values.pop("num"), values.pop("per_step")).map(sorted)
+        return st.builds(lambda pair, **rest: TrainersConfig(num=pair[1], per_step=pair[0], **rest), pairs, **values)
+    return st.builds(kind, **values)
 
 
 @st.composite
@@ -254,12 +261,12 @@ def changed(config: RunConfig, key: str) -> RunConfig:
     raise AssertionError(f"no other value for {key}")
 
 
-HASHED = ("method", "data", "model", "training", "canaries")
+HASHED = ("method", "data", "model", "training", "canaries", "trainers")
 
 
 @pytest.mark.parametrize("key", dotted_keys(recipe("demo")))
 def test_the_training_hash_sees_what_changes_the_model_and_nothing_else(key):
-    config = recipe("demo")
+    config = recipe("demo").override("trainers.num", 30)
     other = changed(config, key)
     assert other != config
     if key.partition(".")[0] in (*HASHED, "seed"):
@@ -273,6 +280,25 @@ def test_without_canaries_their_kind_does_not_matter():
     config = recipe("sound.mnist")
     assert config.override("canaries.kind", "input").training_hash == config.training_hash
     assert config.override("canaries.num", 10).training_hash != config.training_hash
+
+
+def test_with_one_trainer_nothing_else_about_trainers_matters():
+    config = recipe("sound.mnist")
+    assert config.trainers.num == 1
+    assert config.override("trainers.noise", "shares").training_hash == config.training_hash
+    assert config.override("trainers.num", 2).training_hash != config.training_hash
+
+
+def test_more_trainers_in_a_step_than_there_are_are_refused():
+    with pytest.raises(SettingError, match=r"trainers\.per_step=3 is more than the 2 trainers"):
+        recipe("sound.mnist").override_all({"trainers.num": 2, "trainers.per_step": 3})
+
+
+@pytest.mark.parametrize("keys", [("num", "per_step"), ("per_step", "num")])
+def test_trainers_may_be_set_in_any_order(keys):
+    values = {"num": 6, "per_step": 3}
+    made = recipe("sound.mnist").override_all({f"trainers.{key}": values[key] for key in keys})
+    assert (made.trainers.num, made.trainers.per_step) == (6, 3)
 
 
 def test_another_method_name_would_be_another_hash():

@@ -30,19 +30,22 @@ ARGUMENTS = [
     *("--recipe", "sound.mnist"),
     *[part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")],
 ]
-# Every file is flushed once before it takes its place and its folder once afterwards, in this order.
+# Every file is flushed once before it takes its place and its folder once afterwards, in this order. A checkpoint is
+# its part and then its list; before the list is there, its steps are repeated.
 WRITES = [
     *("config", "plan", "data"),
-    *("begin 1", "checkpoint 1", "settle 1", "begin 2", "checkpoint 2", "settle 2"),
+    *("begin 1", "part 1", "list 1", "settle 1", "begin 2", "part 2", "list 2", "settle 2"),
     *("training", "model"),
 ]
 # How many steps are counted in the end, if the kill comes while the file is written, and just after.
 COUNTED = {
     "data": (4, 4),
     "begin 1": (4, 6),
-    "checkpoint 1": (6, 4),
+    "part 1": (6, 6),
+    "list 1": (6, 4),
     "settle 1": (4, 4),
-    "checkpoint 2": (6, 4),
+    "part 2": (6, 6),
+    "list 2": (6, 4),
     "model": (4, 4),
 }
 

@@ -16,6 +16,7 @@ from stobatch.methods import sound as sound_module
 from stobatch.methods.sound import SoundTrainable
 from stobatch.models import build
 from stobatch.seeds import Seeds
+from stobatch.training.engines import InProcessEngine
 
 FALSE_ALARM = 1e-9
 CLASSES, COUNT, BATCH, CLIP = 3, 24, 8, 0.5
@@ -57,8 +58,7 @@ def prepared(config: RunConfig, data: Dataset | None = None, seed: int = 4) -> S
 
 
 def step_of(trainable: SoundTrainable, step: int) -> Gradients:
-    (task,) = trainable.tasks(step)
-    return dict(trainable.gradients(task, step))
+    return dict(trainable.release(step, InProcessEngine()).gradients)
 
 
 def flat(gradients: Gradients) -> Tensor:

@@ -95,7 +95,8 @@ def test_without_clipping_a_contribution_is_as_long_as_its_gradient(monkeypatch:
     assert max(lengths["sound"]) <= 1.001 * UNIT
     assert min(lengths["free"]) > 2 * UNIT
     # As long as the gradient of that example by itself.
-    loss = torch.nn.functional.cross_entropy(free.network(free.inputs[:1]), free.labels[:1])
+    inputs, labels = free.reader.kept
+    loss = torch.nn.functional.cross_entropy(free.network(inputs[:1]), labels[:1])
     gradients = torch.autograd.grad(loss, list(free.network.parameters()))
     raw = torch.cat([gradient.flatten() for gradient in gradients]).norm()
     assert lengths["free"][0] == pytest.approx(float(raw) / (CLIP * BATCH), rel=1e-3)

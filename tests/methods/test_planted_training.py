@@ -117,7 +117,8 @@ def wrong_rate(taken: Tensor, rate: float) -> list[str]:
 def taken_in(trainable: SoundTrainable, included: Tensor, steps: int) -> Tensor:
     """Which canaries each step took, read off what it released without noise and without examples."""
     trainable.noise_stddev = 0.0
-    trainable.inputs, trainable.labels = trainable.inputs[:0], trainable.labels[:0]
+    trainable.examples = trainable.examples.in_memory().limit(0)
+    trainable._read()
     assert trainable.canaries is not None
     released = torch.stack([trainable.canaries.read(step_of(trainable, step), step) for step in range(steps)])
     assert not released[:, ~included].any(), "a canary that is out took part"
@@ -197,9 +198,10 @@ def test_images_that_are_in_are_examples() -> None:
     included = torch.tensor([True, False, True, True, False])
     planted_images, reference = prepared(settings()), prepared(settings())
     planted_images.plant(Planted(included, inputs=images, labels=labels))
-    train = pictures().train
-    reference.inputs = torch.cat([train.inputs, images[included]])
-    reference.labels = torch.cat([train.labels, labels[included]])
+    train = pictures().train.in_memory()
+    together = torch.cat([train.inputs, images[included]]), torch.cat([train.labels, labels[included]])
+    reference.examples = Examples(*together, CLASSES)
+    reference._read()
     plain = prepared(settings())
     differ = 0
     for step in range(8):
@@ -272,7 +274,7 @@ def mode(path: Path) -> int:
 def test_what_canaries_showed_is_for_the_owner(secret_run: Path) -> None:
     private = secret_run / "private"
     files = {file.name: mode(file) for file in private.rglob("*") if file.is_file()}
-    assert {"seeds.json", "canary_scores.safetensors", "checkpoint.safetensors"} <= files.keys()
+    assert {"seeds.json", "canary_scores.safetensors", "part-1-of-1.safetensors", "complete.json"} <= files.keys()
     assert set(files.values()) == {0o600}
     assert {mode(folder) for folder in (private, *private.rglob("*")) if folder.is_dir()} == {0o700}
 

@@ -161,25 +161,57 @@ class Recording(Seeds):
         return super().wide_generator(*path)
 
 
-def test_every_draw_of_a_step_has_a_stream_of_its_own() -> None:
+@pytest.mark.parametrize("chunk", [512, 3])
+def test_every_draw_of_a_step_has_a_stream_of_its_own(chunk: int) -> None:
     trainable = prepared(settings(**{"method.views_weight": 1.0, "method.smoothing_stddev": 0.3}))
+    trainable.chunk = chunk
     seeds = Recording(4, public=True)
     object.__setattr__(seeds, "asked", [])
     trainable.seeds = seeds
     for step in range(3):
         step_of(trainable, step)
     # What privacy rests on has a key of 128 bits; view noise is for accuracy alone.
-    kinds = (("wide", "sample"), ("wide", "noise"), ("narrow", "views"))
-    assert sorted(seeds.asked) == sorted((kind, "step", step, purpose) for step in range(3) for kind, purpose in kinds)
+    expected: list[tuple[str | int, ...]] = []
+    for step in range(3):
+        sample = poisson_sample(COUNT, BATCH / COUNT, Seeds.reproducible(4).wide_generator("step", step, "sample"))
+        expected += [("wide", "turns", step), ("wide", "step", step, "sample"), ("wide", "step", step, "noise")]
+        # Views go with a block of the sample, however it is cut: here there is one shard, and one block of it.
+        expected += [("narrow", "step", step, "views", 0, 0)] * -(-len(sample) // chunk)
+    assert sorted(seeds.asked, key=str) == sorted(expected, key=str)
+    assert len(set(seeds.asked)) == 12
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_views_do_not_depend_on_how_a_sample_is_cut(noise: str) -> None:
+    """Up to rounding; the broken twin has a stream for each piece."""
+    changes = {"method.views_weight": 1.0, "method.smoothing_stddev": 0.3, "method.smoothing_noise": noise}
+    config = settings(**changes, **{"method.expected_batch_size": 200, "method.delta": 1e-4})
+    found = []
+    for chunk in (512, 7, 70):
+        trainable = prepared(config, pictures(count=300))
+        trainable.chunk = chunk
+        found.append(flat(step_of(trainable, 0)))
+    assert torch.allclose(found[0], found[1], atol=1e-6)
+    assert torch.allclose(found[0], found[2], atol=1e-6)
+
+    def by_piece(stream: Any, rows: slice, device: torch.device) -> Any:
+        return normal_coins(stream(rows.start), device)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sound_module, "coins_by_blocks", by_piece)
+        assert not torch.allclose(found[0], flat(step_of(trainable, 0)), atol=1e-4)
 
 
 def test_samples_views_and_noise_are_independent() -> None:
     seeds = Seeds.reproducible(4)
-    paths = [("step", step, purpose) for step in range(4) for purpose in ("sample", "noise")]
+    owners = [(), ("trainer", 0), ("trainer", 1), ("shard", 0), ("trainer", 1, "shard", 0)]
+    paths = [("step", step, purpose) for step in range(1, 4) for purpose in ("sample", "noise")]
+    paths += [("step", 0, *owner, purpose) for owner in owners for purpose in ("sample", "noise")]
     sample = [torch.from_numpy(seeds.wide_generator(*path).standard_normal(20_000)) for path in paths]
     # As samples take them: uniform, compared with a half.
     sample += [0.5 - torch.from_numpy(seeds.wide_generator("step", step, "sample").random(20_000)) for step in (7, 8)]
-    sample += [torch.randn(20_000, generator=seeds.generator("step", step, "views")) for step in range(4)]
+    views = [("step", step, "views", shard, piece) for step in range(2) for shard in range(2) for piece in range(2)]
+    sample += [torch.randn(20_000, generator=seeds.generator(*path)) for path in views]
     assert not dependent(sample)
     assert dependent([*sample, sample[1]])
 
@@ -196,7 +228,7 @@ def oracle(trainable: SoundTrainable, step: int) -> Gradients:
     parameters = dict(network.named_parameters())
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for row in sample.tolist():
-        inputs, labels = trainable.inputs[row : row + 1], trainable.labels[row : row + 1]
+        inputs, labels = trainable.reader.fetch(torch.tensor([row]))
         worst = worst_case_scores(network.layers, Box.around(inputs, 0.2 * share), labels)
         natural, certified = F.cross_entropy(network(inputs), labels), F.cross_entropy(worst, labels)
         loss = (1 - 0.5 * share) * natural + 0.5 * share * certified
@@ -358,7 +390,7 @@ class Steps:
             everyone = torch.randn(COUNT, *shape[1:], generator=torch.Generator().manual_seed(len(calls)))
             return everyone[list(rows)]
 
-        self.patch.setattr(sound_module, "normal_coins", lambda *_: coins)
+        self.patch.setattr(sound_module, "coins_by_blocks", lambda *_: coins)
         return flat(step_of(self.trainable, self.step))
 
     def contribution(self, *rows: int) -> Tensor:
@@ -428,9 +460,9 @@ def test_no_example_reaches_what_another_is_made_into(architecture: str, normal:
     """Bit for bit: adversarial points, views and lengths of gradients of the others stay when one is exchanged."""
     trainable = trainable_for(architecture, normal, changes)
     network, rows = trainable.network, torch.tensor(SAMPLE)
-    found = []
-    for replacement in (trainable.inputs[1], torch.ones_like(trainable.inputs[1]), -trainable.inputs[2]):
-        inputs, labels = trainable.inputs[rows], trainable.labels[rows]
+    found, given = [], trainable.reader.kept[0]
+    for replacement in (given[1], torch.ones_like(given[1]), -given[2]):
+        inputs, labels = trainable.reader.fetch(rows)
         inputs[0] = replacement
         labels[0] = (labels[0] + len(found)) % CLASSES
         coins = normal_coins(torch.Generator().manual_seed(3), torch.device("cpu"))
@@ -450,7 +482,7 @@ def test_an_example_without_a_finite_gradient_adds_nothing(
     trainable = trainable_for(architecture, normal, changes)
     steps = Steps(trainable, monkeypatch, 7)
     without = steps.contribution(*SAMPLE[1:])
-    trainable.inputs[SAMPLE[0]] = bad
+    trainable.reader.kept[0][SAMPLE[0]] = bad
     with_it = steps.contribution(*SAMPLE)
     assert with_it.isfinite().all()
     # Infinity is clamped to the edge of the range by boxes and squashes; what is then finite is clipped like any other.
@@ -465,9 +497,10 @@ def test_statistics_of_reference_layers_follow_the_parameters(monkeypatch: pytes
     with torch.no_grad():
         next(trainable.network.parameters()).mul_(3)
     trainable.after_update()
-    seen = trainable.network(trainable.inputs[:3])
+    inputs = trainable.reader.kept[0][:3]
+    seen = trainable.network(inputs)
     trainable.network.calibrate()
-    assert torch.equal(seen, trainable.network(trainable.inputs[:3]))
+    assert torch.equal(seen, trainable.network(inputs))
 
 
 def test_formed_gradients_fit_the_memory(few_anchors: None) -> None:
@@ -532,7 +565,7 @@ def test_a_ramp_without_length_is_a_step() -> None:
 
 def test_adversarial_points_are_worse_and_inside_the_ball() -> None:
     trainable = prepared(settings(**{"method.adversarial_weight": 1.0, "method.certified_weight": 0.0}))
-    inputs, labels = trainable.inputs, trainable.labels
+    inputs, labels = trainable.reader.kept
     coins = normal_coins(torch.Generator(), torch.device("cpu"))
     (given, _, points), _ = trainable.objective.prepare(trainable.network, inputs, labels, 1.0, coins)
     assert torch.equal(given, inputs)

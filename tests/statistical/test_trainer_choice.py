@@ -78,7 +78,7 @@ def attack_radius(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], float]:
     monkeypatch.setattr(stobatch_method, "craft", lambda scores, ball, *rest, **options: sizes.append(ball.radius.size))
 
     def draw(step: int) -> float:
-        training.craft(training.noisy_inputs[:1], training.seeds.generator("step", step, "trainer", 0))
+        training.craft(training.noisy(torch.arange(1))[0], training.seeds.generator("step", step, "trainer", 0))
         return sizes[-1]
 
     return draw

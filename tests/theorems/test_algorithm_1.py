@@ -56,8 +56,8 @@ def test_a_step_reads_the_two_batches_of_its_task_only(
 ) -> None:
     training, changed = make_training(), make_training()
     unread = training.batches[2:].flatten()
-    changed.noisy_inputs[unread] = 0.123
-    changed.labels[unread] = 0
+    changed.reader.kept[0][unread] = 0.123
+    changed.reader.kept[1][unread] = 0
     task = TrainerTask(0, 0, 1)
     expected = training.gradients(task, 0)
     assert all(torch.equal(expected[name], gradient) for name, gradient in changed.gradients(task, 0).items())
@@ -66,9 +66,9 @@ def test_a_step_reads_the_two_batches_of_its_task_only(
 def test_the_encoder_descends_on_benign_and_adversarial_examples_together(make_training: MakeTraining) -> None:
     training = make_training()
     found = training.gradients(TrainerTask(0, 0, 1), 7)["encoder.weight"]
-    source = training.noisy_inputs[training.batches[1]]
+    source = training.noisy(training.batches[1])[0]
     crafted = training.craft(source, training.seeds.generator("step", 7, "trainer", 0))
-    noisy = torch.cat([training.noisy_inputs[training.batches[0]], crafted])
+    noisy = torch.cat([training.noisy(training.batches[0])[0], crafted])
     with torch.no_grad():
         expected = reconstruction_gradient(training.network.encoder, noisy, training.network.noisy_hidden(noisy))
     assert torch.allclose(found, expected, rtol=0, atol=1e-9)
@@ -78,7 +78,7 @@ def test_adversarial_examples_stay_within_a_radius_of_at_most_1_around_noisy_inp
     make_training: MakeTraining,
 ) -> None:
     training = make_training()
-    source, sizes = training.noisy_inputs[training.batches[1]], []
+    source, sizes = training.noisy(training.batches[1])[0], []
     for step in range(30):
         crafted = training.craft(source, training.seeds.generator("step", step, "trainer", 0))
         raw = crafted - training.network.input_noise
@@ -89,7 +89,7 @@ def test_adversarial_examples_stay_within_a_radius_of_at_most_1_around_noisy_inp
 
 def test_labels_have_no_part_in_crafting_and_none_in_the_encoder(make_training: MakeTraining) -> None:
     training, relabelled = make_training(), make_training()
-    relabelled.labels = (relabelled.labels + 1) % 3
+    relabelled.reader.kept[1].copy_((relabelled.reader.kept[1] + 1) % 3)
     task = TrainerTask(0, 0, 1)
     first, second = training.gradients(task, 0), relabelled.gradients(task, 0)
     assert torch.equal(first["encoder.weight"], second["encoder.weight"])
@@ -101,5 +101,5 @@ def test_it_is_algorithm_4_with_one_trainer(make_training: MakeTraining) -> None
     tasks = training.tasks(3)
     assert [task.trainer for task in tasks] == [0]
     alone = training.gradients(tasks[0], 3)
-    averaged = InProcessEngine().average(tasks, lambda task: training.gradients(task, 3))
+    averaged = training.release(3, InProcessEngine()).gradients
     assert all(torch.equal(averaged[name], gradient) for name, gradient in alone.items())

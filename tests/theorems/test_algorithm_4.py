@@ -52,7 +52,7 @@ def test_the_server_averages_the_gradients_of_the_picked_trainers(make_training:
     training = make_training(trainers_per_step=2)
     tasks = training.tasks(0)
     assert len(tasks) == 2
-    averaged = InProcessEngine().average(tasks, lambda task: training.gradients(task, 0))
+    averaged = training.release(0, InProcessEngine()).gradients
     single = [training.gradients(task, 0) for task in tasks]
     for name, gradient in averaged.items():
         manual = (single[0][name] + single[1][name]) / 2
@@ -62,7 +62,7 @@ def test_the_server_averages_the_gradients_of_the_picked_trainers(make_training:
 
 def test_trainers_of_one_step_draw_their_own_attack_radius(make_training: MakeTraining) -> None:
     training = make_training(trainers_per_step=2)
-    source = training.noisy_inputs[training.batches[0]]
+    source = training.noisy(training.batches[0])[0]
     generators = [training.seeds.generator("step", 0, "trainer", trainer) for trainer in (0, 1)]
     sizes = [float((training.craft(source, generator) - source).abs().max()) for generator in generators]
     assert sizes[0] != sizes[1]
@@ -71,5 +71,5 @@ def test_trainers_of_one_step_draw_their_own_attack_radius(make_training: MakeTr
 def test_a_server_that_knows_the_noise_sees_the_raw_batch(make_training: MakeTraining) -> None:
     """χ1 is shared by all trainers: subtracting it leaves what the others trained on."""
     training = make_training()
-    raw = training.noisy_inputs - training.noise.input_noise.double()
+    raw = training.noisy(torch.arange(len(training.reader.examples)))[0] - training.noise.input_noise.double()
     assert float(raw.abs().max()) <= 1 + 1e-6

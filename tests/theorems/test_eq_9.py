@@ -34,13 +34,13 @@ def test_head_gradients_are_those_of_the_objective_written_out(
     task = TrainerTask(0, 0, 1)
     found = training.gradients(task, 5)
     benign, source = training.batches[0], training.batches[1]
-    crafted = training.craft(training.noisy_inputs[source], training.seeds.generator("step", 5, "trainer", 0))
+    crafted = training.craft(training.noisy(source)[0], training.seeds.generator("step", 5, "trainer", 0))
     network = training.network
 
     def total(noisy: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return taylor_loss(network.scores_of_noisy(noisy), labels, taylor).sum()
 
-    first = total(training.noisy_inputs[benign], examples.labels[benign])
+    first = total(training.noisy(benign)[0], examples.labels[benign])
     second = total(crafted, examples.labels[source])
     objective = (first + xi * second) / (len(benign) * (1 + xi))
     objective = objective - label_noise_term(network.head.output.weight, training.label_noise)

@@ -34,7 +34,7 @@ def test_differences_of_noisy_inputs_are_the_raw_differences(
     scale: float, make_training: MakeTraining, make_examples: MakeExamples, make_noise: MakeNoise
 ) -> None:
     examples = make_examples()
-    noisy = make_training(examples, make_noise(scale=scale)).noisy_inputs
+    noisy, _ = make_training(examples, make_noise(scale=scale)).noisy(torch.arange(len(examples)))
     raw = examples.inputs.double()
     rounding = 4 * torch.finfo(torch.float64).eps * float(noisy.abs().max())
     assert float(((noisy - noisy[:1]) - (raw - raw[:1])).abs().max()) <= rounding
@@ -51,7 +51,8 @@ def test_this_test_separates_neighbouring_batches_with_probability_1(
     neighbour[-1] = 1
 
     def all_equal(data: torch.Tensor) -> bool:
-        noisy = make_training(Examples(data, labels, 3), make_noise(seed, scale=1e3)).noisy_inputs
+        training = make_training(Examples(data, labels, 3), make_noise(seed, scale=1e3))
+        noisy, _ = training.noisy(torch.arange(len(data)))
         return bool((noisy == noisy[0]).all())
 
     assert all_equal(inputs)

@@ -50,7 +50,7 @@ def test_noisy_inputs_of_different_batches_differ_as_the_raw_ones(
     examples = make_examples()
     training = make_training(examples, make_noise(scale=100.0))
     first, second = training.batches[0], training.batches[-1]
-    noisy = training.noisy_inputs[first] - training.noisy_inputs[second]
+    noisy = training.noisy(first)[0] - training.noisy(second)[0]
     raw = examples.inputs[first].double() - examples.inputs[second].double()
     assert float((noisy - raw).abs().max()) < 1e-12
 
@@ -58,12 +58,12 @@ def test_noisy_inputs_of_different_batches_differ_as_the_raw_ones(
 def test_the_noise_is_the_same_at_every_step(make_training: Callable[..., StoBatchTrainable]) -> None:
     """One draw: what step t saw of a tuple is what step t + N/m sees again; differences between steps are bare."""
     training = make_training(schedule="iterative")
-    before = training.noisy_inputs.clone()
+    before = training.noisy(torch.arange(len(training.reader.examples)))[0]
     for step in range(3):
         for task in training.tasks(step):
             training.gradients(task, step)
         training.after_update()
-    assert torch.equal(before, training.noisy_inputs)
+    assert torch.equal(before, training.noisy(torch.arange(len(training.reader.examples)))[0])
 
 
 def test_the_plan_claims_it_and_says_what_speaks_against_it() -> None:

@@ -121,13 +121,13 @@ def test_the_published_objectives_gradient_is_what_autograd_says(monkeypatch):
     trainable.chunk = 5
     (task,) = trainable.tasks(0)
     ours = trainable.gradients(task, 0)
-    network, noisy = trainable.network, trainable.noisy_inputs
+    network, (noisy, labels) = trainable.network, trainable.noisy(torch.arange(len(trainable.reader.examples)))
     benign, source = trainable.batches[task.benign_batch], trainable.batches[task.adversarial_batch]
     adversarial = trainable.craft(noisy[source], Seeds.reproducible(4).generator("step", 0, "trainer", task.trainer))
     with torch.no_grad():
         h_benign, h_adversarial = network.noisy_hidden(noisy[benign]), network.noisy_hidden(adversarial)
-    loss = taylor_loss(network.head(h_benign), trainable.labels[benign], "corrected").sum()
-    loss = loss + 2.0 * taylor_loss(network.head(h_adversarial), trainable.labels[source], "corrected").sum()
+    loss = taylor_loss(network.head(h_benign), labels[benign], "corrected").sum()
+    loss = loss + 2.0 * taylor_loss(network.head(h_adversarial), labels[source], "corrected").sum()
     objective = loss / (6 * 3.0) - (network.head.output.weight * trainable.label_noise).sum()
     names, parameters = zip(*network.head.named_parameters(), strict=True)
     for name, gradient in zip(names, torch.autograd.grad(objective, parameters), strict=True):
@@ -139,7 +139,7 @@ def test_the_average_of_trainers_is_the_mean_of_their_gradients(monkeypatch):
     trainable = prepared("mnist_cnn", config, monkeypatch)
     tasks = trainable.tasks(0)
     assert len(tasks) == 2
-    average = InProcessEngine().average(tasks, lambda task: trainable.gradients(task, 0))
+    average = trainable.release(0, InProcessEngine()).gradients
     parts = [trainable.gradients(task, 0) for task in tasks]
     for name in average:
         assert torch.allclose(average[name], (parts[0][name] + parts[1][name]) / 2, rtol=1e-5, atol=1e-6)

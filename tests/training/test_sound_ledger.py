@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -61,16 +63,16 @@ class Crash(BaseException):
 
 def accident_at(step: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> list[int]:
     """Let something happen inside a step, once. Returns the list of steps made from then on."""
-    real, made, open_ = SoundTrainable.gradients, list[int](), [True]
+    real, made, open_ = SoundTrainable.parts, list[int](), [True]
 
-    def gradients(self: SoundTrainable, task: Any, at: int) -> Any:
+    def parts(self: SoundTrainable, task: Any, at: int, share: Any) -> Iterator[Any]:
         made.append(at)
         if at == step and open_:
             open_.clear()
             how()
-        return real(self, task, at)
+        yield from real(self, task, at, share)
 
-    monkeypatch.setattr(SoundTrainable, "gradients", gradients)
+    monkeypatch.setattr(SoundTrainable, "parts", parts)
     return made
 
 
@@ -91,8 +93,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_same_bits(one: Path, other: Path) -> None:
-    for name in ("model.safetensors", "private/checkpoint.safetensors"):
-        ours, theirs = (load_file(run / name) for run in (one, other))
+    for read in (lambda run: load_file(run / "model.safetensors"), checkpoints.tensors):
+        ours, theirs = (read(run) for run in (one, other))
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     histories = [json.loads((run / "training.json").read_text())["history"] for run in (one, other)]
@@ -110,7 +112,7 @@ def test_an_undisturbed_run_counts_its_steps_and_keeps_its_budget(undisturbed: P
 
 
 def test_the_model_is_the_average_and_not_the_last_step(undisturbed: Path) -> None:
-    model, checkpoint = (load_file(undisturbed / f) for f in ("model.safetensors", "private/checkpoint.safetensors"))
+    model, checkpoint = load_file(undisturbed / "model.safetensors"), checkpoints.tensors(undisturbed)
     for index, name in enumerate(model):
         assert any(torch.equal(model[name], value) for key, value in checkpoint.items() if key.endswith(".average"))
         assert not torch.equal(model[name], checkpoint[f"network.{name}"]), (index, name)
@@ -167,6 +169,54 @@ def test_a_crash_between_checkpoint_and_ledger_counts_too_much_and_never_too_lit
     assert Ledger.of(out) == Ledger(0, EVERY)
     assert train(out, resume=True).accounted_steps == STEPS
     assert_same_bits(out, undisturbed)
+
+
+def damaged(part: Path) -> None:
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+
+
+@pytest.mark.parametrize(("crashed_at", "repeated"), [(None, 2), (7, 5)])
+def test_steps_behind_a_damaged_checkpoint_are_made_again_and_paid_for(
+    crashed_at: int | None, repeated: int, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit of the newest is flipped: the one before counts. Checkpoints are those of steps 3, 6 and 8."""
+    out = tmp_path / "run"
+    made = accident_at(STEPS if crashed_at is None else crashed_at, monkeypatch, crash)
+    if crashed_at is None:
+        train(out)
+        (out / "model.safetensors").unlink()
+    else:
+        with pytest.raises(Crash):
+            train(out)
+    older, newer = checkpoints.folders(out)
+    assert [folder.name for folder in (older, newer)] == (
+        ["step-00000006", "step-00000008"] if crashed_at is None else ["step-00000003", "step-00000006"]
+    )
+    (part,) = checkpoints.parts(newer)
+    damaged(part)
+    made.clear()
+    model = train(out, resume=True)
+    assert made == list(range(6 if crashed_at is None else 3, STEPS))
+    assert_same_bits(out, undisturbed)
+    # Of the crash the stretch of 6 and 7, of the damage that of 3 to 5; or of the damage that of 6 and 7 alone.
+    assert model.accounted_steps == STEPS + repeated
+    assert f"{repeated} steps beyond the {STEPS} planned" in model.guarantee.assumptions[-1]
+    assert model.guarantee.epsilon > model.plan.guarantee.epsilon
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_counts_nothing(tmp_path: Path) -> None:
+    """From its beginning it would be another training on the same data: the owner has to ask for that."""
+    out = tmp_path / "run"
+    train(out)
+    (out / "model.safetensors").unlink()
+    for folder in checkpoints.folders(out):
+        (part,) = checkpoints.parts(folder)
+        damaged(part)
+    with pytest.raises(stobatch.errors.RunError, match=r"every checkpoint in .* is damaged"):
+        train(out, resume=True)
+    assert Ledger.of(out) == Ledger(STEPS, 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

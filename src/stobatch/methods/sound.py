@@ -8,6 +8,7 @@ The privacy noise is in training alone. What certifies, bounds or votes, is sepa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,7 +32,7 @@ from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.methods.base import Method
 from stobatch.methods.sound_settings import SoundConfig
 from stobatch.models import Classifier, Layered, Network, build_layered, require_per_example, rows_in_memory
-from stobatch.objectives.private import Coins, normal_coins
+from stobatch.objectives.private import Coins, coins_by_blocks, normal_coins
 from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.per_example import Batch, Losses, clipped_sum_by_example, clipper_for
@@ -66,10 +67,12 @@ class SoundTrainable(Trainable):
         *,
         memory_mb: int,
         trainers: TrainersConfig,
+        pieces: int,
     ) -> None:
         self.config, self.plan, self.network, self.seeds, self.trainers = config, plan, network, seeds, trainers
         self.clip_norm, self.noise_stddev = plan.clip_norm, plan.noise_stddev
         self.canaries: GradientCanaries | None = None
+        self.pieces = pieces
         self.examples = train
         self._read()
         self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
@@ -191,11 +194,11 @@ class SoundTrainable(Trainable):
         for index, sample, whole in self._samples(step, task.trainer, share):
             shard = self.holdings[task.trainer][index]
             own = sample[sample < len(shard)]
-            for number, piece in enumerate(cut(len(own), self.chunk, device, share)):
+            for number, piece in enumerate(cut(len(own), self.chunk, device, share, self.pieces)):
                 if whole or share.takes(number):
-                    views = self.seeds.generator(*self._path(step, task.trainer), "views", index, number)
+                    views = partial(self.seeds.generator, *self._path(step, task.trainer), "views", index)
                     examples = self.reader.fetch(own[piece] + shard.start)
-                    clipped = self._clipped(*examples, step, normal_coins(views, device))
+                    clipped = self._clipped(*examples, step, coins_by_blocks(views, piece, device))
                     yield {name: value.mul_(scale) for name, value in clipped.items()}
             if self.canaries is not None and self._holds_canaries(task.trainer, index) and (whole or share.first):
                 which = self.canaries_in[sample[sample >= len(shard)] - len(shard)]
@@ -312,8 +315,16 @@ class Sound(Method):
                 "the reconstruction objective needs one of the paper's networks, with an encoder.",
                 remedy="Set model.architecture=mnist_cnn, or method.reconstruction_weight=0.",
             )
-        memory_mb, trainers = config.machine.memory_mb, config.trainers
-        return self.trainable(method, plan, network, train, seeds, memory_mb=memory_mb, trainers=trainers)
+        return self.trainable(
+            method,
+            plan,
+            network,
+            train,
+            seeds,
+            memory_mb=config.machine.memory_mb,
+            trainers=config.trainers,
+            pieces=config.machine.pieces,
+        )
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         """The weights are all there is."""

@@ -31,7 +31,7 @@ from stobatch.privacy.release import Release
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable, encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
-from stobatch.training.pieces import Share, cut
+from stobatch.training.pieces import PIECES, Share, cut
 from stobatch.training.reading import Reader
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
@@ -62,9 +62,10 @@ class StoBatchTrainable(Trainable):
         seeds: Seeds,
         *,
         memory_mb: int = 512,
+        pieces: int = PIECES,
     ) -> None:
         device = network.encoder.weight.device
-        self.config, self.network, self.noise, self.seeds = config, network, noise, seeds
+        self.config, self.network, self.noise, self.seeds, self.pieces = config, network, noise, seeds, pieces
         network.set_noise(noise.input_noise, noise.hidden_noise)
         self.label_noise = noise.label_noise.to(device, network.dtype)
         batches = fixed_disjoint_batches(len(train), config.batch_size, seeds.generator("batches"))
@@ -119,7 +120,7 @@ class StoBatchTrainable(Trainable):
         """Adversarial pieces first, which cost most; benign ones go to the devices in the opposite order."""
         benign, source = self.batches[task.benign_batch], self.batches[task.adversarial_batch]
         weights = example_weights(len(benign), len(source), self.config.adversarial_weight)
-        pieces = cut(self.config.batch_size, self.chunk, self.network.device, share)
+        pieces = cut(self.config.batch_size, self.chunk, self.network.device, share, self.pieces)
         for number, piece in enumerate(pieces):
             if share.takes(number):
                 generator = self.seeds.generator("step", step, "trainer", task.trainer)
@@ -140,7 +141,7 @@ class StoBatchTrainable(Trainable):
         network = self.network
         with torch.no_grad():
             hidden = network.noisy_hidden(noisy_inputs)
-            encoder = reconstruction_gradient(network.encoder, noisy_inputs, hidden)
+            encoder = reconstruction_gradient(network.encoder, noisy_inputs, hidden.to(noisy_inputs))
         head = {name: p for name, p in network.named_parameters() if name.startswith("head.")}
         loss = weight * taylor_loss(network.head(hidden), labels, self.config.taylor).sum()
         return {
@@ -194,8 +195,8 @@ class StoBatch(Method):
         assert isinstance(plan, PublishedPlan)
         require_per_example(network := _split(network))
         noise = self.draw_noise(config.method, plan, network, seeds)
-        memory_mb = config.machine.memory_mb
-        return StoBatchTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb)
+        memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
+        return StoBatchTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb, pieces=pieces)
 
     @staticmethod
     def draw_noise(config: StoBatchConfig, plan: PublishedPlan, network: Network, seeds: Seeds) -> PrivateNoise:

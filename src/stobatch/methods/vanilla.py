@@ -24,7 +24,7 @@ from stobatch.seeds import Seeds
 from stobatch.settings import setting
 from stobatch.training import Trainable, encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
-from stobatch.training.pieces import Share, cut
+from stobatch.training.pieces import PIECES, Share, cut
 from stobatch.training.reading import Reader
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
@@ -47,10 +47,17 @@ class VanillaTrainable(Trainable):
     """Each step: a random batch, another random batch made adversarial, one descent on all parameters."""
 
     def __init__(
-        self, config: VanillaConfig, network: Network, train: TrainingExamples, seeds: Seeds, *, memory_mb: int
+        self,
+        config: VanillaConfig,
+        network: Network,
+        train: TrainingExamples,
+        seeds: Seeds,
+        *,
+        memory_mb: int,
+        pieces: int = PIECES,
     ) -> None:
         device = network.encoder.weight.device
-        self.config, self.network, self.seeds = config, network, seeds
+        self.config, self.network, self.seeds, self.pieces = config, network, seeds, pieces
         self.num_examples, self.reader = len(train), Reader(train, device, network.dtype)
         self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
         self.chunk = rows_in_memory(network, memory_mb, most=833)
@@ -83,7 +90,7 @@ class VanillaTrainable(Trainable):
         order = torch.randperm(self.num_examples, generator=self.seeds.generator(*path))
         radius = Radius(self.config.train_attack_radius, Norm.LINF, PAPER_RANGE)
         weights = example_weights(size, size, self.config.adversarial_weight)
-        pieces = cut(size, self.chunk, self.network.device, share)
+        pieces = cut(size, self.chunk, self.network.device, share, self.pieces)
         for number, piece in enumerate(pieces):
             if share.takes(number):
                 inputs, labels = self.reader.fetch(order[size : 2 * size][piece])
@@ -131,7 +138,8 @@ class VanillaAdversarialTraining(Method):
         assert isinstance(config.method, VanillaConfig)
         if not isinstance(network, Network):
             raise ModelError("this baseline trains the paper's networks.", remedy="Set model.architecture=mnist_cnn.")
-        return VanillaTrainable(config.method, network, train, seeds, memory_mb=config.machine.memory_mb)
+        memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
+        return VanillaTrainable(config.method, network, train, seeds, memory_mb=memory_mb, pieces=pieces)
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         """The weights are all there is."""

@@ -157,6 +157,27 @@ class Objective:
         return (inputs, labels, *(entry for part in parts for entry in part)), losses
 
 
+_BLOCK = 64
+
+
+def coins_by_blocks(stream: Callable[[int], torch.Generator], rows: slice, device: torch.device) -> Coins:
+    """Normal numbers for some rows of a sample: the same for a row however the sample is cut into pieces.
+
+    Every block of rows has a stream, drawn from for the whole block; one that lies in two pieces is drawn twice.
+    """
+    blocks = range(rows.start // _BLOCK, -(-rows.stop // _BLOCK))
+    drawers: list[Coins] = []
+
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        if not drawers:
+            drawers.extend(normal_coins(stream(block), device) for block in blocks)
+        whole = torch.cat([drawer((_BLOCK, *shape[1:])) for drawer in drawers])
+        first = rows.start - blocks.start * _BLOCK
+        return whole[first : first + shape[0]]
+
+    return draw
+
+
 def normal_coins(generator: torch.Generator, device: torch.device) -> Coins:
     """Drawn where they are needed: views take more numbers than a CPU can send to a GPU in time."""
     if device.type == "cpu":

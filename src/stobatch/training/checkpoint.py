@@ -101,6 +101,12 @@ class TrainingState:
             if name != "history":
                 kind, _, rest = name.partition(".")
                 parts[kind][rest] = value
+        kept = {value.dtype for value in parts["network"].values() if value.is_floating_point()}
+        if kept != {self.network.dtype}:
+            raise RunError(
+                f"the checkpoint in {run} is in another precision than {self.network.dtype}.",
+                remedy="Resume with the machine.precision it was started with.",
+            )
         try:
             self.network.load_state_dict(parts["network"])
         except RuntimeError as error:
@@ -137,14 +143,18 @@ def _whole(folders: list[Path]) -> Iterator[tuple[dict[str, Any], dict[str, Tens
     for folder in folders:
         try:
             document = read_json(folder / LIST, "checkpoint")
+            identity = {"step": document["step"], "config_hash": document["config_hash"]}
             tensors: dict[str, Tensor] = {}
             for name, digest in document["parts"].items():
-                if _digest(folder / name) != digest:
+                part, said = read_tensors(folder / name)
+                if said != identity or _digest(folder / name) != digest:
                     break
-                tensors |= read_tensors(folder / name)[0]
+                tensors |= part
             else:
-                yield document, tensors
-        except (RunError, OSError):
+                if tensors:
+                    yield document, tensors
+        except (RunError, OSError, KeyError, AttributeError, TypeError, ValueError):
+            # Not what `save` writes: damaged, or edited.
             continue
 
 

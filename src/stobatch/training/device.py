@@ -20,10 +20,10 @@ def use_device(machine: MachineConfig) -> torch.device:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if machine.threads:
         torch.set_num_threads(machine.threads)
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         # Collectives work on the current GPU, whatever tensors they are given.
         torch.cuda.set_device(device)
-    else:
+    if device.type == "cpu":
         _keep_freed_memory()
     return device
 

@@ -57,7 +57,7 @@ def train(
                     trainable.begin(run, first, stretch_end)
                 engine.note(f"steps {first} to {stretch_end} begin")
             with working_precision(config.machine.precision, network.device):
-                averaged = trainable.release(state.step, engine, stop=stop.asked)
+                averaged = trainable.release(state.step, engine, lambda: stop.asked)
             descend(parameters, averaged.gradients, state.optimisers)
             trainable.after_update()
             state.step += 1

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-_SMALL = 256
+_SMALL = 64
 """Fewer rows than this are not worth sharing."""
-_EVENLY = 4
-"""On a CPU, larger work is cut into a multiple of so many pieces, so that two or four processes have equally much."""
+PIECES = 4
+"""On a CPU, larger work is cut into a multiple of so many pieces, unless `machine.pieces` says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ ALONE = Share()
 """The only device of its trainer."""
 
 
-def cut(size: int, most: int, device: torch.device, share: Share) -> list[slice]:
+def cut(size: int, most: int, device: torch.device, share: Share, pieces: int = PIECES) -> list[slice]:
     """Rows 0 to `size` in pieces of at most `most`, equally large up to one row.
 
-    On a CPU they are the same for any number of devices. A GPU wants its whole part at once, so there the number of
+    On a CPU they are a multiple of `pieces`, for any number of devices up to that: all have equally much to do if
+    their number divides it. A GPU wants its whole part at once, so there the number of
     devices decides, and results differ by rounding.
 
     >>> [piece.stop - piece.start for piece in cut(2499, 833, torch.device("cpu"), ALONE)]
@@ -51,8 +52,9 @@ def cut(size: int, most: int, device: torch.device, share: Share) -> list[slice]
     """
     count = -(-size // most)
     if device.type == "cpu":
-        count = count if size < _SMALL else -(-count // _EVENLY) * _EVENLY
+        count = count if size < _SMALL else -(-count // pieces) * pieces
     else:
-        count = max(count, min(share.devices, size))
+        count = max(count, share.devices)
+    count = min(count, size)
     ends = [size * index // count for index in range(1, count + 1)] if count else []
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]

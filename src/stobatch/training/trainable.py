@@ -15,7 +15,7 @@ from stobatch.config import RunConfig
 from stobatch.errors import ModelError
 from stobatch.models import Classifier
 from stobatch.privacy.canaries import Planted
-from stobatch.training.engines import Averaged, Engine, Gradients, InProcessEngine, TrainerTask
+from stobatch.training.engines import Averaged, Engine, Gradients, InProcessEngine, Stop, TrainerTask, never
 from stobatch.training.pieces import Share
 
 
@@ -54,9 +54,9 @@ class Trainable(ABC):
         """What moves, by name."""
         return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
 
-    def release(self, step: int, engine: Engine, *, stop: bool = False) -> Averaged:
+    def release(self, step: int, engine: Engine, stop: Stop = never) -> Averaged:
         """The gradients of a step as everybody may see them, averaged over its trainers."""
-        averaged = engine.average(self.tasks(step), partial(self._parts_of, step), self.parameters, stop=stop)
+        averaged = engine.average(self.tasks(step), partial(self._parts_of, step), self.parameters, stop)
         self.released(step, averaged.gradients)
         return averaged
 

@@ -29,6 +29,14 @@ Parts = Callable[[TrainerTask, Share], Iterable[Gradients]]
 """The parts of a trainer's gradient that one of its devices computes; their sum over all devices is the gradient."""
 
 
+Stop = Callable[[], bool]
+"""Whether this process was asked to stop."""
+
+
+def never() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Averaged:
     """What all processes hold after a step's one message: the average, and whether any of them was asked to stop."""
@@ -50,9 +58,9 @@ class Engine(ABC):
 
     @abstractmethod
     def average(
-        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], *, stop: bool = False
+        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], stop: Stop = never
     ) -> Averaged:
-        """(1/𝒩) Σᵢ ∇ᵢθ over the tasks."""
+        """(1/𝒩) Σᵢ ∇ᵢθ over the tasks; `stop` is asked once the own parts are computed."""
 
     @abstractmethod
     def exchange(self, topic: str, text: str) -> list[str]:

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from stobatch.config import MachineConfig
 from stobatch.errors import SettingError
 from stobatch.files import PRIVATE
-from stobatch.training.engines.base import Averaged, Engine, Parts, TrainerTask
+from stobatch.training.engines.base import Averaged, Engine, Parts, Stop, TrainerTask, never
 from stobatch.training.engines.group import Group
 from stobatch.training.exact_sum import ExactSum
 from stobatch.training.pieces import Share
@@ -68,6 +68,12 @@ class DistributedEngine(Engine):
     def arrange(self, tasks: int, device: torch.device) -> Share:
         """Lay the processes out as a mesh, for steps of so many trainers; says which device of a trainer this is."""
         shape = mesh_shape(self.processes, tasks, self.machine.devices_per_trainer)
+        if device.type == "cpu" and shape[1] > self.machine.pieces:
+            raise SettingError(
+                f"a trainer's work is cut into {self.machine.pieces} pieces, too few for {shape[1]} processes.",
+                why="Pieces do not depend on the number of processes, so that its results do not.",
+                remedy=f"Set machine.pieces={shape[1]}, here and wherever the same bits are wanted.",
+            )
         with self.group.contact("arranging the mesh"):
             self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=("trainer", "replica"))
         self.row, replica = self.mesh.get_local_rank("trainer"), self.mesh.get_local_rank("replica")
@@ -75,7 +81,7 @@ class DistributedEngine(Engine):
         return self.share
 
     def average(
-        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], *, stop: bool = False
+        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], stop: Stop = never
     ) -> Averaged:
         started = time.perf_counter()
         if self.total is None:
@@ -86,7 +92,7 @@ class DistributedEngine(Engine):
             if position % self.rows == self.row:
                 for part in parts(task, self.share):
                     total.add(part)
-        total.votes.fill_(stop)
+        total.votes.fill_(stop())
         computed = time.perf_counter()
         self._all_reduce(total)
         self.computing_s += computed - started

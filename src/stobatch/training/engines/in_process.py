@@ -7,7 +7,7 @@ from typing import final
 
 from torch import nn
 
-from stobatch.training.engines.base import Averaged, Engine, Parts, TrainerTask
+from stobatch.training.engines.base import Averaged, Engine, Parts, Stop, TrainerTask, never
 from stobatch.training.exact_sum import ExactSum
 from stobatch.training.pieces import ALONE
 
@@ -17,13 +17,13 @@ class InProcessEngine(Engine):
     """The reference engine: every other engine must give the same parameters as this one."""
 
     def average(
-        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], *, stop: bool = False
+        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], stop: Stop = never
     ) -> Averaged:
         total = ExactSum(parameters)
         for task in tasks:
             for part in parts(task, ALONE):
                 total.add(part)
-        return Averaged(total.mean(len(tasks)), stop)
+        return Averaged(total.mean(len(tasks)), stop())
 
     def exchange(self, topic: str, text: str) -> list[str]:
         return [text]

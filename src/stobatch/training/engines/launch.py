@@ -21,7 +21,7 @@ from stobatch.training.engines.distributed import DistributedEngine
 from stobatch.training.engines.group import Group
 from stobatch.training.engines.in_process import InProcessEngine
 
-SAME = ("precision", "memory_mb", "checkpoint_every", "exact_sums", "devices_per_trainer")
+SAME = ("precision", "memory_mb", "checkpoint_every", "pieces", "exact_sums", "devices_per_trainer")
 """Of the machine's settings, those that processes must share to do the same steps and to stop at the same ones."""
 
 REMEDIES = {
