@@ -27,7 +27,6 @@ from stobatch.seeds import Seeds
 from stobatch.training.device import use_device
 from stobatch.training.engines import Gradients
 from stobatch.training.ledger import Ledger
-from stobatch.verbs.tables import fingerprint
 from stobatch.verbs.training import write_start
 
 EXAMPLES = Path(PRIVATE) / "examples.safetensors"
@@ -101,7 +100,7 @@ class Party:
         Run(run).require_new(party_config(terms, sizes).training_hash, resume=resume)
         if resume and Run(run).has("terms"):
             party = cls.open(run)
-            if fingerprint(party.train) != fingerprint(train):
+            if party.train.fingerprint() != train.fingerprint():
                 raise RunError(
                     f"{run} was started with other records.", remedy="Hand over the same ones, or another run."
                 )
@@ -110,7 +109,7 @@ class Party:
         seeds = Seeds.secret() if terms.seed is None else Seeds.reproducible(terms.seed).child("party", name)
         party = cls(run, terms, info, name, train, seeds)
         write_start(party.run, party.config, party.info, party.plan, Seeds(seeds.root, public=False))
-        party.run.write("data", {"sha256": fingerprint(train)}, private=True)
+        party.run.write("data", {"sha256": train.fingerprint()}, private=True)
         tensors = {"inputs": train.inputs, "labels": train.labels}
         write_tensors(run / EXAMPLES, tensors, {"num_classes": str(train.num_classes)}, private=True)
         # Last of all: a directory without terms is a start that was cut off, and nothing was answered from it.
@@ -127,7 +126,7 @@ class Party:
         terms, info = RunConfig.from_dict(found["config"]), DatasetInfo.from_dict(found["dataset"])
         tensors, metadata = read_tensors(run / EXAMPLES)
         train = Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
-        if fingerprint(train) != directory.read("data", private=True)["sha256"]:
+        if train.fingerprint() != directory.read("data", private=True)["sha256"]:
             raise RunError(f"the records in {run} were changed.", remedy="Restore them: the guarantee is about those.")
         root = int(directory.read("seeds", private=True)["root"])
         return cls(run, terms, info, found["party"], train, Seeds(root, public=terms.seed is not None))

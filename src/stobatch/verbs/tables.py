@@ -11,7 +11,7 @@ import torch
 
 from stobatch import data
 from stobatch.config import RunConfig
-from stobatch.data import Dataset, Examples, TrainingExamples
+from stobatch.data import Dataset, Examples
 from stobatch.errors import DataError, SettingError
 from stobatch.files import Records
 from stobatch.interrupts import finish_first
@@ -34,10 +34,6 @@ PartOf = Callable[[int, int, Tick], Columns]
 
 def data_root(config: RunConfig) -> Path | None:
     return Path(config.machine.data_root) if config.machine.data_root else None
-
-
-def fingerprint(examples: TrainingExamples) -> str:
-    return examples.fingerprint()
 
 
 def read_data(config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
