@@ -40,7 +40,7 @@ def measured(config: RunConfig, steps: int) -> dict[str, object]:
         seeds = Seeds.reproducible(0)
         network = make_network(config, data.info, seeds, None).to(device)
         trainable = method_of(config).prepare(config, make_plan(config, data.info, None), network, data.train, seeds)
-        engine.arrange(len(trainable.tasks(0)), device)
+        engine.arrange(len(trainable.tasks(0)))
         optimisers, parameters = trainable.optimisers(config), dict(network.named_parameters())
         taken: list[float] = []
         for step in range(steps + 1):

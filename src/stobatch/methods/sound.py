@@ -99,7 +99,7 @@ class SoundTrainable(Trainable):
 
     def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
         self.average = AveragedSGD(
-            self.network.parameters(),
+            self.parameters.values(),
             lr=config.training.learning_rate,
             momentum=self.config.momentum,
             decay=self.config.average_decay,

@@ -170,14 +170,14 @@ class DpSgdPlan(Plan):
             f"an example's whole contribution to a step, adversarial versions included, is clipped to norm "
             f"{self.clip_norm:g} as one vector",
             f"fresh Gaussian noise of standard deviation {self.noise_stddev:.6g} on the sum at every step, empty "
-            "batches included",
+            "batches included; drawn once for it, however many processes share the work",
             f"at most {self.steps} steps, and nothing else is computed from the training examples",
             f"the sum is divided by the public constant {self.expected_batch_size}, never by the realised batch size",
             f"the number of training examples, {self.num_examples}, is public: sampling rate and denominator are "
             "constants fixed before looking, and stay as they are when an example is added or removed",
             "the network and the attacks mix no examples: an example's gradient depends on no other example",
             "floating-point Gaussian noise is treated as ideal",
-            "the seeds of sampling and noise stay secret",
+            "the seeds of sampling and noise stay secret; processes that share the work belong to one owner",
             "a person has one record",
             f"hyper-parameters and preprocessing were chosen {tuning}",
         )

@@ -75,12 +75,14 @@ def _train(
     dataset = dataset or _read_by_turns(engine, config, seeds, quiet)
     net = make_network(config, dataset.info, seeds, network).to(device, parameter_precision(config.machine.precision))
     trainable = _with_canaries(config, the_plan, dataset, net, seeds)
-    trainable.ready(engine.arrange(len(trainable.tasks(0)), device))
+    trainable.ready(engine.arrange(len(trainable.tasks(0))))
     trained_on = dataset.train.fingerprint()
     if run.has("data", private=True) and run.read("data", private=True)["sha256"] != trained_on:
         raise RunError(f"{run.path} was started with other training data.", remedy="Hand over the same data to resume.")
     first = tensors_digest(dict(net.named_parameters()))
-    engine.require_equal("start", {"training data": trained_on[:12], "first parameters": first}, REMEDIES)
+    # A digest of private data confirms guesses; one that is mixed with the seeds does not.
+    mixed = f"{seeds.child('training data', trained_on).root:064x}"[:12]
+    engine.require_equal("start", {"training data": mixed, "first parameters": first}, REMEDIES)
     # Nothing is written before everything above has passed, in every process.
     if engine.leads:
         write_start(run, config, dataset.info, the_plan, seeds)
@@ -126,8 +128,7 @@ def _write_end(
 
 def _common_seeds(engine: Engine, own: Seeds) -> Seeds:
     """Those of the process that leads: secret ones are drawn once."""
-    root = engine.exchange("seeds", str(own.root) if engine.leads else "")[0]
-    return Seeds(int(root), public=own.public)
+    return own if own.public else Seeds(engine.common_root(own.root), public=False)
 
 
 def _read_by_turns(engine: Engine, config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from stobatch.training.pieces import ALONE, Share
@@ -66,7 +65,11 @@ class Engine(ABC):
     def exchange(self, topic: str, text: str) -> list[str]:
         """Tell all processes a short text, and hear what each of them says; also a meeting point."""
 
-    def arrange(self, tasks: int, device: torch.device) -> Share:
+    def common_root(self, own: int) -> int:
+        """The root of secret seeds of the process that leads, below 2¹²⁸."""
+        return own
+
+    def arrange(self, tasks: int) -> Share:
         """Prepare for steps of so many trainers; says which of a trainer's devices this process is."""
         return ALONE
 

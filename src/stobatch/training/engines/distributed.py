@@ -58,24 +58,24 @@ class DistributedEngine(Engine):
     the in-process engine gives them, for any number of processes. Without it, and on GPUs, they differ by rounding.
     """
 
-    def __init__(self, group: Group, machine: MachineConfig) -> None:
-        self.group, self.machine = group, machine
+    def __init__(self, group: Group, machine: MachineConfig, device: torch.device) -> None:
+        self.group, self.machine, self.device = group, machine, device
         self.rank, self.processes = group.rank, group.processes
         self.log: Path | None = None
         self.total: ExactSum | None = None
         self.computing_s = self.waiting_s = 0.0
 
-    def arrange(self, tasks: int, device: torch.device) -> Share:
+    def arrange(self, tasks: int) -> Share:
         """Lay the processes out as a mesh, for steps of so many trainers; says which device of a trainer this is."""
         shape = mesh_shape(self.processes, tasks, self.machine.devices_per_trainer)
-        if device.type == "cpu" and shape[1] > self.machine.pieces:
+        if self.device.type == "cpu" and shape[1] > self.machine.pieces:
             raise SettingError(
                 f"a trainer's work is cut into {self.machine.pieces} pieces, too few for {shape[1]} processes.",
                 why="Pieces do not depend on the number of processes, so that its results do not.",
                 remedy=f"Set machine.pieces={shape[1]}, here and wherever the same bits are wanted.",
             )
         with self.group.contact("arranging the mesh"):
-            self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=("trainer", "replica"))
+            self.mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("trainer", "replica"))
         self.row, replica = self.mesh.get_local_rank("trainer"), self.mesh.get_local_rank("replica")
         self.rows, self.share = shape[0], Share(replica, shape[1])
         return self.share
@@ -115,6 +115,13 @@ class DistributedEngine(Engine):
         assert self.total is not None
         count = self.total.message.numel() if self.machine.exact_sums else self.total.size + 1
         return count * (8 if self.machine.exact_sums else 4)
+
+    def common_root(self, own: int) -> int:
+        """By a collective: what is said through the store stays there, for whoever can reach its port."""
+        words = torch.tensor([own >> 32 * word & 0xFFFFFFFF for word in range(4)], device=self.device)
+        with self.group.contact("sharing seeds"):
+            dist.broadcast(words, 0)
+        return sum(word << 32 * index for index, word in enumerate(words.tolist()))
 
     def exchange(self, topic: str, text: str) -> list[str]:
         return self.group.exchange(topic, text)

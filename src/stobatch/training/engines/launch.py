@@ -49,9 +49,10 @@ def engine_for(config: RunConfig) -> Iterator[Engine]:
     if not started_by_torchrun():
         yield InProcessEngine()
         return
-    group = Group(use_device(config.machine), config.machine.timeout_s)
+    device = use_device(config.machine)
+    group = Group(device, config.machine.timeout_s)
     with group.ending_together():
-        engine = DistributedEngine(group, config.machine)
+        engine = DistributedEngine(group, config.machine, device)
         machine = config.machine.to_dict()
         passport = {
             "seed": str(config.seed),
