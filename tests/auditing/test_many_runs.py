@@ -25,7 +25,7 @@ from stobatch.data import Dataset
 from stobatch.loading import make_network
 from stobatch.methods import SoundConfig, method_of
 from stobatch.methods.controls import HalfNoiseConfig
-from stobatch.methods.sound import SoundTrainable
+from stobatch.methods.sound_trainable import SoundTrainable
 from stobatch.privacy.accounting import PoissonGaussian
 from stobatch.privacy.canaries import GradientCanaries, Planted
 from stobatch.privacy.dpsgd_plan import DpSgdPlan

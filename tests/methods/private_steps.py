@@ -12,8 +12,8 @@ import stobatch
 from stobatch.config import DataConfig, MachineConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.data import Dataset
 from stobatch.methods import SoundConfig, method_of
-from stobatch.methods import sound as sound_module
-from stobatch.methods.sound import SoundTrainable
+from stobatch.methods import sound_trainable as sound_module
+from stobatch.methods.sound_trainable import SoundTrainable
 from stobatch.models import build
 from stobatch.seeds import Seeds
 from stobatch.training.engines import InProcessEngine

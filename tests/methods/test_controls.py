@@ -30,7 +30,7 @@ from torch import Tensor
 import stobatch
 from stobatch.methods import METHODS, SoundConfig
 from stobatch.methods.controls import CONTROLS, Control, HalfNoiseConfig, NoClippingConfig, SharedNoiseConfig
-from stobatch.methods.sound import SoundTrainable
+from stobatch.methods.sound_trainable import SoundTrainable
 from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted
 from stobatch.types import Neighbours, Status
 from stobatch_recipes import recipe

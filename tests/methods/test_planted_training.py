@@ -39,8 +39,8 @@ from stobatch.config import CanaryConfig, RunConfig
 from stobatch.data import Examples
 from stobatch.errors import ModelError, SettingError, StobatchError
 from stobatch.methods import StoBatchConfig, VanillaConfig, method_of
-from stobatch.methods import sound as sound_module
-from stobatch.methods.sound import SoundTrainable
+from stobatch.methods import sound_trainable as sound_module
+from stobatch.methods.sound_trainable import SoundTrainable
 from stobatch.methods.stobatch import StoBatchTrainable
 from stobatch.models import build
 from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted

@@ -23,9 +23,10 @@ from stobatch.data import Dataset
 from stobatch.data.partition import poisson_sample
 from stobatch.errors import ModelError, RunError, SettingError, StobatchError
 from stobatch.methods import SoundConfig
-from stobatch.methods import sound as sound_module
-from stobatch.methods.sound import Sound, SoundTrainable
+from stobatch.methods import sound_trainable as sound_module
+from stobatch.methods.sound import Sound
 from stobatch.methods.sound_settings import view_noise
+from stobatch.methods.sound_trainable import SoundTrainable
 from stobatch.models import Classifier, Layered, build, normalisation
 from stobatch.models.bounds import Box, worst_case_scores
 from stobatch.objectives.private import Adversarial, Certified, CrossEntropy, NoisyViews, Objective, Ramp, normal_coins

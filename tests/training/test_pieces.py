@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
 from stobatch.config import DataConfig, ModelConfig, RunConfig, TrainersConfig, TrainingConfig
 from stobatch.data import DatasetInfo, Examples
-from stobatch.methods import sound, stobatch, vanilla
-from stobatch.methods.sound import Sound, SoundConfig, SoundTrainable
+from stobatch.methods import sound_trainable, stobatch, vanilla
+from stobatch.methods.sound import Sound
+from stobatch.methods.sound_settings import SoundConfig
+from stobatch.methods.sound_trainable import SoundTrainable
 from stobatch.methods.stobatch import StoBatchConfig, StoBatchTrainable
 from stobatch.methods.vanilla import VanillaConfig, VanillaTrainable
 from stobatch.models import Network, from_layers, initialise
@@ -283,7 +285,7 @@ def test_pieces_that_follow_the_number_of_devices_are_caught(name: str, monkeypa
     def by_devices(size: int, most: int, device: torch.device, share: Share, pieces: int) -> list[slice]:
         return cut(size, -(-size // share.devices), device, ALONE, 1)
 
-    for module in (sound, stobatch, vanilla):
+    for module in (sound_trainable, stobatch, vanilla):
         monkeypatch.setattr(module, "cut", by_devices)
     trainable.chunk = 1000
     assert not same(shared(trainable, task, 0, 2), shared(trainable, task, 0, 3))

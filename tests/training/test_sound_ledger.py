@@ -20,7 +20,7 @@ from stobatch.config import TrainingConfig as Training
 from stobatch.data import Dataset
 from stobatch.interrupts import Interrupted
 from stobatch.methods import SoundConfig
-from stobatch.methods.sound import SoundTrainable
+from stobatch.methods.sound_trainable import SoundTrainable
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.training.ledger import Ledger
 

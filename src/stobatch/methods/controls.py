@@ -14,8 +14,9 @@ import numpy as np
 
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
-from stobatch.methods.sound import Sound, SoundTrainable
+from stobatch.methods.sound import Sound
 from stobatch.methods.sound_settings import SoundConfig
+from stobatch.methods.sound_trainable import SoundTrainable
 from stobatch.models import Classifier
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.guarantee import PrivacyGuarantee

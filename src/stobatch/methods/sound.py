@@ -1,20 +1,14 @@
-"""The sound method: DP-SGD on per-example losses, and certificates that are theorems.
+"""The sound method: DP-SGD on per-example losses (`sound_trainable`), and certificates that are theorems.
 
-Everything that an example is made into (noisy views, an adversarial point, the bounds of its box) is one gradient, and
-that gradient is clipped; Gaussian noise goes on the sum of a Poisson sample, and the sum is divided by a constant.
 The privacy noise is in training alone. What certifies, bounds or votes, is separate from it (docs/guarantees.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from stobatch.certification import (
     BoundsVerifier,
@@ -25,230 +19,18 @@ from stobatch.certification import (
     VoteSettings,
     VotesVerifier,
 )
-from stobatch.config import RunConfig, TrainersConfig
-from stobatch.data import DatasetInfo, Examples, TrainingExamples
-from stobatch.data.partition import holdings, poisson_sample, take_turns
-from stobatch.errors import DataError, ModelError, SettingError
+from stobatch.config import RunConfig
+from stobatch.data import DatasetInfo, TrainingExamples
+from stobatch.errors import ModelError, SettingError
 from stobatch.methods.base import Method
 from stobatch.methods.sound_settings import SoundConfig
+from stobatch.methods.sound_trainable import SoundTrainable
 from stobatch.models import Classifier, Layered, Network, build_layered, require_per_example, rows_in_memory
-from stobatch.objectives.private import Coins, coins_by_blocks, normal_coins
-from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
-from stobatch.privacy.per_example import Batch, Losses, clipped_sum_by_example, clipper_for
 from stobatch.privacy.plan import Plan
 from stobatch.privacy.trainers_plan import TrainersPlan
 from stobatch.seeds import Seeds
-from stobatch.training import Trainable
-from stobatch.training.averaging import AveragedSGD
-from stobatch.training.engines import Gradients, TrainerTask
-from stobatch.training.exact_sum import ExactSum
-from stobatch.training.ledger import Ledger
-from stobatch.training.pieces import Share, cut
-from stobatch.training.reading import Reader
 from stobatch.types import Norm
-
-_CPU_CHUNK = 512
-"""Examples of one pass on a CPU; larger chunks fall out of the cache."""
-
-
-class SoundTrainable(Trainable):
-    """A step of DP-SGD: a Poisson sample, one clipped contribution per example, noise, a public denominator."""
-
-    monitored = "epsilon_spent"
-
-    def __init__(
-        self,
-        config: SoundConfig,
-        plan: DpSgdPlan,
-        network: Classifier,
-        train: TrainingExamples,
-        seeds: Seeds,
-        *,
-        memory_mb: int,
-        trainers: TrainersConfig,
-        pieces: int,
-    ) -> None:
-        self.config, self.plan, self.network, self.seeds, self.trainers = config, plan, network, seeds, trainers
-        self.clip_norm, self.noise_stddev = plan.clip_norm, plan.noise_stddev
-        self.canaries: GradientCanaries | None = None
-        self.pieces = pieces
-        self.examples = train
-        self._read()
-        self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
-        self.objective = config.objective(self.chunk)
-        network.calibrate()
-        probe, losses = self._probe()
-        self.clip = clipper_for(network, losses, probe)
-        if self.clip is clipped_sum_by_example:
-            formed = sum(p.numel() * p.element_size() for p in network.parameters())
-            self.chunk = max(1, min(self.chunk, memory_mb * 2**20 // 4 // formed))
-
-    def _read(self) -> None:
-        self.reader = Reader(self.examples, self.network.device, self.network.dtype)
-        self.holdings = holdings(self.examples.shards, self.trainers.num)
-
-    def _probe(self) -> tuple[Batch, Losses]:
-        """Public points that have nothing to do with the data, to try the fast clipping on."""
-        generator = torch.Generator().manual_seed(1)
-        inputs = torch.rand(4, *self.network.input_shape, generator=generator).to(self.network.dtype) * 2 - 1
-        labels = torch.arange(4) % self.network.num_classes
-        device = self.network.device
-        coins = normal_coins(generator, device)
-        return self.objective.prepare(self.network, inputs.to(device), labels.to(device), 1.0, coins)
-
-    def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
-        self.average = AveragedSGD(
-            self.parameters.values(),
-            lr=config.training.learning_rate,
-            momentum=self.config.momentum,
-            decay=self.config.average_decay,
-        )
-        return [self.average]
-
-    def tasks(self, step: int) -> list[TrainerTask]:
-        picked = take_turns(step, self.trainers.num, self.trainers.per_step, self.seeds)
-        return [TrainerTask(trainer, benign_batch=0, adversarial_batch=0) for trainer in picked]
-
-    @property
-    def unit(self) -> float:
-        return 1 / self.plan.expected_batch_size
-
-    def plant(self, planted: Planted) -> None:
-        """Canaries that are in become records of the first trainer; the sampling rate and the noise stay as planned."""
-        if planted.inputs is not None and planted.labels is not None:
-            if self.trainers.num > 1 or len(self.examples.shards) > 1:
-                raise ModelError(
-                    "input canaries stand behind the data of one owner, in memory.",
-                    remedy="Set canaries.kind=gradient, or train with one trainer on data that are not in shards.",
-                )
-            own = self.examples.in_memory()
-            inputs = torch.cat([own.inputs, planted.inputs[planted.included].to(own.inputs)])
-            labels = torch.cat([own.labels, planted.labels[planted.included].to(own.labels)])
-            self.examples = Examples(inputs, labels, own.num_classes)
-            self._read()
-        if planted.gradients is not None:
-            self.canaries = planted.gradients
-            self.canaries_in = planted.included.nonzero().flatten()
-            self.canary_sums = torch.zeros(len(planted.included), dtype=torch.float64)
-
-    def carried(self) -> dict[str, Tensor]:
-        return {} if self.canaries is None else {"canary_sums": self.canary_sums}
-
-    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: Coins) -> Gradients:
-        """Σ clipped contributions of some examples that pass at once."""
-        batch, losses = self.objective.prepare(self.network, inputs, labels, step / self.plan.steps, coins)
-        return self.clip(self.network, losses, batch, self.clip_norm).gradients
-
-    def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
-        """As the release counts them, with view noise of its own."""
-        coins = normal_coins(self.seeds.generator("step", step, "other views"), self.network.device)
-        total = ExactSum(self.parameters)
-        for part in torch.split(torch.arange(len(labels)), self.chunk):
-            there = inputs[part].to(self.network.device, self.network.dtype), labels[part].to(self.network.device)
-            total.add(self._clipped(*there, step, coins))
-        return {name: value.mul_(self.unit / self.plan.clip_norm) for name, value in total.mean(1).items()}
-
-    def _path(self, step: int, trainer: int) -> tuple[str | int, ...]:
-        """The name of a trainer's randomness in a step; no two of either share one."""
-        return ("step", step) if self.trainers.num == 1 else ("step", step, "trainer", trainer)
-
-    def _noise(self, step: int, trainer: int) -> np.random.Generator:
-        """The generator of a trainer's noise in a step."""
-        return self.seeds.wide_generator(*self._path(step, trainer), "noise")
-
-    def _samples(self, step: int, trainer: int, share: Share) -> Iterator[tuple[int, Tensor, bool]]:
-        """Poisson samples of the trainer's shards that this device reads: which, positions, and whether it does all.
-
-        The only shard is read by all devices, a piece each; of several, each is read by one device. The sample of the
-        first trainer's last shard may name positions behind its end: those are planted records.
-        """
-        owned = self.holdings[trainer]
-        for index, shard in enumerate(owned):
-            if len(owned) > 1 and not share.takes(index):
-                continue
-            path = self._path(step, trainer) + (("shard", index) if len(owned) > 1 else ())
-            planted = len(self.canaries_in) if self._holds_canaries(trainer, index) else 0
-            stream = self.seeds.wide_generator(*path, "sample")
-            yield index, poisson_sample(len(shard) + planted, self.plan.sampling_rate, stream), len(owned) > 1
-
-    def ready(self, share: Share) -> None:
-        """The shards that this device reads, of any trainer, are there and as they were written."""
-        for owned in self.holdings:
-            if 1 < len(owned) < share.devices:
-                raise DataError(
-                    f"a trainer's {len(owned)} shards are too few for its {share.devices} devices.",
-                    why="A shard is read by one device.",
-                    remedy=f"Write at least {share.devices * len(self.holdings)} shards, or start fewer processes.",
-                )
-        if len(self.examples.shards) > 1:
-            mine = {s for owned in self.holdings for i, s in enumerate(owned) if len(owned) == 1 or share.takes(i)}
-            self.examples.require(number for number, shard in enumerate(self.examples.shards) if shard in mine)
-
-    def _holds_canaries(self, trainer: int, shard: int) -> bool:
-        return self.canaries is not None and trainer == 0 and shard == len(self.holdings[0]) - 1
-
-    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
-        """(Σ clipped contributions + noise) / (C · denominator): an example adds at most `unit` to the average."""
-        device, scale = self.network.device, 1 / (self.plan.clip_norm * self.plan.denominator)
-        for index, sample, whole in self._samples(step, task.trainer, share):
-            shard = self.holdings[task.trainer][index]
-            own = sample[sample < len(shard)]
-            for number, piece in enumerate(cut(len(own), self.chunk, device, share, self.pieces)):
-                if whole or share.takes(number):
-                    views = partial(self.seeds.generator, *self._path(step, task.trainer), "views", index)
-                    examples = self.reader.fetch(own[piece] + shard.start)
-                    clipped = self._clipped(*examples, step, coins_by_blocks(views, piece, device))
-                    yield {name: value.mul_(scale) for name, value in clipped.items()}
-            if self.canaries is not None and self._holds_canaries(task.trainer, index) and (whole or share.first):
-                which = self.canaries_in[sample[sample >= len(shard)] - len(shard)]
-                total = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
-                self.canaries.add(total, which, step, min(LENGTH * self.plan.clip_norm, self.clip_norm))
-                yield {name: value.mul_(scale) for name, value in total.items()}
-        if share.first:
-            # Once for the trainer, however many devices it has.
-            generator = self._noise(step, task.trainer)
-            for name, parameter in self.parameters.items():
-                noise = torch.from_numpy(generator.standard_normal(tuple(parameter.shape)))
-                yield {name: noise.mul_(self.noise_stddev * scale).to(device)}
-
-    def released(self, step: int, gradients: Gradients) -> None:
-        if self.canaries is not None:
-            self.canary_sums += self.canaries.read(gradients, step)
-
-    def after_update(self) -> None:
-        """Reference statistics follow the parameters, as they will in deployment.
-
-        Parameters that have run away give every example an endless gradient, which is left out: say so instead.
-        """
-        self.network.calibrate()
-        probe = torch.zeros(1, *self.network.input_shape, device=self.network.device, dtype=self.network.dtype)
-        with torch.no_grad():
-            if not bool(self.network(probe).isfinite().all()):
-                raise ModelError(
-                    "the network's scores are not numbers any more.",
-                    why="The parameters have diverged.",
-                    remedy="Lower training.learning_rate, and start a new run.",
-                )
-
-    def save_private(self, run: Path, config_hash: str) -> None:
-        """The privacy noise lives in the steps alone; the model carries none."""
-
-    def begin(self, run: Path, first: int, last: int) -> None:
-        Ledger.of(run).begun(last - first).save(run)
-
-    def saved(self, run: Path, first: int, last: int) -> None:
-        Ledger.of(run).made(last - first).save(run)
-
-    def adopt(self) -> None:
-        self.average.adopt_average()
-
-    def finish(self, run: Path) -> dict[str, Any]:
-        self.adopt()
-        return {"accounted_steps": Ledger.of(run).accounted}
-
-    def monitor(self, step: int) -> float:
-        return self.plan.spent(step)
 
 
 class Sound(Method):
