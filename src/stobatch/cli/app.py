@@ -1,5 +1,7 @@
 """`stobatch plan | train | certify | attack | evaluate | audit | report | where | demo`.
 
+`shard`, `federate`, `parties` and `doctor` have files of their own.
+
 Results go to standard output (as JSON with `--json`), progress and errors to standard error. Exit codes: 0 done,
 1 an audit refuted a claim or a proved certificate was broken,
 2 something to mend in the call, 130 interrupted with everything saved.
