@@ -54,7 +54,9 @@ def train(
     """
     config = config.replace(machine=placed(config.machine))
     with engine_for(config) as engine:
-        resume = resume or attempt() > 0
+        # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
+        replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
+        resume = resume or replaced > 0
         return _train(engine, config, Run(Path(out)), dataset, network, resume=resume, quiet=quiet)
 
 

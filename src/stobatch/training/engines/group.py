@@ -19,11 +19,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from stobatch.errors import EndedElsewhere, RunError, StobatchError
 from stobatch.interrupts import Interrupted
-from stobatch.processes import attempt
 
 _PAUSE_S = 0.02
 _CLOCKS_S = 60.0
 """Clocks further apart than this belong to machines that nobody looks after; logs could not be compared."""
+_OLD_S = 30
+"""Seconds after which somebody else may speak for processes that have not joined."""
 _FAILURE = "failure"
 """Where the first process that fails says why."""
 
@@ -36,19 +37,14 @@ class Group:
         patience = timedelta(seconds=timeout_s)
         try:
             store, self.rank, self.processes = next(iter(rendezvous("env://", timeout=patience)))
-            store = PrefixStore(f"attempt {attempt()}", store)
+            self.store = PrefixStore(f"group {meet(store, self.rank, self.processes, timeout_s)}", store)
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
-                store=PrefixStore("collectives", store),
+                store=PrefixStore("collectives", self.store),
                 rank=self.rank,
                 world_size=self.processes,
                 timeout=patience,
             )
-            # torchrun may keep its store for processes that replace these: they must not hear what these have said.
-            name = torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(secrets.randbits(62)))
-            name = name.to(device)
-            dist.broadcast(name, 0)
-            self.store = PrefixStore(f"group {int(name)}", store)
         except (RuntimeError, ValueError) as error:
             raise RunError(
                 f"the processes did not find each other: {str(error).splitlines()[0]}",
@@ -124,6 +120,33 @@ class Group:
             )
 
 
+def meet(store: Store, rank: int, processes: int, timeout_s: float) -> str:
+    """A name for this very set of processes, which they agree on.
+
+    torchrun may keep its store for processes that replace these, and its agents count replacements each for itself; so
+    what lies in the store may have been said by the dead. The leader proposes a fresh name, the others repeat it with a
+    mark of their own, and the leader confirms it with all marks: who finds its own mark there is in.
+    """
+    mark, deadline = secrets.token_hex(16), time.monotonic() + timeout_s
+    others = [f"joins/{other}" for other in range(1, processes)]
+    if rank == 0:
+        store.set("name", mark)
+    while time.monotonic() < deadline:
+        if rank == 0:
+            said = [store.get(key).decode().split() if store.check([key]) else [] for key in others]
+            if all(words[:1] == [mark] for words in said):
+                store.set("joined", " ".join([mark, *(words[1] for words in said)]))
+                return mark
+        elif store.check(["name"]):
+            name = store.get("name").decode()
+            store.set(f"joins/{rank}", f"{name} {mark}")
+            joined = store.get("joined").decode().split() if store.check(["joined"]) else []
+            if joined[:1] == [name] and mark in joined:
+                return name
+        time.sleep(_PAUSE_S)
+    raise lost(f"process {rank} waited {timeout_s:g} s for all {processes} processes to join")
+
+
 def say_first(store: Store, rank: int, message: str) -> bool:
     """Whether no other process has failed before: the first may speak."""
     try:
@@ -142,7 +165,8 @@ def speaks(error: StobatchError) -> bool:
         store, rank, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=10))))
     except (RuntimeError, ValueError):
         return True
-    return say_first(PrefixStore(f"attempt {attempt()}", store), rank, str(error))
+    # What a process said that was replaced since is old; nobody else's claim to speak holds for long.
+    return say_first(PrefixStore(f"before joining, {int(time.time()) // _OLD_S}", store), rank, str(error))
 
 
 def lost(what: str) -> RunError:
