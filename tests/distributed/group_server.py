@@ -1,0 +1,95 @@
+"""A process that has imported everything and forks the processes of a training as torchrun would start them.
+
+Each request is one JSON line: for every process its arguments, its environment and its accident. The reply says how
+each ended, as an exit code or minus the signal that killed it, and after how many seconds. Forking is safe here because
+this process never runs a tensor operation on more than one thread. What torchrun itself does is tried with torchrun.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+
+def child(process: dict[str, Any]) -> int:
+    for stream, number in (("out", 1), ("err", 2)):
+        file = os.open(process[stream], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(file, number)
+    os.environ.update(process["environment"])
+    sys.argv = ["stobatch", *process["arguments"]]
+    try:
+        from accidents import arrange
+
+        from stobatch.cli import main
+
+        arrange(process["accident"])
+        main()
+    except SystemExit as left:
+        return int(left.code or 0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def ended(started: list[int], patience_s: float, grace_s: float) -> list[tuple[int, float]]:
+    """How each process ended. Whoever is left when the time is over is killed, and counts as -999."""
+    begin, codes = time.monotonic(), dict[int, tuple[int, float]]()
+
+    def time_left() -> bool:
+        now = time.monotonic() - begin
+        return now < patience_s and all(now < at + grace_s for _, at in codes.values())
+
+    while len(codes) < len(started) and time_left():
+        for process in [process for process in started if process not in codes]:
+            done, status = os.waitpid(process, os.WNOHANG)
+            if done:
+                codes[process] = os.waitstatus_to_exitcode(status), time.monotonic() - begin
+        time.sleep(0.005)
+    for process in [process for process in started if process not in codes]:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        codes[process] = -999, time.monotonic() - begin
+    return [codes[process] for process in started]
+
+
+def serve() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    # What a first training would import, a second each time: the optimiser pulls in the compiler.
+    modules = ("scipy.stats", "torch._dynamo", "torch.distributed.device_mesh", "stobatch.cli", "stobatch.verbs")
+    for module in (*modules, "stobatch.training.engines.launch"):
+        importlib.import_module(module)
+
+    from stobatch import data
+    from stobatch.config import DataConfig
+    from stobatch.data import mnist
+
+    mnist.unpack = functools.cache(mnist.unpack)
+    data.load(DataConfig(train_limit=1, test_limit=1))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        started = []
+        for process in request["processes"]:
+            number = os.fork()
+            if number == 0:
+                os._exit(child(process))
+            started.append(number)
+        print(json.dumps(ended(started, request["patience_s"], request["grace_s"])), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,22 @@
+"""What torchrun starts: `stobatch`, with the accident that ACCIDENTS holds for this process and this attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+
+def main() -> None:
+    from accidents import arrange
+
+    from stobatch.cli import main as stobatch
+
+    whose = f"{os.environ['RANK']}/{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    arrange(json.loads(os.environ.get("ACCIDENTS", "{}")).get(whose, {}))
+    sys.argv[0] = "stobatch"
+    stobatch()
+
+
+if __name__ == "__main__":
+    main()
