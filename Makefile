@@ -48,6 +48,8 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/verified_inference.py
 	$(BIN)/python benchmarks/dp/clipping.py
 	$(BIN)/python benchmarks/auditing.py
+	$(BIN)/python benchmarks/distributed/throughput.py
+	$(BIN)/python benchmarks/distributed/model.py
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +78,29 @@ class Run:
             raise RunError(
                 f"{self.path} already holds this run.", remedy="Add --resume to continue it, or choose another --out."
             )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """One training at a time: two that count the same steps would count too few. A killed one holds nothing."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        directory = os.open(self.path, os.O_RDONLY)
+        try:
+            self._lock(directory)
+            yield
+        finally:
+            os.close(directory)
+
+    def _lock(self, directory: int) -> None:
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            return
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"another training works on {self.path}.", remedy="Wait for it, stop it, or choose another --out."
+            ) from None
 
     def require_trained(self) -> None:
         if not self.exists:

@@ -157,6 +157,11 @@ def test_other_verbs_run_in_one_process(group: Server, tmp_path: Path, verb: str
     assert not written(tmp_path)
 
 
+def test_who_speaks_for_all_does_not_depend_on_clocks(group: Server, tmp_path: Path) -> None:
+    """A mistake is found at times that are close to each other, on any two sides of a full half minute."""
+    refused(group(2, "plan", accidents={1: {"clock_ahead": 30.0}}), "`stobatch plan` runs in one process")
+
+
 # By torchrun itself, whose own summary follows the line.
 
 

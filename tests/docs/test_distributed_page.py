@@ -86,3 +86,19 @@ def test_steps_on_many_gpus_are_those_of_the_model() -> None:
         assert float(mixed) == pytest.approx(step("bfloat16", int(devices), rounded), abs=0.51)
         if faster:
             assert float(faster) == pytest.approx(step("float32", 1, exact) / expected, rel=0.03)
+
+
+def test_the_throughput_is_that_of_the_record() -> None:
+    record = (ROOT / "benchmarks" / "results" / "2026-11-15-distributed.txt").read_text()
+    published, sound = (
+        re.search(rf"^{name}.*per core ([\d.]+) \(rounds ([\d., ]+)\)", record, re.M) for name in ("published", "sound")
+    )
+    assert published is not None
+    assert sound is not None
+    rounds = sorted(float(value) for value in published[2].split(", "))
+    assert f"do {published[1]} of twice the work of one (rounds {rounds[0]:.2f} to {rounds[-1]:.2f})" in PAGE
+    assert f"network: {sound[1]} (" in PAGE
+    assert (
+        f"per core, CIFAR-10 network ([more](docs/distributed.md#how-it-scales)) | {published[1]} |"
+        in (ROOT / "README.md").read_text()
+    )

@@ -52,7 +52,7 @@ def train(
         while state.step < config.training.steps:
             if state.step == stretch_end:
                 first, stretch_end = state.step, min(config.training.steps, (state.step // every + 1) * every)
-                # No step is released without the leader, so none is before the leader has entered it.
+                # No sum is whole without the leader's part, so no step is released before the leader has entered it.
                 if engine.leads:
                     trainable.begin(run, first, stretch_end)
                 engine.note(f"steps {first} to {stretch_end} begin")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -86,19 +87,20 @@ def _train(
     mixed = f"{seeds.child('training data', trained_on).root:064x}"[:12]
     engine.require_equal("start", {"training data": mixed, "first parameters": first}, REMEDIES)
     # Nothing is written before everything above has passed, in every process.
-    if engine.leads:
-        write_start(run, config, dataset.info, the_plan, seeds)
-        run.write("data", {"sha256": trained_on}, private=True)
-        trainable.save_private(run.path, config.training_hash)
-    _require_one_directory(engine, run)
-    engine.open_log(run.path)
-    if not run.is_trained:
-        started = time.monotonic()
-        state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
+    with run.held() if engine.leads else nullcontext():
         if engine.leads:
-            _write_end(run, config, trainable, state, time.monotonic() - started, engine.processes)
-        engine.note("done")
-        engine.exchange("trained", "")
+            write_start(run, config, dataset.info, the_plan, seeds)
+            run.write("data", {"sha256": trained_on}, private=True)
+            trainable.save_private(run.path, config.training_hash)
+        _require_one_directory(engine, run)
+        engine.open_log(run.path)
+        if not run.is_trained:
+            started = time.monotonic()
+            state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
+            if engine.leads:
+                _write_end(run, config, trainable, state, time.monotonic() - started, engine.processes)
+            engine.note("done")
+            engine.exchange("trained", "")
     return load(run.path, network=network, device=str(device), threads=config.machine.threads)
 
 

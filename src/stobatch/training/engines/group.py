@@ -23,8 +23,8 @@ from stobatch.interrupts import Interrupted
 _PAUSE_S = 0.02
 _CLOCKS_S = 60.0
 """Clocks further apart than this belong to machines that nobody looks after; logs could not be compared."""
-_OLD_S = 30
-"""Seconds after which somebody else may speak for processes that have not joined."""
+_OLD_S = 90.0
+"""Seconds after which another may speak for processes that have not joined; more than their clocks may differ."""
 _FAILURE = "failure"
 """Where the first process that fails says why."""
 
@@ -165,8 +165,19 @@ def speaks(error: StobatchError) -> bool:
         store, rank, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=10))))
     except (RuntimeError, ValueError):
         return True
-    # What a process said that was replaced since is old; nobody else's claim to speak holds for long.
-    return say_first(PrefixStore(f"before joining, {int(time.time()) // _OLD_S}", store), rank, str(error))
+    return _claim(store, rank)
+
+
+def _claim(store: Store, rank: int) -> bool:
+    """The right to speak for processes that have not joined; whoever had it before it was replaced has it no more."""
+    key, own = "speaks before joining", f"{time.time()} {rank} {secrets.token_hex(8)}"
+    try:
+        before = store.compare_set(key, "", own).decode()
+        if before != own and abs(time.time() - float(before.split()[0])) > _OLD_S:
+            before = store.compare_set(key, before, own).decode()
+        return bool(before == own)
+    except RuntimeError:
+        return True
 
 
 def lost(what: str) -> RunError:
