@@ -30,7 +30,7 @@ from stobatch.training.pieces import Share
 def mesh_shape(processes: int, trainers: int, devices_per_trainer: int | None) -> tuple[int, int]:
     """Trainers that work at once, and devices of each, so that every process has equally much to do.
 
-    >>> mesh_shape(4, 1, None), mesh_shape(4, 2, None), mesh_shape(4, 6, 1)
+    >>> mesh_shape(4, 1, None), mesh_shape(4, 2, None), mesh_shape(4, 8, 1)
     ((1, 4), (2, 2), (4, 1))
     """
     devices = processes // gcd(processes, trainers) if devices_per_trainer is None else devices_per_trainer
