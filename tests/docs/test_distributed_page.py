@@ -102,3 +102,14 @@ def test_the_throughput_is_that_of_the_record() -> None:
         f"per core, CIFAR-10 network ([more](docs/distributed.md#how-it-scales)) | {published[1]} |"
         in (ROOT / "README.md").read_text()
     )
+
+
+def test_the_recipes_gave_the_same_numbers_in_one_and_two_processes() -> None:
+    record = json.loads((ROOT / "results" / "distributed_mnist.json").read_text())
+    assert [row["recipe"] for row in record] == ["paper.mnist", "sound.mnist"]
+    for row, steps in zip(record, re.findall(r"the first (\d+)\s+and (\d+) steps", PAGE)[0], strict=True):
+        two, one = row["runs"]
+        assert (two["processes"], one["processes"]) == (2, 1)
+        assert f"training.steps={steps}" in row["changes"]
+        assert all(one[key] == two[key] for key in ("parameters_sha256", "test_accuracy", "epsilon", "status"))
+        assert row["the_same"]
