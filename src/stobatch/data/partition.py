@@ -87,6 +87,8 @@ def take_turns(step: int, num_trainers: int, count: int, seeds: Seeds) -> list[i
 
     **Guarantee.** In the first T steps nobody has more than ⌈T / ⌊num_trainers / count⌋⌉ turns.
     """
+    if count == num_trainers:
+        return list(range(count))
     turns = num_trainers // count
     order = seeds.wide_generator("turns", step // turns).permutation(num_trainers)
     first = step % turns * count

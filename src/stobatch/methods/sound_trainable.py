@@ -194,9 +194,8 @@ class SoundTrainable(Trainable):
         if share.first:
             # Once for the trainer, however many devices it has.
             generator = self._noise(step, task.trainer)
-            for name, parameter in self.parameters.items():
-                noise = torch.from_numpy(generator.standard_normal(tuple(parameter.shape)))
-                yield {name: noise.mul_(self.noise_stddev * scale).to(device)}
+            drawn = {name: generator.standard_normal(tuple(p.shape)) for name, p in self.parameters.items()}
+            yield {name: torch.from_numpy(n).mul_(self.noise_stddev * scale).to(device) for name, n in drawn.items()}
 
     def released(self, step: int, gradients: Gradients) -> None:
         if self.canaries is not None:

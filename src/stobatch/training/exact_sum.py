@@ -56,16 +56,17 @@ class ExactSum:
     @torch.no_grad()
     def add(self, part: Mapping[str, Tensor]) -> None:
         """Add the part of some parameters; what it does not name counts as zero."""
+        if self.size <= _BLOCK and part.keys() == self.parameters.keys():
+            # Of a small network all at once: audits make millions of such steps.
+            flat = torch.cat([part[name].detach().reshape(-1).to(torch.float64) for name in self.parameters])
+            _add(flat, self.buffer[0], self.buffer[1])
+            return
         for name, value in part.items():
             whole = value.detach().reshape(-1)
             # Block by block: what is computed on the way stays in the cache.
             for start in range(0, len(whole), _BLOCK):
                 block = slice(start, start + _BLOCK)
-                exact = whole[block].to(torch.float64)
-                coarse = (exact + _TO_COARSE).sub_(_TO_COARSE)
-                self._coarse[name][block] += coarse
-                # The difference of neighbours on two grids is itself a float64: nothing is lost before the rounding.
-                self._fine[name][block] += exact.sub(coarse).add_(_TO_FINE).sub_(_TO_FINE)
+                _add(whole[block].to(torch.float64), self._coarse[name][block], self._fine[name][block])
 
     def mean(self, count: int) -> dict[str, Tensor]:
         """The sum over `count`, in each parameter's own precision and shape."""
@@ -75,3 +76,10 @@ class ExactSum:
             name: value.to(parameter.dtype).view(parameter.shape)
             for (name, parameter), value in zip(self.parameters.items(), torch.split(whole, sizes), strict=True)
         }
+
+
+def _add(exact: Tensor, to_coarse: Tensor, to_fine: Tensor) -> None:
+    coarse = (exact + _TO_COARSE).sub_(_TO_COARSE)
+    to_coarse += coarse
+    # The difference of neighbours on two grids is itself a float64: nothing is lost before the rounding.
+    to_fine += exact.sub(coarse).add_(_TO_FINE).sub_(_TO_FINE)
