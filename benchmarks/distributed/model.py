@@ -9,6 +9,13 @@ A step of W devices takes
 with `once` what every process repeats (the descent, the reference statistics), and a ring for the all-reduce. The model
 is first held against steps that were measured with 1 to 16 processes, and then carried on to 128 devices, the paper's
 reference recipe: 128 x 32 images.
+
+`measured.json` was put together from these, on one machine (with W = 1 without torchrun, on a core of its own):
+
+    torchrun --standalone --nproc-per-node=W steps.py --batch 768 --pieces 16 --steps 2        # strong
+    torchrun --standalone --nproc-per-node=W steps.py --batch $((96 * W)) --pieces W --steps 2 # weak
+    torchrun --standalone --nproc-per-node=W all_reduce.py
+    python steps.py --device cuda --precision float32 bfloat16 --batch 33 66 129 258 516 1029 1851 4098 --steps 4
 """
 
 from __future__ import annotations

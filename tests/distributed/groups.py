@@ -22,15 +22,9 @@ from safetensors.torch import load_file
 import stobatch
 
 TIMEOUT_S = 15
-SOUND: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "data.train_limit": 2000,
     "data.test_limit": 100,
-    "method.epsilon": 3.0,
-    "method.delta": 1e-4,
-    "method.expected_batch_size": 400,
-    "method.momentum": 0.5,
-    "model.architecture": "squash 3, conv 4 7/3, relu, linear",
-    "training.steps": 6,
     "training.monitor_every": 2,
     "training.monitor_examples": 100,
     "machine.checkpoint_every": 2,
@@ -38,21 +32,23 @@ SOUND: dict[str, Any] = {
     "machine.timeout_s": TIMEOUT_S,
     "seed": 4,
 }
+SOUND: dict[str, Any] = {
+    **COMMON,
+    "method.epsilon": 3.0,
+    "method.delta": 1e-4,
+    "method.expected_batch_size": 400,
+    "method.momentum": 0.5,
+    "model.architecture": "squash 3, conv 4 7/3, relu, linear",
+    "training.steps": 6,
+}
 PUBLISHED: dict[str, Any] = {
-    "data.train_limit": 2000,
-    "data.test_limit": 100,
+    **COMMON,
     "method.batch_size": 300,
     "method.train_attack_steps": 2,
     "method.total_epsilon": 200.0,
     "model.architecture": "small_cnn",
     "model.last_hidden_size": 8,
     "training.steps": 4,
-    "training.monitor_every": 2,
-    "training.monitor_examples": 100,
-    "machine.checkpoint_every": 2,
-    "machine.threads": 1,
-    "machine.timeout_s": TIMEOUT_S,
-    "seed": 4,
 }
 VANILLA: dict[str, Any] = {key: value for key, value in PUBLISHED.items() if key != "method.total_epsilon"}
 METHODS: dict[str, tuple[list[str], dict[str, Any]]] = {

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, chi2, kstwo, norm
+from noise_checks import FALSE_ALARM, dependent, not_gaussian
+from scipy.stats import binom, chi2
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -36,7 +36,6 @@ from stobatch.privacy.plan import OpenPlan
 from stobatch.seeds import Seeds
 from stobatch.training.averaging import AveragedSGD
 
-FALSE_ALARM = 1e-9
 CLASSES, COUNT, BATCH = 3, 24, 8
 LAYERS = "squash 2 0 0.4, conv 3 3/2, relu, linear"
 Gradients = dict[str, Tensor]
@@ -85,22 +84,6 @@ def sampling(monkeypatch: pytest.MonkeyPatch, *rows: int) -> None:
 
 
 # Noise.
-
-
-def dependent(streams: list[Tensor]) -> bool:
-    """Whether signs of two streams agree more or less often than independent ones would, over all pairs together."""
-    pairs = list(combinations([stream > 0 for stream in streams], 2))
-    share, count = FALSE_ALARM / len(pairs) / 2, len(streams[0])
-    low, high = binom.ppf(share, count, 0.5), binom.isf(share, count, 0.5)
-    return any(not low <= int((one == other).sum()) <= high for one, other in pairs)
-
-
-def not_gaussian(sample: Tensor, stddev: float) -> bool:
-    """Kolmogorov-Smirnov, with the exact law of its distance."""
-    ordered = norm.cdf(np.sort(sample.numpy()), 0, stddev)
-    ranks = np.arange(len(ordered) + 1) / len(ordered)
-    distance = max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max())
-    return bool(distance > kstwo.isf(FALSE_ALARM, len(ordered)))
 
 
 def noise_of(trainable: SoundTrainable, steps: range) -> list[Tensor]:
