@@ -280,9 +280,11 @@ class MethodConfig(Settings):
     name: ClassVar[str]
     registry: ClassVar[dict[str, type[MethodConfig]]] = {}
 
-    def __init_subclass__(cls, *, name: str) -> None:
-        cls.name = name
-        MethodConfig.registry[name] = cls
+    def __init_subclass__(cls, *, name: str | None = None) -> None:
+        """Without a name it is settings that several methods have in common."""
+        if name is not None:
+            cls.name = name
+            MethodConfig.registry[name] = cls
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, **super().to_dict()}

@@ -51,7 +51,7 @@ class TrainedModel:
     @property
     def certifies(self) -> bool:
         """Whether there is verified inference for this model."""
-        return method_of(self.config).certifies
+        return method_of(self.config).certifies(self.config)
 
     def verifiers(self) -> tuple[Verifier, ...]:
         """The ways to certify this model's answers in the norm of its evaluation, one per kind of certificate."""
@@ -88,14 +88,17 @@ def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Clas
     """A fresh network, or a copy of the one handed over."""
     if given is None:
         network = build(config.model, info.input_shape, info.num_classes, seeds.generator("initial weights"))
-        return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-    if given.num_classes != info.num_classes or given.input_shape != info.input_shape:
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    elif given.num_classes != info.num_classes or given.input_shape != info.input_shape:
         raise ModelError(
             f"your network maps {given.input_shape} to {given.num_classes} classes, the data are "
             f"{info.input_shape} with {info.num_classes}.",
             remedy="Give from_layers the shape of one input, and the output layer one unit per class.",
         )
-    return copy.deepcopy(given)
+    else:
+        network = copy.deepcopy(given)
+    method_of(config).furnish(network)
+    return network
 
 
 def seeds_of(config: RunConfig, run: Run) -> Seeds:

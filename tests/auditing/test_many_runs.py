@@ -25,7 +25,7 @@ from stobatch.data import Dataset
 from stobatch.loading import make_network
 from stobatch.methods import SoundConfig, method_of
 from stobatch.methods.controls import HalfNoiseConfig
-from stobatch.methods.sound_trainable import SoundTrainable
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.privacy.accounting import PoissonGaussian
 from stobatch.privacy.canaries import GradientCanaries, Planted
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
@@ -77,11 +77,11 @@ class Trainings:
         self.pair = worst_case(self.data.train, Neighbours.ADD_REMOVE)
         self.noiseless = False
 
-    def trainable(self, world: int, seeds: Seeds) -> SoundTrainable:
+    def trainable(self, world: int, seeds: Seeds) -> DpSgdTrainable:
         network = make_network(self.config, self.data.info, seeds, None)
         train = self.pair.pool.take(self.pair.without)
         trainable = method_of(self.config).prepare(self.config, self.plan, network, train, seeds)
-        assert isinstance(trainable, SoundTrainable)
+        assert isinstance(trainable, DpSgdTrainable)
         if world:
             here, (inputs, labels) = torch.tensor([True]), self.pair.canary
             gradient = self.canary == "gradient"

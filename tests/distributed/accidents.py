@@ -213,33 +213,33 @@ def noise_of(who: str) -> None:
 
 def one_seed_for_all(yes: bool) -> None:
     """Every trainer draws the noise of the first one."""
-    from stobatch.methods.sound_trainable import SoundTrainable
+    from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 
-    def noise(self: SoundTrainable, step: int, trainer: int) -> Any:
+    def noise(self: DpSgdTrainable, step: int, trainer: int) -> Any:
         return self.seeds.wide_generator(*self._path(step, 0), "noise")
 
-    SoundTrainable._noise = noise  # type: ignore[method-assign]
+    DpSgdTrainable._noise = noise  # type: ignore[method-assign]
 
 
 def overlapping_holdings(records: int) -> None:
     """The last so many records of every trainer belong to the next one as well."""
-    from stobatch.methods import sound_trainable
+    from stobatch.methods import dpsgd_trainable
 
-    real = sound_trainable.holdings
+    real = dpsgd_trainable.holdings
 
     def holdings(shards: Any, num_trainers: int) -> Any:
         owned = real(shards, num_trainers)
         return [owned[0], *((range(own[0].start - records, own[0].stop), *own[1:]) for own in owned[1:])]
 
-    sound_trainable.holdings = holdings
+    dpsgd_trainable.holdings = holdings
 
 
 def other_rate(times: float) -> None:
     """Samples are drawn at another rate than planned."""
-    from stobatch.methods import sound_trainable
+    from stobatch.methods import dpsgd_trainable
 
-    real = sound_trainable.poisson_sample
-    sound_trainable.poisson_sample = lambda count, rate, generator: real(count, rate * times, generator)
+    real = dpsgd_trainable.poisson_sample
+    dpsgd_trainable.poisson_sample = lambda count, rate, generator: real(count, rate * times, generator)
 
 
 # Instruments.
@@ -249,12 +249,12 @@ def without_examples(yes: bool) -> None:
     """Examples add nothing, so that a release is its noise."""
     import torch
 
-    from stobatch.methods.sound_trainable import SoundTrainable
+    from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 
-    def clipped(self: SoundTrainable, *given: Any) -> Any:
+    def clipped(self: DpSgdTrainable, *given: Any) -> Any:
         return {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
 
-    SoundTrainable._clipped = clipped  # type: ignore[method-assign]
+    DpSgdTrainable._clipped = clipped  # type: ignore[method-assign]
 
 
 def record(folder: str) -> None:
@@ -287,12 +287,12 @@ def record(folder: str) -> None:
 
 def record_samples(folder: str) -> None:
     """A line for every piece that this process read: step, trainer, and the positions of the examples."""
-    from stobatch.methods.sound_trainable import SoundTrainable
+    from stobatch.methods.dpsgd_trainable import DpSgdTrainable
     from stobatch.training.reading import Reader
 
-    real_fetch, real_parts, now = Reader.fetch, SoundTrainable.parts, [-1, -1]
+    real_fetch, real_parts, now = Reader.fetch, DpSgdTrainable.parts, [-1, -1]
 
-    def parts(self: SoundTrainable, task: Any, step: int, share: Any) -> Iterator[Any]:
+    def parts(self: DpSgdTrainable, task: Any, step: int, share: Any) -> Iterator[Any]:
         now[:] = [step, task.trainer]
         yield from real_parts(self, task, step, share)
 
@@ -301,7 +301,7 @@ def record_samples(folder: str) -> None:
             out.write(" ".join(map(str, [*now, *rows.tolist()])) + "\n")
         return real_fetch(self, rows)
 
-    SoundTrainable.parts, Reader.fetch = parts, fetch  # type: ignore[method-assign]
+    DpSgdTrainable.parts, Reader.fetch = parts, fetch  # type: ignore[method-assign]
 
 
 def count_steps(file: str) -> None:

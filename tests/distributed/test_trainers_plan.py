@@ -21,7 +21,7 @@ from stobatch.data import DatasetInfo, Examples
 from stobatch.data.partition import holdings, pick_trainers, take_turns
 from stobatch.methods.sound import Sound
 from stobatch.methods.sound_settings import SoundConfig
-from stobatch.methods.sound_trainable import SoundTrainable
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.models import Network, from_layers, initialise
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.trainers_plan import TrainersPlan
@@ -68,7 +68,7 @@ def network() -> Network:
     return made
 
 
-def trainable(shards: list[range], trainers: int, expected: int) -> SoundTrainable:
+def trainable(shards: list[range], trainers: int, expected: int) -> DpSgdTrainable:
     """All trainers work in every step, so that plans differ in nothing that takes time to account for."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.rand(RECORDS, *SHAPE, generator=generator) * 2 - 1
@@ -94,7 +94,7 @@ def trainable(shards: list[range], trainers: int, expected: int) -> SoundTrainab
     return made
 
 
-def rows_read(made: SoundTrainable, step: int, devices: int) -> list[int]:
+def rows_read(made: DpSgdTrainable, step: int, devices: int) -> list[int]:
     """By all trainers and all of their devices."""
     found, fetch = list[int](), made.reader.fetch
 
@@ -126,7 +126,7 @@ def test_a_step_reads_a_record_once_whatever_the_shards_trainers_and_devices(
         assert max(Counter(rows_read(some, step, devices)).values(), default=1) == 1
 
 
-def change_by_removing(made: SoundTrainable, record: int) -> float:
+def change_by_removing(made: DpSgdTrainable, record: int) -> float:
     """How far the sum of a step's contributions moves, noise apart, when nobody has the record any more."""
     made.noise_stddev = 0.0
 

@@ -12,8 +12,8 @@ import stobatch
 from stobatch.config import DataConfig, MachineConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.data import Dataset
 from stobatch.methods import SoundConfig, method_of
-from stobatch.methods import sound_trainable as sound_module
-from stobatch.methods.sound_trainable import SoundTrainable
+from stobatch.methods import dpsgd_trainable as sound_module
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.models import build
 from stobatch.seeds import Seeds
 from stobatch.training.engines import InProcessEngine
@@ -47,17 +47,17 @@ def settings(architecture: str = LAYERS, *, like: type[SoundConfig] = SoundConfi
     ).override_all(changes)
 
 
-def prepared(config: RunConfig, data: Dataset | None = None, seed: int = 4) -> SoundTrainable:
+def prepared(config: RunConfig, data: Dataset | None = None, seed: int = 4) -> DpSgdTrainable:
     data = data or pictures()
     network = build(config.model, data.info.input_shape, CLASSES, torch.Generator().manual_seed(2))
     network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     plan = stobatch.plan(config, dataset=data)
     trainable = method_of(config).prepare(config, plan, network, data.train, Seeds.reproducible(seed))
-    assert isinstance(trainable, SoundTrainable)
+    assert isinstance(trainable, DpSgdTrainable)
     return trainable
 
 
-def step_of(trainable: SoundTrainable, step: int) -> Gradients:
+def step_of(trainable: DpSgdTrainable, step: int) -> Gradients:
     return dict(trainable.release(step, InProcessEngine()).gradients)
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 import stobatch
 from stobatch.methods import METHODS, SoundConfig
 from stobatch.methods.controls import CONTROLS, Control, HalfNoiseConfig, NoClippingConfig, SharedNoiseConfig
-from stobatch.methods.sound_trainable import SoundTrainable
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted
 from stobatch.types import Neighbours, Status
 from stobatch_recipes import recipe
@@ -39,13 +39,13 @@ UNIT = 1 / BATCH
 ALL = pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.config_class.name)
 
 
-def of(like: type[SoundConfig], architecture: str = WIDE, seed: int = 4) -> SoundTrainable:
+def of(like: type[SoundConfig], architecture: str = WIDE, seed: int = 4) -> DpSgdTrainable:
     return prepared(
         settings(architecture, like=like, **{"method.certified_weight": 0.0, "method.natural_weight": 1.0}), seed=seed
     )
 
 
-def noise_of(trainable: SoundTrainable, step: int, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+def noise_of(trainable: DpSgdTrainable, step: int, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """What a step releases where no example was drawn, on the scale of the sum."""
     sampling(monkeypatch)
     return flat(step_of(trainable, step)) * CLIP * BATCH

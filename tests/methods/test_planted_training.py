@@ -39,8 +39,8 @@ from stobatch.config import CanaryConfig, RunConfig
 from stobatch.data import Examples
 from stobatch.errors import ModelError, SettingError, StobatchError
 from stobatch.methods import StoBatchConfig, VanillaConfig, method_of
-from stobatch.methods import sound_trainable as sound_module
-from stobatch.methods.sound_trainable import SoundTrainable
+from stobatch.methods import dpsgd_trainable as sound_module
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.methods.stobatch import StoBatchTrainable
 from stobatch.models import build
 from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted
@@ -54,7 +54,7 @@ PLACES = torch.tensor([5, 0, 41, 17])
 """Coordinates of four canaries in the small network's 69 parameters."""
 
 
-def with_canaries(*included: bool, config: RunConfig | None = None) -> SoundTrainable:
+def with_canaries(*included: bool, config: RunConfig | None = None) -> DpSgdTrainable:
     trainable = prepared(config or settings())
     trainable.plant(Planted(torch.tensor(included), GradientCanaries(PLACES[: len(included)])))
     return trainable
@@ -114,7 +114,7 @@ def wrong_rate(taken: Tensor, rate: float) -> list[str]:
     return found
 
 
-def taken_in(trainable: SoundTrainable, included: Tensor, steps: int) -> Tensor:
+def taken_in(trainable: DpSgdTrainable, included: Tensor, steps: int) -> Tensor:
     """Which canaries each step took, read off what it released without noise and without examples."""
     trainable.noise_stddev = 0.0
     trainable.examples = trainable.examples.in_memory().limit(0)

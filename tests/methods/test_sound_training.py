@@ -23,10 +23,10 @@ from stobatch.data import Dataset
 from stobatch.data.partition import poisson_sample
 from stobatch.errors import ModelError, RunError, SettingError, StobatchError
 from stobatch.methods import SoundConfig
-from stobatch.methods import sound_trainable as sound_module
+from stobatch.methods import dpsgd_trainable as sound_module
 from stobatch.methods.sound import Sound
-from stobatch.methods.sound_settings import view_noise
-from stobatch.methods.sound_trainable import SoundTrainable
+from stobatch.methods.dpsgd_settings import view_noise
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.models import Classifier, Layered, build, normalisation
 from stobatch.models.bounds import Box, worst_case_scores
 from stobatch.objectives.private import Adversarial, Certified, CrossEntropy, NoisyViews, Objective, Ramp, normal_coins
@@ -63,13 +63,13 @@ def settings(architecture: str = LAYERS, **changes: Any) -> RunConfig:
     ).override_all(changes)
 
 
-def prepared(config: RunConfig, data: Dataset | None = None, seed: int = 4) -> SoundTrainable:
+def prepared(config: RunConfig, data: Dataset | None = None, seed: int = 4) -> DpSgdTrainable:
     data = data or pictures()
     network = build(config.model, data.info.input_shape, CLASSES, torch.Generator().manual_seed(2))
     return Sound().prepare(config, stobatch.plan(config, dataset=data), network, data.train, Seeds.reproducible(seed))
 
 
-def step_of(trainable: SoundTrainable, step: int) -> Gradients:
+def step_of(trainable: DpSgdTrainable, step: int) -> Gradients:
     (task,) = trainable.tasks(step)
     return dict(trainable.gradients(task, step))
 
@@ -86,7 +86,7 @@ def sampling(monkeypatch: pytest.MonkeyPatch, *rows: int) -> None:
 # Noise.
 
 
-def noise_of(trainable: SoundTrainable, steps: range) -> list[Tensor]:
+def noise_of(trainable: DpSgdTrainable, steps: range) -> list[Tensor]:
     """What is released where no example was drawn, on the scale of the sum."""
     scale = trainable.plan.clip_norm * BATCH
     return [flat(step_of(trainable, step)) * scale for step in steps]
@@ -203,7 +203,7 @@ def test_samples_views_and_noise_are_independent() -> None:
 # The released gradient.
 
 
-def oracle(trainable: SoundTrainable, step: int) -> Gradients:
+def oracle(trainable: DpSgdTrainable, step: int) -> Gradients:
     """(Σ min(1, C/‖g_i‖) g_i + noise)/(C B), example by example, with draws named by the seeds."""
     plan, network, seeds = trainable.plan, trainable.network, trainable.seeds
     sample = poisson_sample(plan.num_examples, plan.sampling_rate, seeds.wide_generator("step", step, "sample"))
@@ -361,7 +361,7 @@ class Steps:
     """One step with chosen samples. View noise goes with the example, as in the proof: who else is there is nothing
     to it."""
 
-    def __init__(self, trainable: SoundTrainable, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    def __init__(self, trainable: DpSgdTrainable, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         self.trainable, self.patch, self.step = trainable, monkeypatch, step
         self.nothing = self.released()
 
@@ -386,7 +386,7 @@ def few_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normalisation, "NUM_ANCHORS", 4)
 
 
-def trainable_for(architecture: str, normal: str, changes: dict[str, Any], clip_norm: float = 0.05) -> SoundTrainable:
+def trainable_for(architecture: str, normal: str, changes: dict[str, Any], clip_norm: float = 0.05) -> DpSgdTrainable:
     named = {f"method.{name}": value for name, value in changes.items()}
     config = settings(architecture, **named, **{"method.clip_norm": clip_norm, "model.normalisation": normal})
     return prepared(config, pictures(12 if architecture == "mnist_cnn" else 6))
@@ -568,7 +568,7 @@ def test_views_carry_the_noise_that_votes_are_taken_under(kind: str) -> None:
     assert isinstance(method, SoundConfig)
     assert method.noise is not None
     coins = normal_coins(torch.Generator().manual_seed(0), torch.device("cpu"))
-    ours = view_noise(method, (200_000,), coins)
+    ours = view_noise(method.smoothing_noise, method.smoothing_stddev, (200_000,), coins)
     theirs = method.noise.draw((200_000,), torch.Generator().manual_seed(1))
     assert float(ours.std()) == pytest.approx(0.5, rel=0.02)
     distance = max(
@@ -643,7 +643,7 @@ def with_batch_norm() -> Layered:
 
 REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "batch norm": ({"model.architecture": "mnist_cnn", "model.normalisation": "batch"}, "BatchNorm", "reference"),
-    "adam": ({"training.optimiser": "adam"}, "not for the sound method", "optimiser=sgd"),
+    "adam": ({"training.optimiser": "adam"}, "not for method 'sound'", "optimiser=sgd"),
     "unreachable": ({"method.epsilon": 1e-9, "method.delta": 1e-12}, "out of reach", "fewer steps"),
     "loose": ({"method.delta": 1 / COUNT}, "not below 1 / num_examples", "or less"),
     "large batch": ({"method.expected_batch_size": COUNT + 1}, "does not fit", "from 1 to 24"),

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
 from stobatch.config import DataConfig, ModelConfig, RunConfig, TrainersConfig, TrainingConfig
 from stobatch.data import DatasetInfo, Examples
-from stobatch.methods import sound_trainable, stobatch, vanilla
+from stobatch.methods import dpsgd_trainable, stobatch, vanilla
 from stobatch.methods.sound import Sound
 from stobatch.methods.sound_settings import SoundConfig
-from stobatch.methods.sound_trainable import SoundTrainable
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.methods.stobatch import StoBatchConfig, StoBatchTrainable
 from stobatch.methods.vanilla import VanillaConfig, VanillaTrainable
 from stobatch.models import Network, from_layers, initialise
@@ -174,7 +174,7 @@ class Sharded(Examples):
         return tuple(range(start, end) for start, end in pairwise(ends))
 
 
-def private(train: Examples | None = None, **trainers: int) -> SoundTrainable:
+def private(train: Examples | None = None, **trainers: int) -> DpSgdTrainable:
     method = SoundConfig(
         epsilon=3.0,
         delta=1e-4,
@@ -201,18 +201,18 @@ def private(train: Examples | None = None, **trainers: int) -> SoundTrainable:
     return made
 
 
-def with_canaries() -> SoundTrainable:
+def with_canaries() -> DpSgdTrainable:
     made = private()
     made.plant(Planted(torch.ones(20, dtype=torch.bool), GradientCanaries(torch.arange(20))))
     return made
 
 
-def in_shards() -> SoundTrainable:
+def in_shards() -> DpSgdTrainable:
     given = examples(240)
     return private(Sharded(given.inputs, given.labels, CLASSES))
 
 
-def of_trainers() -> SoundTrainable:
+def of_trainers() -> DpSgdTrainable:
     return private(num=3, per_step=2)
 
 
@@ -285,7 +285,7 @@ def test_pieces_that_follow_the_number_of_devices_are_caught(name: str, monkeypa
     def by_devices(size: int, most: int, device: torch.device, share: Share, pieces: int) -> list[slice]:
         return cut(size, -(-size // share.devices), device, ALONE, 1)
 
-    for module in (sound_trainable, stobatch, vanilla):
+    for module in (dpsgd_trainable, stobatch, vanilla):
         monkeypatch.setattr(module, "cut", by_devices)
     trainable.chunk = 1000
     assert not same(shared(trainable, task, 0, 2), shared(trainable, task, 0, 3))

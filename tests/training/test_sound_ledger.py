@@ -20,7 +20,7 @@ from stobatch.config import TrainingConfig as Training
 from stobatch.data import Dataset
 from stobatch.interrupts import Interrupted
 from stobatch.methods import SoundConfig
-from stobatch.methods.sound_trainable import SoundTrainable
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.training.ledger import Ledger
 
@@ -63,16 +63,16 @@ class Crash(BaseException):
 
 def accident_at(step: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> list[int]:
     """Let something happen inside a step, once. Returns the list of steps made from then on."""
-    real, made, open_ = SoundTrainable.parts, list[int](), [True]
+    real, made, open_ = DpSgdTrainable.parts, list[int](), [True]
 
-    def parts(self: SoundTrainable, task: Any, at: int, share: Any) -> Iterator[Any]:
+    def parts(self: DpSgdTrainable, task: Any, at: int, share: Any) -> Iterator[Any]:
         made.append(at)
         if at == step and open_:
             open_.clear()
             how()
         yield from real(self, task, at, share)
 
-    monkeypatch.setattr(SoundTrainable, "parts", parts)
+    monkeypatch.setattr(DpSgdTrainable, "parts", parts)
     return made
 
 
@@ -163,7 +163,7 @@ def test_a_crash_between_checkpoint_and_ledger_counts_too_much_and_never_too_lit
 ) -> None:
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(SoundTrainable, "saved", lambda *_: crash())
+        patch.setattr(DpSgdTrainable, "saved", lambda *_: crash())
         with pytest.raises(Crash):
             train(out)
     assert Ledger.of(out) == Ledger(0, EVERY)

@@ -1,4 +1,4 @@
-"""What an attacker differentiates to move verified inference: its averaged score, and a smooth form of its vote."""
+"""What an attacker differentiates to move a vote: the averaged score, and a smooth form of the vote itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from math import log
 import torch
 from torch import Tensor
 
+from stobatch.attacks.expectation import Sample
 from stobatch.certification.monte_carlo import FreshNoise, two_streams
-from stobatch.models import Network
+from stobatch.certification.smoothing import SmoothingNoise
+from stobatch.models import Classifier, Network
 
 PASSES_PER_DRAW = 2
 """One pass with fresh noise at the input, one with fresh noise at the hidden layer."""
@@ -52,3 +54,27 @@ class SoftVotes:
             return logs.sum(0)
 
         return log_products
+
+
+def vote_samples(
+    network: Classifier, behind_noise: Callable[[Tensor], Tensor], noise: SmoothingNoise
+) -> dict[str, Sample]:
+    """Of a smoothed network: log of the mean probability over fresh noise, plain and sharpened.
+
+    Sharpened, each draw gives nearly all of its weight to its winner, as in the count.
+    """
+
+    def averaged(sharpness: float) -> Sample:
+        def sample(draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+            shifts = noise.draw((draws, *network.input_shape), generator).to(network.device)
+
+            def scores(points: Tensor) -> Tensor:
+                seen = (noise.seen(points).unsqueeze(0) + shifts.unsqueeze(1)).flatten(0, 1)
+                logs = (sharpness * behind_noise(seen)).log_softmax(1).reshape(draws, len(points), -1)
+                return logs.logsumexp(0) - log(draws)
+
+            return scores
+
+        return sample
+
+    return {"score": averaged(1.0), "vote": averaged(SHARPNESS)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log
 from typing import Any, final
 
 import numpy as np
@@ -20,7 +19,7 @@ from stobatch.attacks.expectation import Sample
 from stobatch.certification.confidence import Floats
 from stobatch.certification.interval import BoxCertifier
 from stobatch.certification.smoothing import SmoothingNoise
-from stobatch.certification.soft_votes import SHARPNESS
+from stobatch.certification.soft_votes import vote_samples
 from stobatch.certification.verifier import CertificateKind, Flags, Labels, Verifier
 from stobatch.certification.votes import SmoothedClassifier, SmoothedVerdicts, VoteSettings
 from stobatch.models import Classifier
@@ -129,22 +128,7 @@ class VotesVerifier(Verifier):
         return self.classifier.certify(inputs.to(self.network.device), generator, asked if self.stop_early else None)
 
     def samples(self) -> dict[str, Sample]:
-        return {"score": self._averaged(1.0), "vote": self._averaged(SHARPNESS)}
-
-    def _averaged(self, sharpness: float) -> Sample:
-        """log of the mean probability over fresh noise; sharpened, each draw gives nearly all of it to its winner."""
-
-        def sample(draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-            shifts = self.noise.draw((draws, *self.network.input_shape), generator).to(self.network.device)
-
-            def scores(points: Tensor) -> Tensor:
-                seen = (self.noise.seen(points).unsqueeze(0) + shifts.unsqueeze(1)).flatten(0, 1)
-                logs = (sharpness * self.behind_noise(seen)).log_softmax(1).reshape(draws, len(points), -1)
-                return logs.logsumexp(0) - log(draws)
-
-            return scores
-
-        return sample
+        return vote_samples(self.network, self.behind_noise, self.noise)
 
 
 def best_of(

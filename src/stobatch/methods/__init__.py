@@ -5,6 +5,17 @@ from __future__ import annotations
 from stobatch.config import RunConfig
 from stobatch.methods.base import Method
 from stobatch.methods.controls import CONTROLS
+from stobatch.methods.dpsgd import (
+    DpAdversarial,
+    DpAdversarialConfig,
+    DpSgd,
+    DpSgdConfig,
+    DpSmoothing,
+    DpSmoothingConfig,
+)
+from stobatch.methods.pixeldp import PixelDp, PixelDpConfig
+from stobatch.methods.plain import Plain, PlainConfig
+from stobatch.methods.securesgd import SecureSgd, SecureSgdAgm, SecureSgdAgmConfig, SecureSgdConfig
 from stobatch.methods.sound import Sound
 from stobatch.methods.sound_settings import SoundConfig
 from stobatch.methods.stobatch import StoBatch
@@ -12,7 +23,13 @@ from stobatch.methods.stobatch_settings import StoBatchConfig
 from stobatch.methods.vanilla import VanillaAdversarialTraining, VanillaConfig
 
 METHODS: dict[str, Method] = {
-    method.config_class.name: method for method in (Sound(), StoBatch(), VanillaAdversarialTraining(), *CONTROLS)
+    method.config_class.name: method
+    for method in (
+        *(Sound(), StoBatch(), VanillaAdversarialTraining()),
+        *(Plain(), PixelDp()),
+        *(DpSgd(), DpAdversarial(), DpSmoothing(), SecureSgd(), SecureSgdAgm()),
+        *CONTROLS,
+    )
 }
 
 
@@ -23,7 +40,14 @@ def method_of(config: RunConfig) -> Method:
 
 __all__ = [
     "METHODS",
+    "DpAdversarialConfig",
+    "DpSgdConfig",
+    "DpSmoothingConfig",
     "Method",
+    "PixelDpConfig",
+    "PlainConfig",
+    "SecureSgdAgmConfig",
+    "SecureSgdConfig",
     "Sound",
     "SoundConfig",
     "StoBatch",

@@ -24,8 +24,6 @@ class Method(ABC):
     """One way to train. Stateless: everything a run needs is in its configuration and its directory."""
 
     config_class: ClassVar[type[MethodConfig]]
-    certifies: ClassVar[bool] = True
-    """Whether there is verified inference for what this method trains."""
     has_trainers: ClassVar[bool] = False
     """Whether `trainers` divides its data among owners; the published method's trainers follow from its batches."""
 
@@ -42,9 +40,17 @@ class Method(ABC):
     ) -> Trainable:
         """Bind the method to data: check the network, draw what is private, perturb the inputs. Writes nothing."""
 
+    def furnish(self, network: Classifier) -> None:
+        """Add to a fresh network what the method keeps in the model beside its weights."""
+        return
+
     @abstractmethod
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         """Give a loaded network what its deployment needs beside its weights."""
+
+    def certifies(self, config: RunConfig) -> bool:
+        """Whether there is verified inference for what this method trains with these settings."""
+        return True
 
     def releases(self, plan: Plan) -> tuple[Release, ...]:
         """What the method's proof says is released on the way, each to be attacked by itself."""

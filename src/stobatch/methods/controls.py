@@ -14,16 +14,16 @@ import numpy as np
 
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.methods.sound import Sound
 from stobatch.methods.sound_settings import SoundConfig
-from stobatch.methods.sound_trainable import SoundTrainable
 from stobatch.models import Classifier
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.types import Status
 
 
-class HalfNoise(SoundTrainable):
+class HalfNoise(DpSgdTrainable):
     """Noise of half the planned standard deviation, as when a scale is taken for a variance."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -31,14 +31,14 @@ class HalfNoise(SoundTrainable):
         self.noise_stddev /= 2
 
 
-class SharedNoise(SoundTrainable):
+class SharedNoise(DpSgdTrainable):
     """One draw of noise for all steps, as when a generator is seeded anew in each of them."""
 
     def _noise(self, step: int, trainer: int) -> np.random.Generator:
         return super()._noise(0, trainer)
 
 
-class NoClipping(SoundTrainable):
+class NoClipping(DpSgdTrainable):
     """Gradients as long as they come, under noise for clipped ones."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

@@ -7,25 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
 from stobatch.certification import Verifier
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
-from stobatch.errors import DataError, ModelError
+from stobatch.errors import ModelError
 from stobatch.methods.base import Method
-from stobatch.models import Classifier, Network, rows_in_memory
+from stobatch.methods.open_trainable import OpenTrainable, require_batches
+from stobatch.models import Classifier, Network
 from stobatch.objectives import example_weights
 from stobatch.paper import implements
 from stobatch.privacy.plan import OpenPlan, Plan
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
-from stobatch.training import Trainable, encoder_and_head
+from stobatch.training import encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.pieces import PIECES, Share, cut
-from stobatch.training.reading import Reader
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
 
@@ -43,8 +41,11 @@ class VanillaConfig(MethodConfig, name="vanilla_adversarial"):
 
 
 @implements("Algorithm 2", verdict="standard adversarial training; it claims no privacy and has none.")
-class VanillaTrainable(Trainable):
+class VanillaTrainable(OpenTrainable):
     """Each step: a random batch, another random batch made adversarial, one descent on all parameters."""
+
+    network: Network
+    monitored = "encoder_norm"
 
     def __init__(
         self,
@@ -56,15 +57,9 @@ class VanillaTrainable(Trainable):
         memory_mb: int,
         pieces: int = PIECES,
     ) -> None:
-        device = network.encoder.weight.device
-        self.config, self.network, self.seeds, self.pieces = config, network, seeds, pieces
-        self.num_examples, self.reader = len(train), Reader(train, device, network.dtype)
+        self.config = config
         self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
-        self.chunk = rows_in_memory(network, memory_mb, most=833)
-        self.after_update()
-
-    network: Network
-    monitored = "encoder_norm"
+        super().__init__(network, train, seeds, batch_size=config.batch_size, memory_mb=memory_mb, pieces=pieces)
 
     def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
         return encoder_and_head(self.network, config)
@@ -72,22 +67,8 @@ class VanillaTrainable(Trainable):
     def monitor(self, step: int) -> float:
         return self.network.encoder.max_column_norm()
 
-    def tasks(self, step: int) -> list[TrainerTask]:
-        return [TrainerTask(trainer=0, benign_batch=0, adversarial_batch=1)]
-
-    def after_update(self) -> None:
-        self.network.calibrate()
-
-    def save_private(self, run: Path, config_hash: str) -> None:
-        """Nothing is private here."""
-
-    def ready(self, share: Share) -> None:
-        """Batches are drawn from all of the data, so every device may read every shard."""
-        self.reader.examples.require()
-
     def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
-        size, path = self.config.batch_size, ("step", step, "trainer", task.trainer)
-        order = torch.randperm(self.num_examples, generator=self.seeds.generator(*path))
+        size, order = self.batch_size, self.order(step)
         radius = Radius(self.config.train_attack_radius, Norm.LINF, PAPER_RANGE)
         weights = example_weights(size, size, self.config.adversarial_weight)
         pieces = cut(size, self.chunk, self.network.device, share, self.pieces)
@@ -95,41 +76,32 @@ class VanillaTrainable(Trainable):
             if share.takes(number):
                 inputs, labels = self.reader.fetch(order[size : 2 * size][piece])
                 adversarial = craft(
-                    self.network, Ball.around(inputs, radius), self.ensemble, self._after_order(path),
+                    self.network, Ball.around(inputs, radius), self.ensemble, self._after_order(step),
                     chunk=self.chunk, piece=piece, batch_size=size,
                 )  # fmt: skip
-                yield self._gradients(adversarial, labels, float(weights[-1]))
+                yield self.weighted(self.network(adversarial), labels, float(weights[-1]))
         for number, piece in enumerate(pieces):
             if share.takes(len(pieces) - 1 - number):
-                yield self._gradients(*self.reader.fetch(order[:size][piece]), float(weights[0]))
+                inputs, labels = self.reader.fetch(order[:size][piece])
+                yield self.weighted(self.network(inputs), labels, float(weights[0]))
 
-    def _after_order(self, path: tuple[str | int, ...]) -> torch.Generator:
+    def _after_order(self, step: int) -> torch.Generator:
         """The step's generator once the order is drawn: attacks of all pieces start from the same draws."""
-        generator = self.seeds.generator(*path)
+        generator = self.seeds.generator("step", step, "trainer", 0)
         torch.randperm(self.num_examples, generator=generator)
         return generator
-
-    def _gradients(self, inputs: Tensor, labels: Tensor, weight: float) -> Gradients:
-        loss = weight * F.cross_entropy(self.network(inputs), labels, reduction="sum")
-        parameters = self.parameters
-        return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
 
 class VanillaAdversarialTraining(Method):
     """The non-private baseline."""
 
     config_class = VanillaConfig
-    certifies = False
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> OpenPlan:
         method = config.method
         assert isinstance(method, VanillaConfig)
         ensemble_slices(method.batch_size, len(method.attack_ensemble))
-        if 2 * method.batch_size > info.num_train:
-            raise DataError(
-                f"two batches of {method.batch_size} do not fit {info.num_train} examples.",
-                remedy="Lower method.batch_size.",
-            )
+        require_batches(info, method.batch_size, batches=2)
         return OpenPlan(info.num_train, method.batch_size, "vanilla adversarial training")
 
     def prepare(
@@ -140,6 +112,9 @@ class VanillaAdversarialTraining(Method):
             raise ModelError("this baseline trains the paper's networks.", remedy="Set model.architecture=mnist_cnn.")
         memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
         return VanillaTrainable(config.method, network, train, seeds, memory_mb=memory_mb, pieces=pieces)
+
+    def certifies(self, config: RunConfig) -> bool:
+        return False
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         """The weights are all there is."""

@@ -119,6 +119,27 @@ class NoisyViews(Term):
 
 
 @final
+@dataclass(frozen=True)
+class NoisyHidden(Term):
+    """Of the example with fresh Gaussian noise behind the first layer, as a network with a noise layer will answer.
+
+    The network says how its noise is spread: `noise_spread` has an entry per hidden value, of mean square 1.
+    """
+
+    stddev: float
+
+    def prepare(self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, coins: Coins) -> Batch:
+        assert isinstance(network, Network)
+        assert isinstance(network.noise_spread, Tensor)
+        return (coins((len(inputs), *network.encoder.hidden_shape)).to(inputs) * (self.stddev * network.noise_spread),)
+
+    def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        assert isinstance(network, Network)
+        scores = network.head(network.noisy_hidden(inputs) + prepared[0])
+        return F.cross_entropy(scores, labels, reduction="none")
+
+
+@final
 class Reconstruction(Term):
     """The paper's auto-encoder objective R̃ (Eq. 6) of the first layer, for networks that have an encoder."""
 

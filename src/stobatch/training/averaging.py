@@ -23,6 +23,8 @@ class AveragedSGD(torch.optim.Optimizer):
         assert closure is None
         for group in self.param_groups:
             for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
                 state: dict[str, Any] = self.state[parameter]
                 if not state:
                     state["count"] = torch.zeros(())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,8 +43,8 @@ class Trainable(ABC):
         """
 
     def gradients(self, task: TrainerTask, step: int) -> Gradients:
-        """One trainer's gradients at the present parameters, all computed here."""
-        return InProcessEngine().average([task], partial(self._parts_of, step), self.parameters).gradients
+        """What one trainer adds to a step at the present parameters, all computed here."""
+        return InProcessEngine().average([task], partial(self._parts_of, step), self.targets(step)).gradients
 
     def _parts_of(self, step: int, task: TrainerTask, share: Share) -> Iterator[Gradients]:
         return self.parts(task, step, share)
@@ -54,9 +54,13 @@ class Trainable(ABC):
         """What moves, by name."""
         return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
 
+    def targets(self, step: int) -> Mapping[str, Tensor]:
+        """What a step's release is for, by name: the parameters, unless the step releases something else."""
+        return self.parameters
+
     def release(self, step: int, engine: Engine, stop: Stop = never) -> Averaged:
         """The gradients of a step as everybody may see them, averaged over its trainers."""
-        averaged = engine.average(self.tasks(step), partial(self._parts_of, step), self.parameters, stop)
+        averaged = engine.average(self.tasks(step), partial(self._parts_of, step), self.targets(step), stop)
         self.released(step, averaged.gradients)
         return averaged
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from stobatch.training.pieces import ALONE, Share
 
 Gradients = dict[str, Tensor]
-"""One gradient per parameter, by the parameter's name in the network."""
+"""One gradient per parameter, by the parameter's name in the network; or what else a step releases, by its name."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Engine(ABC):
 
     @abstractmethod
     def average(
-        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], stop: Stop = never
+        self, tasks: Sequence[TrainerTask], parts: Parts, targets: Mapping[str, Tensor], stop: Stop = never
     ) -> Averaged:
-        """(1/𝒩) Σᵢ ∇ᵢθ over the tasks; `stop` is asked once the own parts are computed."""
+        """(1/𝒩) Σᵢ ∇ᵢθ over the tasks, shaped like the targets; `stop` is asked once the own parts are computed."""
 
     @abstractmethod
     def exchange(self, topic: str, text: str) -> list[str]:

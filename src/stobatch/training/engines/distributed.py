@@ -15,7 +15,7 @@ from typing import final
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from stobatch.config import MachineConfig
@@ -81,11 +81,11 @@ class DistributedEngine(Engine):
         return self.share
 
     def average(
-        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], stop: Stop = never
+        self, tasks: Sequence[TrainerTask], parts: Parts, targets: Mapping[str, Tensor], stop: Stop = never
     ) -> Averaged:
         started = time.perf_counter()
-        if self.total is None:
-            self.total = ExactSum(parameters)
+        if self.total is None or self.total.parameters.keys() != targets.keys():
+            self.total = ExactSum(targets)
         total = self.total
         total.clear()
         for position, task in enumerate(tasks):

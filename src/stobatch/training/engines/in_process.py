@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from torch import nn
+from torch import Tensor
 
 from stobatch.training.engines.base import Averaged, Engine, Parts, Stop, TrainerTask, never
 from stobatch.training.exact_sum import ExactSum
@@ -17,9 +17,9 @@ class InProcessEngine(Engine):
     """The reference engine: every other engine must give the same parameters as this one."""
 
     def average(
-        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, nn.Parameter], stop: Stop = never
+        self, tasks: Sequence[TrainerTask], parts: Parts, targets: Mapping[str, Tensor], stop: Stop = never
     ) -> Averaged:
-        total = ExactSum(parameters)
+        total = ExactSum(targets)
         for task in tasks:
             for part in parts(task, ALONE):
                 total.add(part)

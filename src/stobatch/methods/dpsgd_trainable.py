@@ -1,4 +1,4 @@
-"""One step of the sound method: who samples what, what an example adds, and who draws the noise.
+"""One step of DP-SGD: who samples what, what an example adds, and who draws the noise.
 
 Everything that an example is made into (noisy views, an adversarial point, the bounds of its box) is one gradient, and
 that gradient is clipped; Gaussian noise goes on the sum of a Poisson sample, and the sum is divided by a constant.
@@ -19,7 +19,7 @@ from stobatch.config import RunConfig, TrainersConfig
 from stobatch.data import Examples, TrainingExamples
 from stobatch.data.partition import holdings, poisson_sample, take_turns
 from stobatch.errors import DataError, ModelError
-from stobatch.methods.sound_settings import SoundConfig
+from stobatch.methods.dpsgd_settings import DpSgdSettings
 from stobatch.models import Classifier, rows_in_memory
 from stobatch.objectives.private import Coins, coins_by_blocks, normal_coins
 from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted
@@ -38,14 +38,14 @@ _CPU_CHUNK = 512
 """Examples of one pass on a CPU; larger chunks fall out of the cache."""
 
 
-class SoundTrainable(Trainable):
+class DpSgdTrainable(Trainable):
     """A step of DP-SGD: a Poisson sample, one clipped contribution per example, noise, a public denominator."""
 
     monitored = "epsilon_spent"
 
     def __init__(
         self,
-        config: SoundConfig,
+        config: DpSgdSettings,
         plan: DpSgdPlan,
         network: Classifier,
         train: TrainingExamples,
@@ -188,13 +188,13 @@ class SoundTrainable(Trainable):
                     yield {name: value.mul_(scale) for name, value in clipped.items()}
             if self.canaries is not None and self._holds_canaries(task.trainer, index) and (whole or share.first):
                 which = self.canaries_in[sample[sample >= len(shard)] - len(shard)]
-                total = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+                total = {name: torch.zeros_like(p) for name, p in self.targets(step).items()}
                 self.canaries.add(total, which, step, min(LENGTH * self.plan.clip_norm, self.clip_norm))
                 yield {name: value.mul_(scale) for name, value in total.items()}
         if share.first:
             # Once for the trainer, however many devices it has.
             generator = self._noise(step, task.trainer)
-            drawn = {name: generator.standard_normal(tuple(p.shape)) for name, p in self.parameters.items()}
+            drawn = {name: generator.standard_normal(tuple(p.shape)) for name, p in self.targets(step).items()}
             yield {name: torch.from_numpy(n).mul_(self.noise_stddev * scale).to(device) for name, n in drawn.items()}
 
     def released(self, step: int, gradients: Gradients) -> None:

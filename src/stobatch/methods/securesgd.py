@@ -1,0 +1,166 @@
+"""SecureSGD (Phan et al., 2019): DP-SGD for privacy, and a noise layer whose noise goes where the loss is vulnerable.
+
+SecureSGD-AGM has even noise, calibrated by the analytic Gaussian mechanism. The published algorithm learns where the
+loss is vulnerable from raw data, outside its account; here that is a step of the account (`relevance`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from stobatch.certification import Verifier
+from stobatch.config import RunConfig
+from stobatch.data import DatasetInfo
+from stobatch.methods.dpsgd_family import DpSgdFamily
+from stobatch.methods.dpsgd_settings import DpSgdSettings
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
+from stobatch.methods.noise_layer import (
+    NoiseLayerSettings,
+    furnish,
+    gaussian_verifier,
+    limit_norm,
+    split_network,
+    spread_of,
+)
+from stobatch.methods.relevance import RelevanceTrainable
+from stobatch.models import Classifier, Network
+from stobatch.objectives.private import Coins, NoisyHidden, Objective, Ramp
+from stobatch.privacy.dpsgd_plan import DpSgdPlan
+from stobatch.privacy.gaussian import Analytic, Calibration, Extended
+from stobatch.privacy.plan import Plan, PlanRow
+from stobatch.settings import setting
+
+
+@dataclass(frozen=True)
+class SecureSgdAgmConfig(DpSgdSettings, NoiseLayerSettings, name="securesgd_agm"):
+    """Even noise, by the analytic Gaussian mechanism (Balle and Wang, 2018)."""
+
+    calibration: ClassVar[Calibration] = Analytic()
+
+    @property
+    def layer_stddev(self) -> float:
+        return self.gaussian_stddev(self.calibration)
+
+    def objective(self, attack_chunk: int) -> Objective:
+        return Objective(((1.0, NoisyHidden(self.layer_stddev)),), Ramp(0.0, 0.0))
+
+
+@dataclass(frozen=True)
+class SecureSgdConfig(SecureSgdAgmConfig, name="securesgd"):
+    """Noise in proportion to vulnerability, by the heterogeneous Gaussian mechanism."""
+
+    calibration: ClassVar[Calibration] = Extended()
+    even_share: float = setting(
+        0.5, above=0, at_most=1, doc="Share of the noise's variance spread evenly; vulnerable values get the rest"
+    )
+    relevance_after: float = setting(
+        0.3, at_least=0, below=1, doc="Share of the steps before the one that releases vulnerabilities"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureSgdPlan(DpSgdPlan):
+    """DP-SGD's plan, and the noise layer's numbers."""
+
+    settings: SecureSgdAgmConfig
+
+    def sizes(self) -> dict[str, object]:
+        return {**super().sizes(), "settings": self.settings.to_dict()}
+
+    def _assumptions(self) -> tuple[str, ...]:
+        if not isinstance(self.settings, SecureSgdConfig):
+            return super()._assumptions()
+        paid = "one of the steps releases vulnerabilities in place of a gradient, clipped and noised alike"
+        return (*super()._assumptions(), paid)
+
+    def rows(self) -> list[PlanRow]:
+        theorem = f"standard deviation, {self.settings.calibration.name} Gaussian mechanism"
+        return super().rows() + self.settings.rows(self.settings.layer_stddev, theorem)
+
+
+class EvenLayer(DpSgdTrainable):
+    """DP-SGD on cross-entropy under fresh noise behind a first layer of norm 1."""
+
+    network: Network
+
+    def after_update(self) -> None:
+        limit_norm(self.network.encoder, spread_of(self.network))
+        super().after_update()
+
+
+class VulnerableLayer(RelevanceTrainable, EvenLayer):
+    """The same; one step releases how much the loss depends on each hidden value, and the noise follows."""
+
+    @property
+    def relevance_step(self) -> int:
+        assert isinstance(self.config, SecureSgdConfig)
+        return int(self.config.relevance_after * self.plan.steps)
+
+    @property
+    def relevance_shape(self) -> tuple[int, ...]:
+        return self.network.encoder.hidden_shape
+
+    def relevances(self, inputs: Tensor, labels: Tensor, coins: Coins) -> Tensor:
+        """|∂loss/∂h| of each example, in a noisy pass."""
+        assert isinstance(self.config, SecureSgdConfig)
+        network = self.network
+        with torch.no_grad():
+            noise = coins((len(inputs), *self.relevance_shape)).to(inputs)
+            hidden = network.noisy_hidden(inputs) + noise * (self.config.layer_stddev * spread_of(network))
+        with torch.enable_grad():
+            leaf = hidden.requires_grad_()
+            # A head may overwrite what it is given, and a leaf must stay.
+            loss = F.cross_entropy(network.head(leaf * 1), labels, reduction="sum")
+            (slope,) = torch.autograd.grad(loss, leaf)
+        return slope.abs()
+
+    def take(self, relevance: Tensor) -> None:
+        assert isinstance(self.config, SecureSgdConfig)
+        even, vulnerable = self.config.even_share, relevance.clamp(min=0).double()
+        shares = even + (1 - even) * vulnerable / vulnerable.mean().clamp(min=1e-30)
+        # √(K r), with shares K r that sum to K.
+        spread_of(self.network).copy_((shares / shares.mean()).sqrt())
+
+
+class SecureSgdAgm(DpSgdFamily):
+    """Privacy, and votes over even noise in the first hidden layer."""
+
+    config_class = SecureSgdAgmConfig
+    trainable = EvenLayer
+    has_trainers = False
+    source: ClassVar[str] = "SecureSGD-AGM: PixelDP's Proposition 1 by the analytic Gaussian mechanism"
+
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> SecureSgdPlan:
+        method = config.method
+        assert isinstance(method, SecureSgdAgmConfig)
+        found = super().plan(config, info, network)
+        _ = method.layer_stddev  # a bound that no noise is enough for is found here
+        own = {field.name: getattr(found, field.name) for field in fields(found)}
+        return SecureSgdPlan(**own, settings=method)
+
+    def furnish(self, network: Classifier) -> None:
+        furnish(network)
+
+    def require_trainable(self, config: RunConfig, network: Classifier) -> None:
+        split_network(network)
+
+    def certifies(self, config: RunConfig) -> bool:
+        return True
+
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+        method = config.method
+        assert isinstance(method, SecureSgdAgmConfig)
+        return (gaussian_verifier(config, network, method.layer_stddev, method.calibration, self.source),)
+
+
+class SecureSgd(SecureSgdAgm):
+    """Privacy, and votes over noise that is larger where the loss is more vulnerable."""
+
+    config_class = SecureSgdConfig
+    trainable = VulnerableLayer
+    source = "SecureSGD: PixelDP's Proposition 1 by the heterogeneous Gaussian mechanism"
