@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch.errors import ModelError
 from stobatch.models.bounds import Box, spread, worst_case_scores
 from stobatch.models.layered import Layered, build_layered
-from stobatch.privacy import layer_gradients
+from stobatch.privacy import layer_gradients, tape
 from stobatch.privacy.layer_gradients import ConvGradients, LinearGradients
 from stobatch.privacy.per_example import (
     Batch,
@@ -564,10 +564,6 @@ def test_batch_normalisation_is_caught() -> None:
 # What the tape cannot see.
 
 
-def inplace(*first: nn.Module) -> nn.Module:
-    return flat(*first, nn.ReLU(inplace=True)).double()
-
-
 @pytest.mark.parametrize(
     "first",
     [
@@ -575,14 +571,59 @@ def inplace(*first: nn.Module) -> nn.Module:
         (nn.Flatten(), nn.Linear(72, 4)),
         (nn.Conv2d(2, 3, 3), nn.Flatten()),
         (nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)),
+        (nn.Conv2d(2, 3, 3), nn.Hardtanh(-0.5, 0.5, inplace=True)),
     ],
     ids=repr,
 )
-def test_layers_that_overwrite_are_refused(first: tuple[nn.Module, ...]) -> None:
-    network, batch = inplace(*first), examples(PICTURE)
-    for call in (lambda: clipped_sum(network, natural, batch, 1.0), lambda: clipper_for(network, natural, batch)):
-        with pytest.raises(ModelError, match="inplace=False"):
-            call()
+def test_layers_may_overwrite_what_others_returned(first: tuple[nn.Module, ...]) -> None:
+    """The gradient is taken where the values were made, not where they are overwritten."""
+    network, batch = flat(*first, nn.LeakyReLU(0.3, inplace=True)), examples(PICTURE)
+    assert_right(network, natural, batch)
+    assert clipper_for(network.double(), natural, batch) is clipped_sum
+
+
+def test_gradients_at_overwritten_values_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, batch = flat(nn.Conv2d(2, 3, 3), nn.LeakyReLU(0.3, inplace=True)).double(), examples(PICTURE)
+    monkeypatch.setattr(tape, "get_gradient_edge", lambda outputs: outputs)
+    assert not agrees(clipped_sum(network, natural, batch, 1.0), oracle(network, natural, batch, 1.0), 1e-3)
+    assert clipper_for(network, natural, batch) is clipped_sum_by_example
+
+
+class OverwritesInputs(nn.Module):
+    """Scales what its layer was given before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, CLASSES)
+
+    def forward(self, values: Tensor) -> Tensor:
+        own = values.clone()
+        out = self.linear(own)
+        own.mul_(2)
+        return out
+
+
+class OverwritesView(nn.Module):
+    """Overwrites a layer's output that is a view, so that autograd goes another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return F.leaky_relu_(self.linear(values.unflatten(1, (2, 2))), 0.3).sum(1)
+
+
+@pytest.mark.parametrize("kind", [OverwritesInputs, OverwritesView])
+def test_what_is_overwritten_out_of_sight_is_refused(kind: Callable[[], nn.Module]) -> None:
+    network, batch = kind().double(), examples((4,))
+    with pytest.raises(ModelError, match="inplace=False"):
+        clipped_sum(network, natural, batch, 1.0)
+
+
+def test_a_network_that_overwrites_out_of_sight_goes_the_slow_way() -> None:
+    network, batch = OverwritesView().double(), examples((4,))
+    assert clipper_for(network, natural, batch) is clipped_sum_by_example
     assert agrees(clipped_sum_by_example(network, natural, batch, 1.0), oracle(network, natural, batch, 1.0), EXACT)
 
 

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from stobatch.certification import VerifiedInference, Verifier, VotesVerifier
+from stobatch.certification import NoiseLayerVerifier, VerifiedInference, Verifier, VotesVerifier
 from stobatch.certification.confidence import Floats
 from stobatch.certification.monte_carlo import tally_products
 from stobatch.certification.verifier import Labels
@@ -82,6 +82,12 @@ def _(verifier: VerifiedInference, points: Tensor, draws: int, generator: torch.
 def _(verifier: VotesVerifier, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
     counter = counter_of(verifier, points)
     votes = counter.votes(np.arange(len(points)), draws, generator)
+    return Ballots(votes.cpu().double().numpy(), draws, whole=True)
+
+
+@count.register
+def _(verifier: NoiseLayerVerifier, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+    votes = verifier.counter(points).votes(np.arange(len(points)), draws, generator)
     return Ballots(votes.cpu().double().numpy(), draws, whole=True)
 
 

@@ -116,7 +116,8 @@ class LayerGaussian(LayerNoise):
     """N(0, stddev²) on every hidden value, each with a standard deviation of its own, or one for all.
 
     **Guarantee.** A perturbation a is ‖D⁻¹Aa‖₂ deviations with D = diag(stddev), and no classifier behind the noise can
-    tell more of it than of a shift of that size of N(0, 1). In l2 the reach is exact: the worst direction attains it.
+    tell more of it than of a shift of that size of N(0, 1). Where `layer_sensitivity` is
+    exact, the worst direction attains it.
     """
 
     stddev: Tensor

@@ -2,6 +2,8 @@
 
 It is where privacy noise and robustness noise enter, its transpose is the decoder of the auto-encoder, and its norms
 bound what an attacker or a neighbouring data set can change. It has no bias, as in the paper.
+
+Whatever meets θ1 in `forward` and `decode` is noted for the tape of DP-SGD, if one is open.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.grad import conv2d_weight
 
 from stobatch.errors import ModelError
+from stobatch.privacy.layer_gradients import ConvGradients, LinearGradients, Window, know
+from stobatch.privacy.tape import Meets, note
 
 EXACT_SPECTRUM_UP_TO = 4096
 """Inputs with more values than this get the Schur bound instead of the exact spectral norm."""
@@ -198,11 +202,16 @@ class ConvEncoder(AffineEncoder):
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.phases is not None and inputs.is_cpu:
-            return self.phases.convolve(inputs, self.weight)
-        return F.conv2d(inputs, self.weight, stride=self.stride, padding=self.padding)
+            hidden = self.phases.convolve(inputs, self.weight)
+        else:
+            hidden = F.conv2d(inputs, self.weight, stride=self.stride, padding=self.padding)
+        note(self, inputs, hidden, Meets.WEIGHT)
+        return hidden
 
     def decode(self, hidden: Tensor) -> Tensor:
-        return _transpose(hidden, self.weight, torch.Size(self.input_shape[1:]), self.stride, self.padding)
+        decoded = _transpose(hidden, self.weight, torch.Size(self.input_shape[1:]), self.stride, self.padding)
+        note(self, hidden, decoded, Meets.TRANSPOSE)
+        return decoded
 
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
         gradient: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
@@ -235,10 +244,15 @@ class DenseEncoder(AffineEncoder):
         return 1
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return inputs.flatten(1) @ self.weight.t()
+        rows = inputs.flatten(1)
+        hidden = rows @ self.weight.t()
+        note(self, rows, hidden, Meets.WEIGHT)
+        return hidden
 
     def decode(self, hidden: Tensor) -> Tensor:
-        return (hidden @ self.weight).reshape(-1, *self.input_shape)
+        decoded = hidden @ self.weight
+        note(self, hidden, decoded, Meets.TRANSPOSE)
+        return decoded.reshape(-1, *self.input_shape)
 
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
         return hidden.t() @ inputs.flatten(1)
@@ -248,3 +262,16 @@ class DenseEncoder(AffineEncoder):
         assert isinstance(twin, DenseEncoder)
         twin.weight.data.abs_()
         return twin
+
+
+class _ConvEncoderGradients(ConvGradients):
+    """Those of a convolution whose windows are square."""
+
+    @staticmethod
+    def window_of(layer: nn.Module) -> Window:
+        assert isinstance(layer, ConvEncoder)
+        return Window((layer.stride, layer.stride), (layer.padding, layer.padding))
+
+
+know(ConvEncoder, _ConvEncoderGradients)
+know(DenseEncoder, LinearGradients)

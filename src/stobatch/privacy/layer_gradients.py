@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,12 @@ class Met:
         a, g = self.use.inputs, self.gradient
         return a.reshape(num_examples, -1, a.shape[-1]), g.reshape(num_examples, -1, g.shape[-1])
 
+    def turned(self) -> Met:
+        """A use of Wᵀ as one of W: ⟨Wᵀa, g⟩ = ⟨Wg, a⟩, so inputs and gradient change places."""
+        if self.use.meets is not Meets.TRANSPOSE:
+            return self
+        return Met(replace(self.use, inputs=self.gradient, meets=Meets.WEIGHT), self.use.inputs)
+
 
 def sign(weight: Tensor) -> Tensor:
     """±1, never 0, so that it is also a subgradient of |W| whose entries are known in size."""
@@ -57,7 +63,8 @@ class LayerGradients(ABC):
     def __init__(self, layer: nn.Module, met: list[Met], num_examples: int) -> None:
         self.trained = {name for name, p in layer.named_parameters(recurse=False) if p.requires_grad}
         self.num_examples = num_examples
-        self.met = {meets: [m for m in met if m.use.meets is meets] for meets in Meets}
+        turned = [m.turned() for m in met]
+        self.met = {meets: [m for m in turned if m.use.meets is meets] for meets in Meets}
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -100,9 +107,9 @@ def _hidden(size: Tensor, num_terms: int) -> Tensor:
 class LinearGradients(LayerGradients):
     """Of y = Wa + b. Norms come from inner products of rows; a gradient is formed for unusual mixtures only."""
 
-    def __init__(self, layer: nn.Linear, met: list[Met], num_examples: int) -> None:
+    def __init__(self, layer: nn.Module, met: list[Met], num_examples: int) -> None:
         super().__init__(layer, met, num_examples)
-        self.weight = layer.weight.detach()
+        self.weight = layer.get_parameter("weight").detach()
         self.a, self.g = self._joined(Meets.WEIGHT)
         self.r, self.h = self._joined(Meets.ABSOLUTE)
         differences = [met.rows(num_examples) for met in self.met[Meets.DIFFERENCES]]
@@ -193,6 +200,15 @@ class LinearGradients(LayerGradients):
         return total
 
 
+@dataclass(frozen=True)
+class Window:
+    """How a kernel moves over pictures: a number for either side."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...] = (1, 1)
+
+
 class ConvGradients(LayerGradients):
     """Of a convolution: a linear layer on patches, with a row for each position.
 
@@ -200,9 +216,9 @@ class ConvGradients(LayerGradients):
     of weighted outputs; else each example's gradient is formed, which is then smaller than its rows.
     """
 
-    def __init__(self, layer: nn.Conv2d, met: list[Met], num_examples: int) -> None:
+    def __init__(self, layer: nn.Module, met: list[Met], num_examples: int) -> None:
         super().__init__(layer, met, num_examples)
-        self.conv, self.weight = layer, layer.weight.detach()
+        self.window, self.weight = self.window_of(layer), layer.get_parameter("weight").detach()
         usual, moved = self.met[Meets.WEIGHT], self.met[Meets.ABSOLUTE]
         maps, patch = len(self.weight), self.weight[0].numel()
         positions = sum(m.gradient.numel() for m in usual) // (num_examples * maps)
@@ -211,6 +227,12 @@ class ConvGradients(LayerGradients):
         self.of_weight = self._of_rows() if self.formed is None else self.formed.square().sum((1, 2))
         none = self.weight.new_zeros(num_examples, maps)
         self.bias = sum((_channels(m.gradient, num_examples) for m in usual), start=none)
+
+    @staticmethod
+    def window_of(layer: nn.Module) -> Window:
+        assert isinstance(layer, nn.Conv2d)
+        assert not isinstance(layer.padding, str)
+        return Window(layer.stride, layer.padding, layer.dilation)
 
     def _rows(self, kind: Meets) -> Iterator[tuple[Tensor, Tensor]]:
         """(patches, gradients) as examples x rows of each x values, of a few examples at a time."""
@@ -227,14 +249,13 @@ class ConvGradients(LayerGradients):
 
         Channels last, a patch is a few runs of memory: several times faster to copy than by F.unfold.
         """
-        conv = self.conv
-        assert not isinstance(conv.padding, str)
-        (high, wide), (down, right) = conv.padding, conv.stride
+        (high, wide), (down, right), (lower, further) = self.window.padding, self.window.stride, self.window.dilation
+        channels, *kernel = self.weight.shape[1:]
         images = F.pad(met.use.inputs.permute(0, 2, 3, 1), (0, 0, wide, wide, high, high))
         image, row, pixel, channel = images.stride()
         return images.as_strided(
-            (len(images), *met.gradient.shape[2:], *conv.kernel_size, conv.in_channels),
-            (image, down * row, right * pixel, conv.dilation[0] * row, conv.dilation[1] * pixel, channel),
+            (len(images), *met.gradient.shape[2:], *kernel, channels),
+            (image, down * row, right * pixel, lower * row, further * pixel, channel),
         )
 
     def _of_rows(self) -> Tensor:
@@ -267,14 +288,14 @@ class ConvGradients(LayerGradients):
         return self._trained({"weight": weight, "bias": weights @ self.bias})
 
     def _of_weighted(self, met: Met, weights: Tensor) -> Tensor:
-        conv, each = self.conv, weights.repeat_interleave(len(met.gradient) // self.num_examples)
+        window, each = self.window, weights.repeat_interleave(len(met.gradient) // self.num_examples)
         total: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
             met.use.inputs,
             self.weight.shape,
             met.gradient * each[:, None, None, None],
-            conv.stride,
-            conv.padding,
-            conv.dilation,
+            window.stride,
+            window.padding,
+            window.dilation,
         )
         return total
 
@@ -309,6 +330,11 @@ KNOWN: dict[type[nn.Module], type[LayerGradients]] = {
     nn.Conv2d: ConvGradients,
     nn.GroupNorm: GroupNormGradients,
 }
+
+
+def know(kind: type[nn.Module], gradients: type[LayerGradients]) -> None:
+    """Layers of our own say how their gradients are known; they tell an open tape of every use of their weight."""
+    KNOWN[kind] = gradients
 
 
 def is_known(layer: nn.Module) -> bool:
