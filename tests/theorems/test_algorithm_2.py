@@ -8,7 +8,7 @@ import torch
 import stobatch
 from stobatch.config import RunConfig
 from stobatch.data import from_tensors
-from stobatch.errors import DataError, ModelError
+from stobatch.errors import ModelError, SettingError
 from stobatch.methods import VanillaConfig
 from stobatch.objectives import example_weights
 from stobatch.types import Status
@@ -60,5 +60,5 @@ def test_it_has_no_certificate(stripes: stobatch.Dataset, tmp_path: Path) -> Non
 
 
 def test_two_batches_must_fit_the_data(stripes: stobatch.Dataset) -> None:
-    with pytest.raises(DataError, match="two batches of 63 do not fit 120"):
+    with pytest.raises(SettingError, match="two batches of 63 do not fit 120"):
         stobatch.plan(config(**{"method.batch_size": 63}), dataset=stripes)

@@ -77,9 +77,11 @@ class BoxCertifier:
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
         """The deployed prediction, the class that certificates are about."""
-        return torch.cat(
-            [self.layers(part.clone()).argmax(1) for part in torch.split(self._checked(inputs), _CPU_EXAMPLES)]
-        )
+        scores = torch.cat([self.layers(part.clone()) for part in torch.split(self._checked(inputs), _CPU_EXAMPLES)])
+        # The largest of scores that are no numbers is no prediction.
+        if not bool(scores.isfinite().all()):
+            raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
+        return scores.argmax(1)
 
     @torch.no_grad()
     def margins(self, inputs: Tensor, radius: float | Tensor) -> Tensor:

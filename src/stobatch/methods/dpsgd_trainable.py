@@ -227,6 +227,7 @@ class DpSgdTrainable(Trainable):
 
     def adopt(self) -> None:
         self.average.adopt_average()
+        self.network.calibrate()
 
     def finish(self, run: Path) -> dict[str, Any]:
         self.adopt()

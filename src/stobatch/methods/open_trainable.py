@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
-from stobatch.errors import DataError
+from stobatch.errors import SettingError
 from stobatch.models import Classifier, rows_in_memory
 from stobatch.objectives.private import Coins, coins_by_blocks
 from stobatch.seeds import Seeds
@@ -30,7 +30,7 @@ def require_batches(info: DatasetInfo, batch_size: int, batches: int) -> None:
     """Raise unless so many batches of distinct examples fit the data."""
     if batches * batch_size > info.num_train:
         counted = {1: "a batch", 2: "two batches"}[batches]
-        raise DataError(
+        raise SettingError(
             f"{counted} of {batch_size} do not fit {info.num_train} examples.", remedy="Lower method.batch_size."
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from stobatch.attacks import ATTACKS, FGSM, IFGSM, Attack, Ball, Budget, Goal, Plain
+from stobatch.certification import Verifier
 from stobatch.config import EvaluationConfig
 from stobatch.data import Dataset, Examples
 from stobatch.errors import DataError, SettingError
@@ -44,12 +45,17 @@ class _Opened:
     def settings(self) -> EvaluationConfig:
         return self.model.config.evaluation
 
+    @property
+    def votes(self) -> Verifier | None:
+        """What deploys a vote over noise, if anything does."""
+        ways = self.model.verifiers() if self.model.certifies else ()
+        return next((verifier for verifier in ways if verifier.function == "vote"), None)
+
     def function(self, name: str) -> Deployed:
         memory_mb = self.model.config.machine.memory_mb
         if name == "single_pass":
             return SinglePass.of(self.model.network, memory_mb)
-        ways = self.model.verifiers() if self.model.certifies else ()
-        votes = next((verifier for verifier in ways if verifier.function == "vote"), None)
+        votes = self.votes
         if votes is None:
             raise SettingError(
                 "this model's answer is no vote over noise, so there is no vote to attack.",
@@ -142,7 +148,7 @@ def evaluate(
     """Every protocol on every function that is deployed, the gap between protocols, and the sanity flags."""
     opened = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
     model, settings = opened.model, opened.settings
-    names = [name for name in settings.functions if name == "single_pass" or model.certifies]
+    names = [name for name in settings.functions if name == "single_pass" or opened.votes is not None]
     if not names:
         raise SettingError("this method has no vote to evaluate.", remedy="Set evaluation.functions=single_pass.")
     certificates = model.run.read("certificates") if model.run.has("certificates") else None

@@ -1,0 +1,60 @@
+"""A plan is made before the data: from public sizes alone, and what is trained keeps to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, NoReturn
+
+import pytest
+from bench import Finished, data_of, dataset_with, other_examples, train_of
+
+import stobatch
+from stobatch import RunConfig
+from stobatch.data import Examples, describe, mnist, sources
+from stobatch.methods import Method
+from stobatch.privacy.plan import Plan
+
+
+def plain(plan: Plan) -> Any:
+    """As it stands in a file."""
+    return json.loads(json.dumps(plan.to_dict()))
+
+
+def test_a_plan_is_made_without_data(method: Method, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a plan read data")
+
+    expected = plain(stobatch.plan(config, dataset=data_of(config)))
+    closed = {
+        name: dataclasses.replace(source, read=refuse, fetch=refuse, stream=refuse)
+        for name, source in sources.SOURCES.items()
+    }
+    monkeypatch.setattr(sources, "SOURCES", closed)
+    monkeypatch.setattr(mnist, "unpack", refuse)
+    monkeypatch.setattr(Examples, "__post_init__", refuse)
+    with pytest.raises(AssertionError, match="read data"):
+        sources.load(config.data)
+    assert plain(method.plan(config, describe(config.data), None)) == expected
+    assert plain(stobatch.plan(config)) == expected
+
+
+def test_a_plan_does_not_depend_on_what_the_data_hold(config: RunConfig) -> None:
+    other = other_examples(train_of(config))
+    assert other.fingerprint() != train_of(config).fingerprint()
+    plans = [stobatch.plan(config, dataset=data) for data in (data_of(config), dataset_with(config, other))]
+    assert plain(plans[0]) == plain(plans[1])
+
+
+def test_the_plan_of_a_finished_run_is_the_one_made_before(config: RunConfig, finished: Finished) -> None:
+    kept = json.loads((finished.path / "plan.json").read_text())
+    before = plain(stobatch.plan(config, dataset=data_of(config)))
+    assert {name: kept[name] for name in before} == before
+    assert kept.keys() - before.keys() == {"schema", "version"}
+
+
+def test_a_plan_depends_on_the_sizes(method: Method, config: RunConfig) -> None:
+    """A broken twin of the check above: plans that were all alike would pass it."""
+    info = describe(config.data)
+    more = dataclasses.replace(info, num_train=2 * info.num_train)
+    assert plain(method.plan(config, info, None)) != plain(method.plan(config, more, None))

@@ -1,0 +1,157 @@
+"""The same bits whatever happens on the way, the same seed gives the same training, and no seed gives a secret one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+from bench import Finished, data_of
+from odd_engines import same
+from safetensors.torch import load_file
+from torch import Tensor
+
+import stobatch
+from stobatch import RunConfig
+from stobatch.methods import Method
+from stobatch.models import Classifier
+from stobatch.training import Trainable
+from stobatch.training.checkpoint import TrainingState
+
+
+class Stopped(Exception):  # noqa: N818
+    """The training was cut off here."""
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return load_file(run / "model.safetensors")
+
+
+def history(run: Path) -> Any:
+    return json.loads((run / "training.json").read_text())["history"]
+
+
+def kept_apart(run: Path) -> dict[str, dict[str, Tensor]]:
+    """What a run keeps for its owner beside checkpoints: noise, and what a training carries to its end."""
+    return {file.name: load_file(file) for file in sorted((run / "private").glob("*.safetensors"))}
+
+
+def train(config: RunConfig, out: Path, *, resume: bool = False) -> stobatch.TrainedModel:
+    return stobatch.train(config, out, dataset=data_of(config), resume=resume, quiet=True)
+
+
+def require_same(one: Path, other: Path) -> None:
+    """Weights, history, the whole last state (descent rules and what is carried), and what is kept apart."""
+    assert same(weights(one), weights(other))
+    assert history(one) == history(other)
+    assert same(checkpoints.tensors(one), checkpoints.tensors(other))
+    ours, theirs = kept_apart(one), kept_apart(other)
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("when", ["after the first checkpoint", "before the second one"])
+def test_a_training_that_was_stopped_ends_with_the_same_bits(
+    config: RunConfig, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    original, calls = TrainingState.save, list[int]()
+
+    def stopping(state: TrainingState, *arguments: Any) -> None:
+        calls.append(state.step)
+        if len(calls) == 1 or when == "after the first checkpoint":
+            original(state, *arguments)
+        if len(calls) == (1 if when == "after the first checkpoint" else 2):
+            raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingState, "save", stopping)
+        with pytest.raises(Stopped):
+            train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert checkpoints.last_step(tmp_path / "run") == config.machine.checkpoint_every < config.training.steps
+    resumed = train(config, tmp_path / "run", resume=True)
+    require_same(tmp_path / "run", undisturbed)
+    whole = stobatch.load(undisturbed)
+    # What was cut off has looked at the data: where steps are counted, those are counted twice that were made twice.
+    again = 0 if when == "after the first checkpoint" else config.machine.checkpoint_every
+    assert resumed.accounted_steps == (whole.accounted_steps and whole.accounted_steps + again)
+    assert resumed.guarantee.epsilon >= whole.guarantee.epsilon
+
+
+def test_what_is_loaded_is_what_was_trained(
+    method: Method, config: RunConfig, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, returned = watched_training(method, config, tmp_path / "run", monkeypatch)
+    inputs = data_of(config).test.inputs
+    network.calibrate()
+    logits = network(inputs).detach()
+    assert logits.isfinite().all()
+    assert logits.std(0).max() > 0, "every input has the same scores"
+    for model in (returned, stobatch.load(tmp_path / "run"), stobatch.load(undisturbed)):
+        assert model.network(inputs).equal(logits)
+
+
+def test_what_a_training_adopts_is_the_model(
+    method: Method, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any help: audits look at networks that were never saved."""
+    network, returned = watched_training(method, config, tmp_path / "run", monkeypatch)
+    inputs = data_of(config).test.inputs
+    assert returned.network(inputs).equal(network(inputs))
+
+
+def watched_training(
+    method: Method, config: RunConfig, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Classifier, stobatch.TrainedModel]:
+    """The very network that was trained, and what `train` returns."""
+    prepare, made = type(method).prepare, list[Trainable]()
+
+    def noting(self: Method, *arguments: Any) -> Trainable:
+        made.append(prepare(self, *arguments))
+        return made[0]
+
+    monkeypatch.setattr(type(method), "prepare", noting)
+    returned = train(config, out)
+    (trainable,) = made
+    return trainable.network, returned
+
+
+def test_the_same_seed_gives_the_same_training(config: RunConfig, undisturbed: Path, tmp_path: Path) -> None:
+    train(config, tmp_path / "run")
+    require_same(tmp_path / "run", undisturbed)
+
+
+def test_another_seed_gives_another_training(config: RunConfig, undisturbed: Path, tmp_path: Path) -> None:
+    assert config.seed is not None
+    train(config.override("seed", config.seed + 1), tmp_path / "run")
+    require_different(tmp_path / "run", undisturbed)
+
+
+def test_without_a_seed_trainings_differ_and_the_seed_is_kept(
+    config: RunConfig, finished: Finished, tmp_path: Path
+) -> None:
+    secret = config.override("seed", None)
+    train(secret, tmp_path / "run")
+    require_different(tmp_path / "run", finished.path)
+    roots = [
+        json.loads((run / "private" / "seeds.json").read_text())["root"] for run in (tmp_path / "run", finished.path)
+    ]
+    assert len(set(roots)) == 2
+    assert all(int(root).bit_length() > 64 for root in roots)
+    again = Path(shutil.copytree(tmp_path / "run", tmp_path / "again"))
+    (again / "model.safetensors").unlink()
+    shutil.rmtree(again / "private" / "checkpoints")
+    train(secret, again, resume=True)
+    require_same(again, tmp_path / "run")
+
+
+def require_different(one: Path, other: Path) -> None:
+    """In every matrix of weights, and in everything that is kept apart."""
+    ours, theirs = (dict(stobatch.load(run).network.named_parameters()) for run in (one, other))
+    assert ours.keys() == theirs.keys()
+    assert not any(ours[name].equal(theirs[name]) for name in ours if ours[name].ndim > 1)
+    for name, kept in kept_apart(one).items():
+        assert not any(value.equal(kept_apart(other)[name][key]) for key, value in kept.items()), name
