@@ -14,7 +14,7 @@ from stobatch.loading import TrainedModel, load
 from stobatch.models import Network, from_layers
 from stobatch.paper import where
 from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
-from stobatch.verbs import attack, audit, certify, evaluate, plan, report, shard, train
+from stobatch.verbs import attack, audit, certify, compare, evaluate, plan, report, shard, train
 
 __version__ = "0.1.0"
 
@@ -32,6 +32,7 @@ __all__ = [
     "attack",
     "audit",
     "certify",
+    "compare",
     "evaluate",
     "federate",
     "from_layers",

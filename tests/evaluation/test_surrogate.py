@@ -10,7 +10,8 @@ from samples import CLASSES, SIDE, network, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.models import ConvEncoder, Network, ReferenceNorm
+from stobatch.errors import ModelError
+from stobatch.models import Classifier, ConvEncoder, Network, ReferenceNorm, build_layered
 from stobatch.models.network import Head
 from stobatch.models.surrogate import NoiseFreeSurrogate
 
@@ -97,3 +98,43 @@ def test_the_original_stays_what_it_is() -> None:
     assert sum(isinstance(module, ReferenceNorm) for module in made.modules()) == 2
     assert isinstance(made.head.norm, ReferenceNorm)
     assert made.head.norm.overwrites
+
+
+def test_the_copy_of_plain_layers_is_those_layers() -> None:
+    made = build_layered(
+        "squash 3, conv 4 3/2, groupnorm 2, relu, linear", (1, SIDE, SIDE), CLASSES, seeded(1)
+    ).double()
+    copied = NoiseFreeSurrogate(made)
+    assert torch.equal(copied(points()), made(points()))
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    assert made(points()).abs().max() > 0, "the copy shares nothing"
+
+
+class Normalised(Classifier):
+    """Somebody's own classifier, which normalises by the batch."""
+
+    num_classes = CLASSES
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_shape = (1, SIDE, SIDE)
+        self.norm, self.last = nn.BatchNorm2d(1), nn.Linear(SIDE * SIDE, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.last(self.norm(inputs).flatten(1))
+        return scores
+
+
+def test_the_copy_of_another_classifier_lacks_its_normalisation() -> None:
+    made = Normalised().eval()
+    made.norm.running_mean.fill_(0.5)
+    inputs = points().float()
+    assert torch.allclose(NoiseFreeSurrogate(made)(inputs), made.last(inputs.flatten(1)))
+    assert isinstance(made.norm, nn.BatchNorm2d)
+
+
+def test_a_bare_module_is_refused() -> None:
+    with pytest.raises(ModelError, match="Linear has no noise-free copy"):
+        NoiseFreeSurrogate(nn.Linear(2, 2))

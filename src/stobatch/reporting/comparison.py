@@ -104,22 +104,35 @@ def _curve(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
 def t_tests(comparisons: Sequence[dict[str, Any]]) -> Html:
     if not comparisons:
         return Html("")
-    caption = (
-        "First minus second, accuracy in percentage points with its 95% interval. Paired where both have the same "
-        f"seeds, else Welch's test. Of {len(comparisons)} tests, {len(comparisons) / 20:.1f} would come out below "
-        "p = 0.05 by chance if nothing differed."
-    )
-    headings = ["first", "second", "protocol", "function", "radius", "difference", "p-value", "test", "seeds"]
-    return join([tag("h2", "Two-tailed t-tests over seeds"), table(caption, headings, map(_t_test, comparisons))])
+    headings = ["first", "second", "protocol", "function", "radius"]
+    rows = ([*_compared(comparison), *t_test_cells(comparison["t_test"])] for comparison in comparisons)
+    caption = t_tests_caption(len(comparisons))
+    return join([tag("h2", "Two-tailed t-tests over seeds"), table(caption, [*headings, *TEST_HEADINGS], rows)])
 
 
-def _t_test(comparison: dict[str, Any]) -> list[object]:
-    test = comparison["t_test"]
-    low, high = (f"{100 * test[end]:.1f}" for end in ("low", "high"))
+def _compared(comparison: dict[str, Any]) -> list[object]:
     return [
         *(comparison[key] for key in ("first", "second", "protocol")),
         spoken(comparison["function"]),
         f"{comparison['radius']:g}, {unit(comparison['norm'], comparison['input_range'])}",
+    ]
+
+
+TEST_HEADINGS = ("difference", "p-value", "test", "seeds")
+
+
+def t_tests_caption(count: int) -> str:
+    """How to read a table of t-tests, and how many would look like findings if there were none."""
+    return (
+        "First minus second, accuracy in percentage points with its 95% interval. Paired where both have the same "
+        f"seeds, else Welch's test. Of {count} tests, {count / 20:.1f} would come out below p = 0.05 by chance if "
+        "nothing differed."
+    )
+
+
+def t_test_cells(test: dict[str, Any]) -> list[object]:
+    low, high = (f"{100 * test[end]:.1f}" for end in ("low", "high"))
+    return [
         join([tag("b", points(test["difference"])), " ", tag("small", f"[{low}, {high}]")]),
         f"{test['p_value']:.2g}",
         "paired" if test["paired"] else "Welch",

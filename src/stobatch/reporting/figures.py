@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STATUS_LOOKS: dict[str, dict[str, Any]] = {
+STATUS_LOOKS: dict[str, dict[str, Any]] = {
     "proved": {"linestyle": "-", "markersize": 6.5},
     "claimed": {"linestyle": "--", "markersize": 4, "zorder": 3},
     "refuted": {"linestyle": ":", "markersize": 4, "zorder": 3},
 }
 """What is not proved lies above and thinner, so that equal curves both show."""
-_PROTOCOL_MARKERS = {"published": "o", "adaptive": "s"}
+PROTOCOL_MARKERS = {"published": "o", "adaptive": "s"}
 _MARKERS = "o^vDs<>P"
 _RC: dict[str, Any] = {
     "svg.fonttype": "none",
@@ -60,7 +60,9 @@ _RC: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class _Curve:
+class Curve:
+    """Shares against radii, with a band from low to high."""
+
     label: str
     rows: Sequence[Row]
     look: dict[str, Any]
@@ -68,23 +70,25 @@ class _Curve:
 
 
 @dataclass
-class _Panel:
+class Panel:
+    """The curves of one pair of axes."""
+
     title: str
     x_label: str
-    curves: list[_Curve] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
 
 
 def accuracy_curves(facts: Facts, name: str) -> Html:
     """Accuracy against radius for each deployed function: both protocols, and what is certified."""
-    panels: dict[tuple[str, str], _Panel] = {}
+    panels: dict[tuple[str, str], Panel] = {}
     for function in facts.functions:
-        panel = panels[function, facts.unit] = _Panel(spoken(function), f"radius, {facts.unit}")
+        panel = panels[function, facts.unit] = Panel(spoken(function), f"radius, {facts.unit}")
         panel.curves += [_worst(facts, p, function) for p in facts.protocols if facts.entry(p, function)]
     for kind in facts.all_kinds:
         key = (kind["function"], kind_unit(kind))
-        panel = panels.setdefault(key, _Panel(spoken(kind["function"]), f"radius, {kind_unit(kind)}"))
+        panel = panels.setdefault(key, Panel(spoken(kind["function"]), f"radius, {kind_unit(kind)}"))
         panel.curves.append(_certified(facts, kind))
-    return _draw(list(panels.values()), name)
+    return draw(list(panels.values()), name)
 
 
 def attack_curves(facts: Facts, name: str) -> Html:
@@ -96,9 +100,9 @@ def attack_curves(facts: Facts, name: str) -> Html:
             curves = [_attack(entry, attack, place) for place, attack in enumerate(entry["attacks"])]
             worst = _from_clean(entry, "worst")
             look = {"color": LIGHT["adaptive"], "marker": "s", "linewidth": 2.0}
-            curves.append(_Curve("worst of them", worst, look, band=False))
-            panels.append(_Panel(spoken(function), f"radius, {facts.unit}", curves))
-    return _draw(panels, name, legend_in_panel=True) if panels else Html("")
+            curves.append(Curve("worst of them", worst, look, band=False))
+            panels.append(Panel(spoken(function), f"radius, {facts.unit}", curves))
+    return draw(panels, name, legend_in_panel=True) if panels else Html("")
 
 
 def learning_curve(history: Sequence[Row], name: str) -> Html:
@@ -145,34 +149,34 @@ def _epsilon_series(
     series = [("clean", "clean", "D", clean)]
     for protocol in ("published", "adaptive") if radius is not None else ():
         worst = [(facts.epsilon, at_radius(facts.worst(protocol, function), radius or 0.0)) for facts in runs]
-        series.append((f"{protocol} protocol", protocol, _PROTOCOL_MARKERS[protocol], worst))
+        series.append((f"{protocol} protocol", protocol, PROTOCOL_MARKERS[protocol], worst))
     for label, colour, marker, shares in series:
         values = [(epsilon, 100 * share["value"]) for epsilon, share in shares if epsilon is not None and share]
         if values:
             yield label, colour, marker, values
 
 
-def _worst(facts: Facts, protocol: str, function: str) -> _Curve:
+def _worst(facts: Facts, protocol: str, function: str) -> Curve:
     entry = facts.entry(protocol, function)
     assert entry is not None
-    look = {"color": LIGHT[protocol], "marker": _PROTOCOL_MARKERS[protocol]}
-    return _Curve(f"{protocol} protocol, worst attack", _from_clean(entry, "worst"), look)
+    look = {"color": LIGHT[protocol], "marker": PROTOCOL_MARKERS[protocol]}
+    return Curve(f"{protocol} protocol, worst attack", _from_clean(entry, "worst"), look)
 
 
-def _certified(facts: Facts, kind: dict[str, Any]) -> _Curve:
+def _certified(facts: Facts, kind: dict[str, Any]) -> Curve:
     status = kind["status"]
     label = f"certified, {kind['name']} rule ({STATUS_WORDS[status]})"
-    look = {"color": LIGHT[status], "marker": "D", **_STATUS_LOOKS[status]}
-    return _Curve(label, facts.certified(kind), look)
+    look = {"color": LIGHT[status], "marker": "D", **STATUS_LOOKS[status]}
+    return Curve(label, facts.certified(kind), look)
 
 
-def _attack(entry: dict[str, Any], attack: str, place: int) -> _Curve:
+def _attack(entry: dict[str, Any], attack: str, place: int) -> Curve:
     look = {
         "color": LIGHT[f"attack-{place % len(_MARKERS) + 1}"],
         "marker": _MARKERS[place % len(_MARKERS)],
         "linewidth": 1.1,
     }
-    return _Curve(attack, _from_clean(entry, attack), look, band=False)
+    return Curve(attack, _from_clean(entry, attack), look, band=False)
 
 
 def _from_clean(entry: dict[str, Any], attack: str) -> list[Row]:
@@ -184,7 +188,8 @@ def _percents(rows: Iterable[Row], key: str) -> list[float]:
     return [100 * row[key] for row in rows]
 
 
-def _draw(panels: Sequence[_Panel], name: str, *, legend_in_panel: bool = False) -> Html:
+def draw(panels: Sequence[Panel], name: str, *, legend_in_panel: bool = False) -> Html:
+    """The panels as a part of the page, two in a row, with one legend or one each."""
     with canvas(len(panels), *_size(len(panels))) as (figure, places):
         for axes, panel in zip(places, panels, strict=False):
             for curve in panel.curves:
@@ -199,7 +204,7 @@ def _draw(panels: Sequence[_Panel], name: str, *, legend_in_panel: bool = False)
         return inline(figure, name)
 
 
-def _plot(axes: Axes, curve: _Curve) -> None:
+def _plot(axes: Axes, curve: Curve) -> None:
     radii = [row["radius"] for row in curve.rows]
     if curve.band:
         low, high = _percents(curve.rows, "low"), _percents(curve.rows, "high")
@@ -237,12 +242,7 @@ def canvas(panels: int, width: float, height: float) -> Iterator[tuple[Figure, l
 
 def inline(figure: Figure, name: str) -> Html:
     """The figure as a part of the page: no outside names, ids of its own, and the page's colours."""
-    import matplotlib
-
-    out = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": name}):
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    text = out.getvalue()
+    text = _svg(figure, name, transparent=True)
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:xlink)?="[^"]*"| (width|height)="[\d.]+pt"', "", text)
@@ -252,3 +252,19 @@ def inline(figure: Figure, name: str) -> Html:
         text = text.replace(colour, f"var(--{variable})")
     width = figure.get_figwidth() * 96
     return tag("div", tag("div", Html(text), style=f"max-width:{width:.0f}px"), class_="chart")
+
+
+def standalone(figure: Figure, name: str) -> bytes:
+    """The figure as a file of its own, in the light colours, for a page that has none of ours."""
+    figure.set_facecolor(LIGHT["page"])
+    return _svg(figure, name, transparent=False).encode()
+
+
+def _svg(figure: Figure, name: str, *, transparent: bool) -> str:
+    """The same figure gives the same bytes."""
+    import matplotlib
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(out, format="svg", transparent=transparent, metadata={"Date": None})
+    return out.getvalue()

@@ -13,15 +13,12 @@ from stobatch.reporting.audits import audits_section
 from stobatch.reporting.comparison import comparison_section, t_tests
 from stobatch.reporting.facts import Facts
 from stobatch.reporting.flags import flags_section
-from stobatch.reporting.markup import Html, folded, join, tag, void
+from stobatch.reporting.markup import Html, folded, join, tag
 from stobatch.reporting.measuring import measuring_section
 from stobatch.reporting.opening import one_line, opening
+from stobatch.reporting.pages import whole_page
 from stobatch.reporting.pictures import pictures_section
-from stobatch.reporting.style import CSS
 from stobatch.runs import Run
-
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""The page's own word to the browser that nothing is fetched and no script runs."""
 
 
 def write_report(
@@ -41,19 +38,7 @@ def _page(runs: Sequence[Facts], comparisons: Sequence[dict[str, Any]], images: 
     title = f"{len(runs)} runs compared" if several else runs[0].name
     body = _several(runs, comparisons, images) if several else _one(runs[0], "run-1", images)
     tests = Html("") if several else t_tests(comparisons)
-    head = tag(
-        "head",
-        void("meta", charset="utf-8"),
-        void("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        void("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("title", f"{title}, stobatch report"),
-        tag("style", Html(CSS)),
-    )
-    header = tag("header", tag("p", "stobatch report", class_="eyebrow"), tag("h1", title))
-    footer = tag("footer", "Made by stobatch from the run's own files; nothing private was read.")
-    return join(
-        [Html("<!doctype html>\n"), tag("html", head, tag("body", tag("main", header, body, tests, footer)), lang="en")]
-    )
+    return whole_page(title, "stobatch report", body, tests, footer="from the run's own files")
 
 
 def _one(facts: Facts, name: str, images: bool) -> Html:

@@ -30,9 +30,15 @@ def identity(facts: Facts) -> Html:
 
 def guarantee_card(facts: Facts) -> Html:
     """What is guaranteed about the training data, by whom, and what speaks against it; never without its status."""
-    guarantee, status = facts.guarantee, facts.status
-    parts = [
-        tag("p", "Privacy towards the training data", class_="eyebrow"),
+    note = [] if facts.guarantee.get("audits") else [_not_audited(facts)]
+    return card_of(facts.guarantee, "Privacy towards the training data", *note)
+
+
+def card_of(guarantee: dict[str, Any], eyebrow: str, *notes: object) -> Html:
+    """A guarantee as a card of its own."""
+    status = guarantee["status"]
+    parts: list[object] = [
+        tag("p", eyebrow, class_="eyebrow"),
         tag("p", guarantee_line(guarantee), class_="status"),
         tag("p", _STATUS_MEANINGS[status]),
     ]
@@ -46,9 +52,7 @@ def guarantee_card(facts: Facts) -> Html:
     for title, lines in lists.items():
         if lines:
             parts += [tag("h3", title), bullets(lines)]
-    if not audits:
-        parts.append(_not_audited(facts))
-    return tag("section", *parts, class_=f"card {status}")
+    return tag("section", *parts, *notes, class_=f"card {status}")
 
 
 def _not_audited(facts: Facts) -> Html:

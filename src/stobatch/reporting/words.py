@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from stobatch.reporting.markup import Html, join, tag
@@ -41,6 +42,11 @@ def unit(norm: str, input_range: str) -> str:
 
 def spoken(function: str) -> str:
     return function.replace("_", " ")
+
+
+def privacy_words(statuses: Iterable[str]) -> str:
+    """Who vouches for the privacy of a method, in words; more than one status where audits told its seeds apart."""
+    return " / ".join(dict.fromkeys("no privacy" if s == "none" else STATUS_WORDS[s] for s in statuses))
 
 
 def chip(status: str) -> Html:

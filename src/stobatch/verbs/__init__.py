@@ -1,4 +1,4 @@
-"""The verbs: plan, train, certify, attack, evaluate, audit, report, shard. The command line calls nothing else.
+"""The verbs: plan, train, certify, attack, evaluate, audit, report, shard, compare. The command line calls only them.
 
 Each verb checks everything it can before it writes anything, so bad input leaves no half-written run.
 """
@@ -6,8 +6,9 @@ Each verb checks everything it can before it writes anything, so bad input leave
 from stobatch.verbs.attacking import attack, evaluate
 from stobatch.verbs.auditing import audit
 from stobatch.verbs.certifying import certify
+from stobatch.verbs.comparing import compare
 from stobatch.verbs.reporting import report
 from stobatch.verbs.sharding import check_shards, shard
 from stobatch.verbs.training import plan, train
 
-__all__ = ["attack", "audit", "certify", "check_shards", "evaluate", "plan", "report", "shard", "train"]
+__all__ = ["attack", "audit", "certify", "check_shards", "compare", "evaluate", "plan", "report", "shard", "train"]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from stobatch.errors import SettingError
-from stobatch.evaluation.statistics import compare_over_seeds
 from stobatch.reporting.facts import Facts
 from stobatch.runs import Run
 from stobatch.settings import content_hash
+from stobatch.verbs.t_tests import t_tests_between
 
 Key = tuple[str, str, str, str, float]
 """What two scores must have in common to be compared: protocol, function, norm, input range, radius."""
@@ -41,16 +40,11 @@ def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
         # A secret seed pairs with none: no public seed is negative.
         seed = config["seed"] if config["seed"] is not None else -place
         groups.setdefault(_name(config, facts.status), {})[seed] = _worst(facts.scores)
-    several = {name: seeds for name, seeds in groups.items() if len(seeds) > 1}
     found = []
-    for (first, one), (second, two) in combinations(several.items(), 2):
-        for key in sorted(set.intersection(*(set(scores) for seeds in (one, two) for scores in seeds.values()))):
-            test = compare_over_seeds(
-                {seed: scores[key] for seed, scores in one.items()}, {seed: scores[key] for seed, scores in two.items()}
-            )
-            protocol, function, norm, input_range, radius = key
-            found.append({"first": first, "second": second, "protocol": protocol, "function": function, "norm": norm,
-                          "input_range": input_range, "radius": radius, "t_test": test.to_dict()})  # fmt: skip
+    for first, second, key, test in t_tests_between(groups):
+        protocol, function, norm, input_range, radius = key
+        found.append({"first": first, "second": second, "protocol": protocol, "function": function, "norm": norm,
+                      "input_range": input_range, "radius": radius, "t_test": test.to_dict()})  # fmt: skip
     return found
 
 

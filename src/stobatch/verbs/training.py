@@ -28,6 +28,7 @@ from stobatch.training.checkpoint import TrainingState, tensors_digest
 from stobatch.training.device import use_device
 from stobatch.training.engines import Engine
 from stobatch.training.engines.launch import REMEDIES, engine_for, placed
+from stobatch.training.peak_memory import PeakMemory
 from stobatch.training.precision import parameter_precision
 from stobatch.types import Neighbours
 from stobatch.verbs.planting import CANARY_SCORES, planted_in
@@ -95,17 +96,23 @@ def _train(
         _require_one_directory(engine, run)
         engine.open_log(run.path)
         if not run.is_trained:
-            started = time.monotonic()
+            started, memory = time.monotonic(), PeakMemory.begin(device)
             state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
+            spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
-                _write_end(run, config, trainable, state, time.monotonic() - started, engine.processes)
+                _write_end(run, config, trainable, state, spent, engine.processes)
             engine.note("done")
             engine.exchange("trained", "")
     return load(run.path, network=network, device=str(device), threads=config.machine.threads)
 
 
 def _write_end(
-    run: Run, config: RunConfig, trainable: Trainable, state: TrainingState, seconds: float, processes: int
+    run: Run,
+    config: RunConfig,
+    trainable: Trainable,
+    state: TrainingState,
+    spent: dict[str, float | str | None],
+    processes: int,
 ) -> None:
     """What a finished training leaves; the model comes last, since it says that all is there."""
     kept = trainable.finish(run.path)
@@ -117,7 +124,7 @@ def _write_end(
         {
             **kept,
             "steps": state.step,
-            "seconds_since_last_start": round(seconds, 1),
+            **spent,
             "device": str(trainable.network.device),
             "processes": processes,
             "torch": torch.__version__,

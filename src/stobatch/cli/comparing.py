@@ -1,0 +1,106 @@
+"""`stobatch compare`: several methods side by side, trained and attacked the same way."""
+
+from __future__ import annotations
+
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stobatch.cli.app import Device, Json, Limit, Set, _assignments, _complain, _print, app
+from stobatch.config import RunConfig
+from stobatch.errors import SettingError
+from stobatch.interrupts import Interrupted
+from stobatch.settings import dotted_keys, unknown_key
+from stobatch.types import Status
+
+_ELSEWHERE = {
+    "method.epsilon": "--epsilon",
+    "method.total_epsilon": "--epsilon",
+    "evaluation.radii": "--radius",
+    "certification.attack_radius": "--radius",
+    "seed": "--seeds",
+}
+"""Settings that name the rows and columns of the table; they have options of their own."""
+
+
+@app.command()
+def compare(
+    out: Annotated[Path, typer.Option(help="The folder to write: a run for each row and seed, and the comparison.")],
+    methods: Annotated[str, typer.Option(help="Names with commas between them, or all.")] = "all",
+    epsilon: Annotated[list[float] | None, typer.Option(help="Privacy budget, 1.0 if unset; may be repeated.")] = None,
+    radius: Annotated[
+        list[float] | None, typer.Option(help="Over [-1, 1], 0.2 if unset; may be repeated, the main one first.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Whole numbers with commas between them.")] = "1",
+    set_: Set = None,
+    limit: Limit = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Train, certify and attack several methods the same way: one table, a figure, t-tests. Resumes itself."""
+    from stobatch import verbs
+    from stobatch.reporting.compared_tables import comparison_tables
+    from stobatch_recipes.baselines import rows
+
+    epsilons, radii = epsilon or [1.0], radius or [0.2]
+    _require_budgets(epsilons)
+    changes = _assignments(set_)
+    if limit is not None:
+        changes |= {"evaluation.limit": limit, "certification.limit": limit}
+    _require_elsewhere(changes)
+    shown: dict[str, Any] = {"evaluation.radii": radii, "certification.attack_radius": radii[0]}
+    made = rows(_names(methods), epsilons, radii[0])
+    configs = {name: config.override_all(shown) for name, config in _changed(made, changes).items()}
+    try:
+        document = verbs.compare(configs, out, seeds=_whole(seeds), quiet=as_json, device=device)
+    except Interrupted:
+        _complain("interrupted; what was reported done is saved, run the same command again to continue.", 130)
+    _print(document, as_json, comparison_tables(document), f"page: {out / 'comparison.html'}")
+    if any(flag["refutes"] == Status.PROVED for flag in document["flags"]):
+        raise SystemExit(1)
+
+
+def _require_budgets(epsilons: list[float]) -> None:
+    """Here, since methods without privacy would not ask."""
+    for epsilon in epsilons:
+        if not (isfinite(epsilon) and epsilon > 0):
+            raise SettingError(f"--epsilon {epsilon:g} is no budget.", remedy="Give a number above 0.")
+
+
+def _names(methods: str) -> list[str]:
+    from stobatch_recipes.baselines import COMPARED
+
+    return list(COMPARED) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
+
+
+def _whole(seeds: str) -> list[int]:
+    try:
+        return [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise SettingError(f"--seeds {seeds} are no whole numbers.", remedy="Write --seeds 1,2,3.") from None
+
+
+def _require_elsewhere(changes: dict[str, Any]) -> None:
+    for key, option in _ELSEWHERE.items():
+        if key in changes:
+            raise SettingError(
+                f"--set {key} is not for a comparison.",
+                why="It names the rows or columns of the table.",
+                remedy=f"Use {option}.",
+            )
+
+
+def _changed(configs: dict[str, RunConfig], changes: dict[str, Any]) -> dict[str, RunConfig]:
+    """Every configuration with the changes that concern it: a method's setting goes to the methods that have it."""
+    own = {name: {f"method.{key}" for key in dotted_keys(config.method)} for name, config in configs.items()}
+    for key in changes:
+        if key.startswith("method.") and not any(key in known for known in own.values()):
+            raise unknown_key(key, sorted(set().union(*own.values())))
+    return {
+        name: config.override_all(
+            {key: value for key, value in changes.items() if not key.startswith("method.") or key in own[name]}
+        )
+        for name, config in configs.items()
+    }

@@ -1,0 +1,114 @@
+"""The figures of a comparison. What is only claimed never looks like what is proved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from stobatch.reporting import compared_words as words
+from stobatch.reporting.figures import (
+    PROTOCOL_MARKERS,
+    STATUS_LOOKS,
+    Curve,
+    Panel,
+    canvas,
+    draw,
+    inline,
+    shared_legend,
+    standalone,
+)
+from stobatch.reporting.markup import Html
+from stobatch.reporting.style import LIGHT
+from stobatch.reporting.words import STATUS_WORDS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_CERTIFIED_LOOKS: dict[str, dict[str, Any]] = {
+    "proved": {"marker": "D", "markersize": 6},
+    "claimed": {"marker": "D", "markersize": 6, "markerfacecolor": "none"},
+    "refuted": {"marker": "x", "markersize": 6},
+}
+"""Filled is proved and nothing else."""
+_HEIGHTS = {"clean": -0.34, "published": -0.17, "adaptive": 0.0, "proved": 0.17, "claimed": 0.34, "refuted": 0.34}
+"""Where a row's marks stand in it, so that equal ones do not hide each other."""
+_PRIVACY_COLOURS = {"none": "refuted"}
+
+
+def methods_figure(document: dict[str, Any], name: str) -> Html:
+    with _dots(document) as figure:
+        return inline(figure, name)
+
+
+def methods_svg(document: dict[str, Any], name: str) -> bytes:
+    with _dots(document) as figure:
+        return standalone(figure, name)
+
+
+def radius_curves(document: dict[str, Any], name: str) -> Html:
+    """Accuracy against radius, a panel for each row: attacked under each protocol, and certified."""
+    panels = [Panel(row["label"], f"radius, {words.radius_unit(document)}", _curves(row)) for row in document["rows"]]
+    return draw(panels, name)
+
+
+def _curves(row: dict[str, Any]) -> list[Curve]:
+    curves = []
+    for protocol in words.PROTOCOLS:
+        rows = [_point(entry, entry["radius"]) for entry in row["attacked"] if entry["protocol"] == protocol]
+        if rows:
+            look = {"color": LIGHT[protocol], "marker": PROTOCOL_MARKERS[protocol]}
+            curves.append(
+                Curve(f"{protocol} protocol, worst attack", [_point(row["clean"], 0.0), *_sorted(rows)], look)
+            )
+    for rule, status in dict.fromkeys((entry["rule"], entry["status"]) for entry in row["certified"]):
+        own = [entry for entry in row["certified"] if (entry["rule"], entry["status"]) == (rule, status)]
+        look = {"color": LIGHT[status], "marker": "D", **STATUS_LOOKS[status]}
+        label = f"certified, {rule} rule ({STATUS_WORDS[status]})"
+        curves.append(Curve(label, _sorted(_point(entry, entry["radius"]) for entry in own), look))
+    return curves
+
+
+def _point(spread: dict[str, Any], radius: float) -> dict[str, Any]:
+    return {"radius": radius, "value": spread["mean"], "low": spread["min"], "high": spread["max"]}
+
+
+def _sorted(rows: Any) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: float(row["radius"]))
+
+
+@contextmanager
+def _dots(document: dict[str, Any]) -> Iterator[Figure]:
+    """A line for each row at the first radius: clean, attacked, certified; whiskers from the least seed to the best."""
+    rows, radius = document["rows"], document["radii"][0]
+    with canvas(1, 10.4, 1.7 + 0.62 * len(rows)) as (figure, (axes,)):
+        for place, row in enumerate(rows):
+            _row(axes, row, place, radius)
+        axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
+        for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+            status = row["guarantees"][0]["status"]
+            label.set_color(LIGHT[_PRIVACY_COLOURS.get(status, status)])
+        axes.set(xlim=(-2, 102), ylim=(len(rows) - 0.5, -0.5))
+        axes.set_xlabel(f"accuracy at radius {radius:g} ({words.radius_unit(document)}), %")
+        axes.grid(axis="x")
+        shared_legend(figure, [axes])
+        yield figure
+
+
+def _row(axes: Axes, row: dict[str, Any], place: int, radius: float) -> None:
+    _mark(axes, row["clean"], place + _HEIGHTS["clean"], "clean", {"color": LIGHT["clean"], "marker": "o"})
+    for protocol in words.PROTOCOLS:
+        look = {"color": LIGHT[protocol], "marker": PROTOCOL_MARKERS[protocol]}
+        spread = words.attacked(row, protocol, radius)
+        if spread is not None:
+            _mark(axes, spread, place + _HEIGHTS[protocol], f"{protocol} protocol", look)
+    for entry in words.certified(row, radius):
+        look = {"color": LIGHT[entry["status"]], **_CERTIFIED_LOOKS[entry["status"]]}
+        label = f"certified ({STATUS_WORDS[entry['status']]})"
+        _mark(axes, entry, place + _HEIGHTS[entry["status"]], label, look)
+
+
+def _mark(axes: Axes, spread: dict[str, Any], height: float, label: str, look: dict[str, Any]) -> None:
+    axes.plot([100 * spread["min"], 100 * spread["max"]], [height, height], color=look["color"], linewidth=1.1)
+    axes.plot([100 * spread["mean"]], [height], linestyle="", label=label, **look)

@@ -1,0 +1,333 @@
+"""Methods side by side: the table says what the runs say, nothing is done twice, and bad input changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compared_runs import NAMES, RADII, files, small
+from scipy import stats
+
+import stobatch
+from stobatch.errors import RunError, SettingError, StobatchError
+from stobatch.interrupts import Interrupted
+from stobatch.verbs import comparing
+
+SEEDS = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only."""
+    out = tmp_path_factory.mktemp("made") / "comparison"
+    torch.set_num_threads(1)
+    stobatch.compare(small(), out, seeds=SEEDS, quiet=True)
+    return out
+
+
+@pytest.fixture
+def out(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "comparison"))
+
+
+def document(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "comparison.json").read_text())
+    assert found.pop("schema") == "stobatch.comparison"
+    assert found.pop("version") == 1
+    return found
+
+
+def records(out: Path, row: dict[str, Any], kind: str) -> dict[str, Any]:
+    return {seed: json.loads((out / run / f"{kind}.json").read_text()) for seed, run in row["runs"].items()}
+
+
+def test_there_is_a_row_for_each_method_and_function(made: Path) -> None:
+    found = document(made)
+    assert [(row["name"], row["function"]) for row in found["rows"]] == [
+        (NAMES[0], "single_pass"), (NAMES[1], "single_pass"), (NAMES[1], "vote"), (NAMES[2], "single_pass"),
+    ]  # fmt: skip
+    assert (found["norm"], found["input_range"], found["radii"], found["seeds"]) == (
+        "linf",
+        "[-1, 1]",
+        [0.2, 0.05],
+        [1, 2],
+    )
+    assert sorted(path.name for path in made.iterdir() if path.is_dir()) == [
+        "sound-eps-3", "stobatch-eps-3", "vanilla-adversarial",
+    ]  # fmt: skip
+
+
+def check_spread(spread: dict[str, Any], values: dict[str, float]) -> None:
+    assert spread["per_seed"] == values
+    numbers = list(values.values())
+    assert (spread["min"], spread["max"]) == (min(numbers), max(numbers))
+    assert spread["mean"] == pytest.approx(mean(numbers))
+    assert spread["stddev"] == pytest.approx(stdev(numbers))
+
+
+def test_accuracies_are_those_of_the_runs_own_scores(made: Path) -> None:
+    for row in document(made)["rows"]:
+        scores = records(made, row, "scores")
+        assert set(scores) == {"1", "2"}
+        own = {s: [e for e in found["under_attack"] if e["function"] == row["function"]] for s, found in scores.items()}
+        check_spread(row["clean"], {seed: entries[0]["clean_accuracy"]["value"] for seed, entries in own.items()})
+        assert {(entry["protocol"], entry["radius"]) for entry in row["attacked"]} == {
+            (protocol, radius) for protocol in ("published", "adaptive") for radius in RADII
+        }
+        for entry in row["attacked"]:
+            values = {
+                seed: next(
+                    share["value"]
+                    for one in entries
+                    if one["protocol"]["name"] == entry["protocol"]
+                    for share in one["accuracy"]
+                    if (share["attack"], share["radius"]) == ("worst", entry["radius"])
+                )
+                for seed, entries in own.items()
+            }
+            check_spread(entry, values)
+
+
+def test_certified_accuracies_are_those_of_the_certificates_with_their_status(made: Path) -> None:
+    found = {(row["name"], row["function"]): row for row in document(made)["rows"]}
+    rules = {key: {(e["rule"], e["status"]) for e in row["certified"]} for key, row in found.items()}
+    assert rules == {
+        (NAMES[0], "single_pass"): {("bounds", "proved")},
+        (NAMES[1], "single_pass"): set(),
+        (NAMES[1], "vote"): {("published", "claimed"), ("corrected", "proved")},
+        (NAMES[2], "single_pass"): set(),
+    }
+    for row in found.values():
+        for entry in row["certified"]:
+            certificates = records(made, row, "certificates")
+            shares = {
+                seed: next(s for s in c["certified_accuracy"][entry["rule"]] if s["radius"] == entry["radius"])
+                for seed, c in certificates.items()
+            }
+            check_spread(entry, {seed: share["value"] for seed, share in shares.items()})
+            assert (entry["norm"], entry["input_range"], entry["test_examples"]) == ("linf", "[-1, 1]", 40)
+
+
+def test_each_row_has_its_guarantee_under_the_key_of_its_status_alone(made: Path) -> None:
+    by_name = {row["name"]: row["guarantees"] for row in document(made)["rows"]}
+    for guarantees in by_name.values():
+        assert [guarantee["seeds"] for guarantee in guarantees] == [[1, 2]]
+    proved, claimed, none = (by_name[name][0] for name in NAMES)
+    assert proved["status"] == "proved"
+    assert 2.9 < proved["proved_epsilon"] <= 3
+    assert (proved["proved_delta"], proved["neighbours"]) == (1e-3, "add-or-remove-one")
+    assert (claimed["status"], claimed["claimed_epsilon"]) == ("claimed", 3)
+    assert claimed["objections"]
+    assert none["status"] == "none"
+    assert not [key for key in none if "epsilon" in key]
+    assert not [key for key in claimed if "epsilon" in key and not key.startswith("claimed")]
+    labels = [row["label"] for row in document(made)["rows"]]
+    assert labels[1] == "stobatch ε=3 (claimed, not proved), single pass"
+    assert labels[3] == "vanilla_adversarial (no privacy), single pass"
+
+
+def test_seconds_and_memory_are_those_of_the_trainings(made: Path) -> None:
+    for row in document(made)["rows"]:
+        trainings = records(made, row, "training")
+        check_spread(row["training_seconds"], {s: t["seconds_since_last_start"] for s, t in trainings.items()})
+        check_spread(row["peak_memory_mb"], {s: t["peak_memory_mb"] for s, t in trainings.items()})
+        assert row["peak_memory_of"] == ["process"]
+        assert row["test_examples"] == (10 if row["function"] == "vote" else 40)
+
+
+def test_t_tests_are_those_of_scipy_between_every_two_rows(made: Path) -> None:
+    found = document(made)
+    measured = {row["label"]: {("clean", None): row["clean"]["per_seed"]} for row in found["rows"]}
+    for row in found["rows"]:
+        measured[row["label"]] |= {(e["protocol"], e["radius"]): e["per_seed"] for e in row["attacked"]}
+    assert len(found["t_tests"]) == 6 * 5
+    assert found["t_tests_below_0.05_by_chance"] == 1.5
+    assert found["t_tests_below_0.05"] == sum(test["t_test"]["p_value"] < 0.05 for test in found["t_tests"])
+    compared = 0
+    for test in found["t_tests"]:
+        key = (test["measure"], test["radius"])
+        first, second = (np.array(list(measured[test[which]][key].values())) for which in ("first", "second"))
+        assert test["t_test"]["paired"]
+        assert test["t_test"]["difference"] == pytest.approx(first.mean() - second.mean())
+        if np.ptp(first - second) > 1e-9:
+            compared += 1
+            assert test["t_test"]["p_value"] == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    assert compared > 5
+
+
+def test_a_second_call_only_reads(out: Path) -> None:
+    before = files(out)
+    assert stobatch.compare(small(), out, seeds=SEEDS, quiet=True) == document(out)
+    after = files(out)
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed <= {"comparison.json", "comparison.html", "comparison.svg"}
+    assert {name: content for name, (_, content) in after.items()} == {n: c for n, (_, c) in before.items()}
+
+
+def test_one_seed_gives_no_t_test(out: Path) -> None:
+    found = stobatch.compare(small(), out, seeds=(2,), quiet=True)
+    assert found["t_tests"] == []
+    assert found["seeds"] == [2]
+    assert {row["clean"]["stddev"] for row in found["rows"]} == {None}
+
+
+def test_other_radii_measure_again_and_train_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "train", None)
+    rows = small(NAMES[0], NAMES[1], evaluation__radii=[0.1], certification__attack_radius=0.1)
+    found = stobatch.compare(rows, out, seeds=(1,), quiet=True)
+    for row in found["rows"]:
+        assert {entry["radius"] for entry in (*row["attacked"], *row["certified"])} == {0.1}
+        certificates = records(out, row, "certificates")["1"]
+        assert {share["radius"] for shares in certificates["certified_accuracy"].values() for share in shares} == {0.1}
+        assert records(out, row, "scores")["1"]["certificates"] == {
+            key: value for key, value in certificates.items() if key not in ("schema", "version")
+        }
+
+
+def test_new_certificates_get_new_scores(out: Path) -> None:
+    found = stobatch.compare(small(NAMES[0], certification__selection_draws=7), out, seeds=(1,), quiet=True)
+    scores = records(out, found["rows"][0], "scores")["1"]
+    assert scores["certificates"]["settings"]["selection_draws"] == 7
+
+
+@pytest.mark.parametrize("verb", ["train", "certify", "evaluate"])
+def test_an_interrupted_comparison_continues_to_the_same_numbers(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    out, real, calls = tmp_path / "comparison", getattr(comparing, verb), []
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise Interrupted
+        return real(*arguments, **options)
+
+    rows = small(NAMES[0], NAMES[2]) if verb != "certify" else small(NAMES[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing, verb, interrupted)
+        with pytest.raises(Interrupted):
+            stobatch.compare(rows, out, seeds=SEEDS, quiet=True)
+    assert not (out / "comparison.json").exists()
+    kept = files(out / "sound-eps-3" / "seed-1")
+    assert "model.safetensors" in kept
+    found = stobatch.compare(rows, out, seeds=SEEDS, quiet=True)
+    assert {name: files(out / "sound-eps-3" / "seed-1")[name] for name in kept} == kept
+    whole = {row["label"]: row for row in document(made)["rows"]}
+    for row in found["rows"]:
+        for part in ("clean", "attacked", "certified", "guarantees"):
+            assert row[part] == whole[row["label"]][part]
+
+
+def test_a_training_that_was_killed_before_its_end_is_finished(made: Path, out: Path) -> None:
+    run = out / "stobatch-eps-3" / "seed-1"
+    for name in ("model.safetensors", "training.json", "certificates.json", "scores.json"):
+        (run / name).unlink()
+    stobatch.compare(small(), out, seeds=SEEDS, quiet=True)
+    for row, whole in zip(document(out)["rows"], document(made)["rows"], strict=True):
+        assert all(row[part] == whole[part] for part in ("clean", "attacked", "certified"))
+
+
+def test_an_error_is_not_swallowed_and_what_is_done_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = comparing.train
+
+    def failing(config: Any, out: Path, **options: Any) -> Any:
+        if config.method.name == "stobatch":
+            raise RunError("the disk is full.", remedy="Free some space.")
+        return real(config, out, **options)
+
+    monkeypatch.setattr(comparing, "train", failing)
+    with pytest.raises(RunError, match="the disk is full"):
+        stobatch.compare(small(NAMES[0], NAMES[1]), tmp_path / "out", quiet=True)
+    assert (tmp_path / "out" / "sound-eps-3" / "seed-1" / "scores.json").exists()
+    assert not (tmp_path / "out" / "comparison.json").exists()
+
+
+def test_a_directory_with_another_training_is_refused_and_unchanged(out: Path) -> None:
+    before = files(out)
+    with pytest.raises(RunError, match="never overwrites") as caught:
+        stobatch.compare(small(training__steps=4), out, seeds=SEEDS, quiet=True)
+    assert all((caught.value.what, caught.value.why, caught.value.remedy))
+    assert files(out) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"configs": {}}, "nothing to compare"),
+        ({"configs": {"...": small()[NAMES[0]]}}, "names no folder"),
+        ({"configs": dict.fromkeys(("A ε", "a eps"), small()[NAMES[0]])}, "would share the folder"),
+        ({"seeds": ()}, "no set of seeds"),
+        ({"seeds": (1, 1)}, "no set of seeds"),
+        ({"seeds": (-1,)}, "no set of seeds"),
+        ({"networks": {"other": None}}, "no row 'other'"),
+        ({"device": "tpu9"}, "tpu9"),
+        ({"configs": small(NAMES[2], method__batch_size=90)}, "do not fit 120"),
+        ({"configs": small(NAMES[1], evaluation__norm="l2")}, "certifies in linf"),
+        ({"configs": small(NAMES[0], evaluation__norm="l1", evaluation__radii=[1e6])}, "wider than the whole"),
+        ({"configs": small(NAMES[0], evaluation__functions=["vote"])}, "no vote to evaluate"),
+        ({"configs": small(NAMES[2], evaluation__functions=["vote"])}, "no vote to evaluate"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(StobatchError, match=said):
+        stobatch.compare(**{"configs": small(), "out": tmp_path / "out", "quiet": True, **options})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"evaluation.attack_steps": 7}, {"evaluation.radii": [0.2]}, {"data.test_limit": 39}, {"certification.limit": 3}],
+    ids=str,
+)
+def test_rows_that_are_measured_in_different_ways_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    rows = small(NAMES[0], NAMES[2])
+    rows[NAMES[2]] = rows[NAMES[2]].override_all(changes)
+    with pytest.raises(SettingError, match=f"Give all of them the same {next(iter(changes))}"):
+        stobatch.compare(rows, tmp_path / "out", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_no_place_for_a_comparison(out: Path) -> None:
+    run = out / "sound-eps-3" / "seed-1"
+    with pytest.raises(RunError, match="is a run"):
+        stobatch.compare(small(), run, quiet=True)
+
+
+def handed_over(shift: int = 0, tested: int = 0) -> stobatch.Dataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.rand(160, 1, 28, 28, generator=generator) * 2 - 1
+    labels = torch.arange(160) % 10
+    return stobatch.from_tensors(
+        inputs[:120], (labels[:120] + shift) % 10, inputs[120:], (labels[120:] + tested) % 10, num_classes=10
+    )
+
+
+def test_data_may_be_handed_over_and_other_data_are_refused(tmp_path: Path) -> None:
+    rows, out = small(NAMES[0], data__name="tensors", data__train_limit=None, data__test_limit=None), tmp_path / "out"
+    first = stobatch.compare(rows, out, dataset=handed_over(), quiet=True)
+    before = files(out)
+    for other in (handed_over(shift=1), handed_over(tested=1)):
+        with pytest.raises(RunError, match=r"other (test )?data"):
+            stobatch.compare(rows, out, dataset=other, quiet=True)
+        assert files(out) == before
+    assert stobatch.compare(rows, out, dataset=handed_over(), quiet=True) == first
+
+
+def test_an_audit_of_one_seed_tells_the_seeds_apart(out: Path) -> None:
+    run = out / "stobatch-eps-3" / "seed-2"
+    finding = {"about": "privacy", "verdict": "refuted", "statement": "told apart", "evidence": "evidence/x.json",
+               "instrument": "many_runs"}  # fmt: skip
+    training_hash = json.loads((run / "config.json").read_text())["training_hash"]
+    written = {"schema": "stobatch.audit", "version": 1, "training_hash": training_hash, "verdict": "refuted"}
+    (run / "audit.json").write_text(json.dumps({**written, "findings": [finding]}))
+    found = stobatch.compare(small(), out, seeds=SEEDS, quiet=True)
+    row = next(row for row in found["rows"] if row["name"] == NAMES[1])
+    assert [(g["seeds"], g["status"]) for g in row["guarantees"]] == [([1], "claimed"), ([2], "refuted")]
+    assert "claimed_epsilon" not in row["guarantees"][1]
+    assert row["label"] == "stobatch ε=3 (claimed, not proved / refuted), single pass"
