@@ -70,7 +70,7 @@ class TrainingConfig(Settings):
     """How the parameters move."""
 
     steps: int = setting(4002, at_least=1, doc="The number of descent steps T")
-    learning_rate: float = setting(1e-4, above=0, at_most=1e6, doc="The learning rate of both parts")
+    learning_rate: float = setting(1e-4, above=0, at_most=1e30, doc="The learning rate of both parts")
     optimiser: str = setting(
         "adam", choices=("adam", "sgd"), doc="The descent rule for θ2, and for θ1 unless the method has its own"
     )

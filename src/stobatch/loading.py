@@ -78,7 +78,7 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) 
     if config.trainers.num > 1 and not method.has_trainers:
         raise SettingError(
             f"trainers.num={config.trainers.num} is not for method '{config.method.name}'.",
-            why="The published method has N/(2m) trainers, which follow from method.batch_size.",
+            why="Its data have one owner; the published method has N/(2m) trainers, which follow from its batches.",
             remedy="Set trainers.num=1, or method.name=sound.",
         )
     return method.plan(config, info, network)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 
 from stobatch.config import RunConfig
 from stobatch.errors import SettingError
-from stobatch_recipes import audit, federated, paper, sound
+from stobatch_recipes import audit, baselines, federated, paper, sound
 from stobatch_recipes.demo import demo
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
@@ -33,6 +34,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "audit.half_noise": audit.half_noise,
     "audit.shared_noise": audit.shared_noise,
     "audit.no_clipping": audit.no_clipping,
+    **{f"baselines.{name}": partial(make, 1.0, 0.2) for name, make in baselines.COMPARED.items()},
 }
 
 

@@ -19,6 +19,7 @@ from stobatch.config import (
     TrainingConfig,
 )
 from stobatch.methods import (
+    AdLmConfig,
     DpAdversarialConfig,
     DpSgdConfig,
     DpSmoothingConfig,
@@ -91,6 +92,19 @@ SMALL: dict[str, RunConfig] = {
         VanillaConfig(batch_size=30, train_attack_steps=1), PAPER_NETWORK, optimiser="adam", learning_rate=0.01
     ),
     "plain": small(PlainConfig(batch_size=30)),
+    "adlm": small(
+        AdLmConfig(
+            total_epsilon=30.0,
+            delta=1e-3,
+            batch_size=30,
+            relevance_steps=0,
+            relevance_batch_size=150,
+            relevance_clip_norm=0.5,
+        ),
+        PAPER_NETWORK,
+        optimiser="adam",
+        learning_rate=0.01,
+    ),
     "pixeldp": small(PixelDpConfig(batch_size=30), PAPER_NETWORK),
     "dpsgd": small(DpSgdConfig(**PRIVATE)),
     "dp_adversarial": small(DpAdversarialConfig(**PRIVATE, attack_steps=1, warm_up=0.0)),

@@ -19,9 +19,9 @@ from torch import nn
 from stobatch.config import DataConfig, ModelConfig, RunConfig, TrainersConfig, TrainingConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.data.partition import holdings, pick_trainers, take_turns
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.methods.sound import Sound
 from stobatch.methods.sound_settings import SoundConfig
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.models import Network, from_layers, initialise
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.trainers_plan import TrainersPlan

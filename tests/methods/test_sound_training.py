@@ -24,9 +24,9 @@ from stobatch.data.partition import poisson_sample
 from stobatch.errors import ModelError, RunError, SettingError, StobatchError
 from stobatch.methods import SoundConfig
 from stobatch.methods import dpsgd_trainable as sound_module
-from stobatch.methods.sound import Sound
 from stobatch.methods.dpsgd_settings import view_noise
 from stobatch.methods.dpsgd_trainable import DpSgdTrainable
+from stobatch.methods.sound import Sound
 from stobatch.models import Classifier, Layered, build, normalisation
 from stobatch.models.bounds import Box, worst_case_scores
 from stobatch.objectives.private import Adversarial, Certified, CrossEntropy, NoisyViews, Objective, Ramp, normal_coins

@@ -17,9 +17,9 @@ from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
 from stobatch.config import DataConfig, ModelConfig, RunConfig, TrainersConfig, TrainingConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.methods import dpsgd_trainable, stobatch, vanilla
+from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.methods.sound import Sound
 from stobatch.methods.sound_settings import SoundConfig
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.methods.stobatch import StoBatchConfig, StoBatchTrainable
 from stobatch.methods.vanilla import VanillaConfig, VanillaTrainable
 from stobatch.models import Network, from_layers, initialise

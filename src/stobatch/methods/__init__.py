@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from stobatch.config import RunConfig
+from stobatch.methods.adlm import AdLm
+from stobatch.methods.adlm_settings import AdLmConfig
 from stobatch.methods.base import Method
 from stobatch.methods.controls import CONTROLS
 from stobatch.methods.dpsgd import (
@@ -26,7 +28,7 @@ METHODS: dict[str, Method] = {
     method.config_class.name: method
     for method in (
         *(Sound(), StoBatch(), VanillaAdversarialTraining()),
-        *(Plain(), PixelDp()),
+        *(Plain(), PixelDp(), AdLm()),
         *(DpSgd(), DpAdversarial(), DpSmoothing(), SecureSgd(), SecureSgdAgm()),
         *CONTROLS,
     )
@@ -40,6 +42,7 @@ def method_of(config: RunConfig) -> Method:
 
 __all__ = [
     "METHODS",
+    "AdLmConfig",
     "DpAdversarialConfig",
     "DpSgdConfig",
     "DpSmoothingConfig",

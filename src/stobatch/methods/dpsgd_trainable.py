@@ -63,7 +63,7 @@ class DpSgdTrainable(Trainable):
         self._read()
         self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
         self.objective = config.objective(self.chunk)
-        network.calibrate()
+        self.settle()
         probe, losses = self._probe()
         self.clip = clipper_for(network, losses, probe)
         if self.clip is clipped_sum_by_example:
@@ -129,7 +129,7 @@ class DpSgdTrainable(Trainable):
     def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
         """As the release counts them, with view noise of its own."""
         coins = normal_coins(self.seeds.generator("step", step, "other views"), self.network.device)
-        total = ExactSum(self.parameters)
+        total = ExactSum(self.targets(step))
         for part in torch.split(torch.arange(len(labels)), self.chunk):
             there = inputs[part].to(self.network.device, self.network.dtype), labels[part].to(self.network.device)
             total.add(self._clipped(*there, step, coins))
@@ -201,12 +201,13 @@ class DpSgdTrainable(Trainable):
         if self.canaries is not None:
             self.canary_sums += self.canaries.read(gradients, step)
 
-    def after_update(self) -> None:
-        """Reference statistics follow the parameters, as they will in deployment.
-
-        Parameters that have run away give every example an endless gradient, which is left out: say so instead.
-        """
+    def settle(self) -> None:
+        """What depends on the parameters alone follows them, as it will in deployment. Repeatable."""
         self.network.calibrate()
+
+    def after_update(self) -> None:
+        """Parameters that have run away give every example an endless gradient, which is left out: say so instead."""
+        self.settle()
         probe = torch.zeros(1, *self.network.input_shape, device=self.network.device, dtype=self.network.dtype)
         with torch.no_grad():
             if not bool(self.network(probe).isfinite().all()):
@@ -227,7 +228,7 @@ class DpSgdTrainable(Trainable):
 
     def adopt(self) -> None:
         self.average.adopt_average()
-        self.network.calibrate()
+        self.settle()
 
     def finish(self, run: Path) -> dict[str, Any]:
         self.adopt()

@@ -71,6 +71,12 @@ def spread_of(network: Network) -> Tensor:
 
 
 @torch.no_grad()
+def shrink(encoder: AffineEncoder, size: Tensor) -> None:
+    """Divide θ1 by its size where that is above 1; a little more, so that doing it again changes no bit."""
+    encoder.weight.mul_(torch.where(size > 1, (1 - 1e-6) / size, torch.ones_like(size)))
+
+
+@torch.no_grad()
 def limit_norm(encoder: AffineEncoder, spread: Tensor) -> None:
     """Shrink θ1 so that ‖diag(1/spread) A‖₂, as the noise sees it, is at most 1; by power iteration.
 
@@ -81,7 +87,7 @@ def limit_norm(encoder: AffineEncoder, spread: Tensor) -> None:
     for _ in range(_POWER_STEPS):
         point = encoder.decode(encoder(point / growth.clamp(min=1e-30)) / square)
         growth = point.norm()
-    encoder.weight.mul_(1 / growth.sqrt().clamp(min=1.0))
+    shrink(encoder, growth.sqrt())
 
 
 def gaussian_verifier(

@@ -18,6 +18,7 @@ from stobatch.methods.noise_layer import (
     furnish,
     gaussian_verifier,
     limit_norm,
+    shrink,
     split_network,
     spread_of,
 )
@@ -107,7 +108,7 @@ class LaplaceLayer(GaussianLayer):
 def limit_l1_norm(encoder: AffineEncoder) -> None:
     """Shrink θ1 so that no input value moves the hidden layer by more than its own size, in l1."""
     sums = encoder.absolute().decode(torch.ones(1, *encoder.hidden_shape).to(encoder.weight))
-    encoder.weight.mul_(1 / sums.max().clamp(min=1.0))
+    shrink(encoder, sums.max())
 
 
 _LAYERS: dict[str, type[GaussianLayer]] = {"gaussian": GaussianLayer, "laplace": LaplaceLayer}

@@ -16,13 +16,13 @@ from torch import Tensor
 from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.objectives.private import Coins
 from stobatch.privacy.per_example import clipping_weights
-from stobatch.training.engines import Averaged, Engine, Gradients, Stop, never
+from stobatch.training.engines import Gradients
 
 RELEVANCE = "relevance"
 
 
 class RelevanceTrainable(DpSgdTrainable):
-    """DP-SGD of which one step releases relevances, and the parameters stay where they are."""
+    """DP-SGD of which one step releases relevances, and descends on nothing."""
 
     @property
     @abstractmethod
@@ -57,9 +57,7 @@ class RelevanceTrainable(DpSgdTrainable):
         weights = clipping_weights(rows.norm(dim=1), self.clip_norm)
         return {RELEVANCE: (weights @ rows).reshape(self.relevance_shape).to(found.dtype)}
 
-    def release(self, step: int, engine: Engine, stop: Stop = never) -> Averaged:
-        averaged = super().release(step, engine, stop)
-        if step != self.relevance_step:
-            return averaged
-        self.take(averaged.gradients[RELEVANCE])
-        return Averaged({}, averaged.stopping)
+    def released(self, step: int, gradients: Gradients) -> None:
+        super().released(step, gradients)
+        if step == self.relevance_step:
+            self.take(gradients[RELEVANCE])

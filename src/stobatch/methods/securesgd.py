@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch.certification import Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
+from stobatch.errors import SettingError
 from stobatch.methods.dpsgd_family import DpSgdFamily
 from stobatch.methods.dpsgd_settings import DpSgdSettings
 from stobatch.methods.dpsgd_trainable import DpSgdTrainable
@@ -88,9 +89,9 @@ class EvenLayer(DpSgdTrainable):
 
     network: Network
 
-    def after_update(self) -> None:
+    def settle(self) -> None:
         limit_norm(self.network.encoder, spread_of(self.network))
-        super().after_update()
+        super().settle()
 
 
 class VulnerableLayer(RelevanceTrainable, EvenLayer):
@@ -140,6 +141,8 @@ class SecureSgdAgm(DpSgdFamily):
         assert isinstance(method, SecureSgdAgmConfig)
         found = super().plan(config, info, network)
         _ = method.layer_stddev  # a bound that no noise is enough for is found here
+        if config.training.steps < 2 and isinstance(method, SecureSgdConfig):
+            raise SettingError("the only step would release relevances.", remedy="Set training.steps=2 or more.")
         own = {field.name: getattr(found, field.name) for field in fields(found)}
         return SecureSgdPlan(**own, settings=method)
 

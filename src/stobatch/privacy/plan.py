@@ -82,7 +82,7 @@ class OpenPlan(Plan):
     def rows(self) -> list[PlanRow]:
         return [
             PlanRow("training examples", "N", self.num_examples, "", "Section 2"),
-            PlanRow("batch size", "m1 = m2", self.batch_size, "random batches", "Algorithm 2"),
+            PlanRow("batch size", "m", self.batch_size, "random batches", ""),
         ]
 
 

@@ -91,11 +91,13 @@ def descend(
     for name, gradient in gradients.items():
         if not bool(torch.isfinite(gradient).all()):
             raise ModelError(
-                f"the gradient of {name} is not a number.",
+                f"what was released of {name} is not a number.",
                 why="The parameters have diverged.",
                 remedy="Lower training.learning_rate, or start again with another seed.",
             )
-        parameters[name].grad = gradient
+        # A step may release something else, which is not descended on.
+        if name in parameters:
+            parameters[name].grad = gradient
     for optimiser in optimisers:
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)

@@ -114,7 +114,7 @@ class Trials:
         canary = self._place(trainable)
 
         def pull(step: int, present: Trainable) -> Gradients:
-            zero = {name: torch.zeros_like(p) for name, p in present.network.named_parameters() if p.requires_grad}
+            zero = {name: torch.zeros_like(p) for name, p in present.targets(step).items()}
             canary.add(zero, torch.tensor([0]), step, present.unit)
             return zero
 

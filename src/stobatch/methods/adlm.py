@@ -1,0 +1,115 @@
+"""AdLM, the adaptive Laplace mechanism (Phan, Wu, Hu and Dou, 2017): less noise for inputs that matter more.
+
+Relevances of inputs say how a budget is spread over them; the noise on input j has the scale Δ_h0/(ε_j |L|). The loss
+is a polynomial with noise on its coefficients, as in the functional mechanism.
+
+It is as published and in the released code, but for the relevances. Those came from a network trained without privacy
+and from a look at 2,000 training images, neither of which was counted. Here both are steps of DP-SGD with a proof
+(`adlm_trainable.InputRelevance`). What remains is a claim, and `AdLmPlan.guarantee` says what speaks against it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from stobatch.certification import Verifier
+from stobatch.config import RunConfig
+from stobatch.data import DatasetInfo, TrainingExamples
+from stobatch.errors import ModelError, SettingError
+from stobatch.methods.adlm_releases import NoisyBatch
+from stobatch.methods.adlm_settings import AdLmConfig
+from stobatch.methods.adlm_trainable import AdLmTrainable
+from stobatch.methods.base import Method
+from stobatch.methods.open_trainable import require_batches
+from stobatch.models import Classifier, Network, build_encoder, require_per_example
+from stobatch.privacy.adlm_plan import AdLmPlan
+from stobatch.privacy.plan import Plan
+from stobatch.privacy.release import Release
+from stobatch.seeds import Seeds
+
+
+def _unfit(kind: str) -> ModelError:
+    return ModelError(
+        f"AdLM cannot train {kind}.",
+        why="Its noise is made for the affine layer that a network begins with and for the last hidden layer, in "
+        "[-1, 1].",
+        remedy="Use one of the paper's networks, as model.architecture=mnist_cnn, or stobatch.models.from_layers.",
+    )
+
+
+def _split(network: Classifier) -> Network:
+    if not isinstance(network, Network):
+        raise _unfit(f"a {type(network).__name__}")
+    return network
+
+
+class AdLm(Method):
+    """A baseline with a claimed budget, and no certificates."""
+
+    config_class = AdLmConfig
+
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> AdLmPlan:
+        method = config.method
+        assert isinstance(method, AdLmConfig)
+        if network is None and config.model.is_layer_list:
+            raise _unfit("a list of layers")
+        encoder = build_encoder(config.model, info.input_shape) if network is None else _split(network).encoder
+        require_batches(info, method.batch_size, batches=1)
+        return AdLmPlan(
+            num_examples=info.num_train,
+            batch_size=method.batch_size,
+            steps=config.training.steps,
+            inputs_per_neuron=encoder.inputs_per_neuron,
+            neurons_per_map=encoder.neurons_per_map,
+            last_hidden_size=config.model.last_hidden_size,
+            num_classes=info.num_classes,
+            total_epsilon=method.total_epsilon,
+            delta=method.delta,
+            relevance_share=method.relevance_share,
+            input_share=method.input_share,
+            input_bound=method.input_bound,
+            relevance_steps=method.relevance_steps,
+            relevance_batch_size=method.relevance_batch_size,
+            relevance_clip_norm=method.relevance_clip_norm,
+            tuned_on_private_data=method.tuned_on_private_data,
+            records_per_person=info.copies,
+        )
+
+    def furnish(self, network: Classifier) -> None:
+        """β, even to begin with."""
+        _split(network).register_buffer("input_budget", torch.ones(network.input_shape))
+
+    def prepare(
+        self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
+    ) -> AdLmTrainable:
+        assert isinstance(config.method, AdLmConfig)
+        assert isinstance(plan, AdLmPlan)
+        require_per_example(network := _split(network))
+        _ = plan.relevance.noise_stddev  # an ε out of reach is found before anything is written
+        if len(train) != plan.num_examples:
+            raise SettingError(
+                f"the plan is for {plan.num_examples} training examples, the data have {len(train)}.",
+                why="The sampling rate and the noise follow from the number.",
+                remedy="Describe the data by what they are: DatasetInfo.num_train.",
+            )
+        memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
+        return AdLmTrainable(config.method, plan, network, train, seeds, memory_mb=memory_mb, pieces=pieces)
+
+    def releases(self, plan: Plan) -> tuple[Release, ...]:
+        assert isinstance(plan, AdLmPlan)
+        return (NoisyBatch(plan),)
+
+    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
+        """The weights are all there is: noise is in training alone."""
+
+    def certifies(self, config: RunConfig) -> bool:
+        return False
+
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+        raise ModelError(
+            "AdLM has no certificate.",
+            why="Its noise is in training alone, and verified inference needs noise in the network.",
+            remedy="Evaluate it with `stobatch evaluate`, or train a method with certificates.",
+        )
