@@ -1,0 +1,91 @@
+"""Collect the runs of a comparison into records: `collect_baselines.py DIR > results/NAME.json`.
+
+DIR is what `stobatch compare --out DIR` wrote. A record is one method with one seed: its budget with who vouches for
+it, accuracy on clean inputs and under both protocols, certified accuracy by rule, seconds and memory. Nothing private
+is read.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from stobatch.reporting.facts import Facts
+from stobatch.runs import Run
+
+
+def certified(facts: Facts, function: str) -> dict[str, Any]:
+    """By rule: who vouches for it, and the share that is right and certified at each radius."""
+    assert facts.certificates is not None or not facts.kinds(function)
+    return {
+        kind["name"]: {
+            "status": kind["status"],
+            "source": kind["source"],
+            "test_examples": facts.certified(kind)[0]["total"],
+            "accuracy": {f"{row['radius']:g}": row["value"] for row in facts.certified(kind)},
+        }
+        for kind in facts.kinds(function)
+    }
+
+
+def attacked(facts: Facts, function: str) -> dict[str, Any]:
+    """By protocol: what was tried on how many test images, and the accuracy that the worst of it leaves."""
+    entries = [entry for entry in facts.scores["under_attack"] if entry["function"] == function]
+    return {
+        entry["protocol"]["name"]: {
+            "attacks": entry["attacks"],
+            "test_examples": entry["rows"],
+            "accuracy": {f"{row['radius']:g}": row["value"] for row in entry["accuracy"] if row["attack"] == "worst"},
+        }
+        for entry in entries
+    }
+
+
+def clean(facts: Facts, function: str) -> dict[str, Any]:
+    """Of as many test images as there is a measurement of: all of them, where an attack on all was recorded."""
+    found = [e["clean_accuracy"] for e in facts.scores["under_attack"] if e["function"] == function]
+    if facts.run.has("attack") and facts.run.read("attack")["function"] == function:
+        found.append(facts.run.read("attack")["clean_accuracy"])
+    largest = max(found, key=lambda share: share["total"])
+    return {"accuracy": largest["value"], "test_examples": largest["total"]}
+
+
+def network(model: dict[str, Any]) -> str:
+    """A list of layers says its own normalisation."""
+    listed = "," in model["architecture"]
+    return model["architecture"] if listed else f"{model['architecture']}, {model['normalisation']} normalisation"
+
+
+def record(run: Run) -> dict[str, Any]:
+    facts = Facts.read(run)
+    config, training, guarantee = facts.config["config"], facts.training or {}, facts.guarantee
+    function = facts.main_function
+    status = guarantee["status"]
+    budget = {} if status == "none" else {"epsilon": facts.epsilon, "delta": guarantee[f"{status}_delta"]}
+    return {
+        "method": facts.method,
+        "row": run.path.parent.name,
+        "seed": facts.seed,
+        "training_hash": facts.scores["training_hash"],
+        "status": status,
+        **({f"{status}_{key}": value for key, value in budget.items()}),
+        "neighbours": None if status == "none" else guarantee["neighbours"],
+        "network": network(config["model"]),
+        "steps": training["steps"],
+        "training_seconds": training["seconds_since_last_start"],
+        "peak_memory_mb": training.get("peak_memory_mb"),
+        "peak_memory_of": training.get("peak_memory_of"),
+        "device": training["device"],
+        "torch": training["torch"],
+        "function": function,
+        "radius_unit": facts.unit,
+        "clean": clean(facts, function),
+        "under_attack": attacked(facts, function),
+        "certified": certified(facts, function),
+        "flags": [{key: flag[key] for key in ("level", "name", "evidence")} for flag in facts.scores["flags"]],
+    }
+
+
+if __name__ == "__main__":
+    folders = sorted(path.parent for path in Path(sys.argv[1]).glob("*/seed-*/scores.json"))
+    print(json.dumps([record(Run(folder)) for folder in folders], indent=1))

@@ -1,0 +1,109 @@
+"""The README's baselines: every row and number stands in the records, and the records are of the recipes that ship."""
+
+import importlib.util
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from stobatch_recipes import baselines
+
+ROOT = Path(__file__).parents[2]
+README = " ".join((ROOT / "README.md").read_text().split())
+Record = dict[str, Any]
+
+
+def records(name: str) -> list[Record]:
+    found: list[Record] = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    return found
+
+
+def table() -> Any:
+    spec = importlib.util.spec_from_file_location("make_baselines", ROOT / "docs" / "make_baselines.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_is_made_of_the_records() -> None:
+    lines = list(table().lines())
+    assert len(lines) >= 19
+    page = (ROOT / "README.md").read_text()
+    start = page.index("| method | privacy | seeds |")
+    shown = page[start:].split("\n\n", maxsplit=1)[0].splitlines()[2:]
+    assert shown == lines
+
+
+@pytest.mark.parametrize("record", records("baselines_mnist") + records("baselines_mnist_radii"), ids=lambda r: r["row"])
+def test_a_record_is_of_the_recipe_that_ships(record: Record) -> None:
+    name, _, epsilon = record["row"].partition("-eps-")
+    config = baselines.compared(name.replace("-", "_"))(float(epsilon or 1), 0.2).override("seed", record["seed"])
+    assert config.training_hash == record["training_hash"]
+    assert config.method.name == record["method"]
+
+
+@pytest.mark.parametrize("record", records("baselines_mnist"), ids=lambda r: f"{r['row']}-{r['seed']}")
+def test_a_record_carries_its_status_and_never_more_privacy_than_was_asked_for(record: Record) -> None:
+    _, _, asked = record["row"].partition("-eps-")
+    budgets = {key: value for key, value in record.items() if key.endswith("_epsilon")}
+    if record["status"] == "none":
+        assert not budgets
+        assert not asked
+    else:
+        assert list(budgets) == [f"{record['status']}_epsilon"]
+        assert 0.99 * float(asked) <= budgets[f"{record['status']}_epsilon"] <= float(asked)
+    assert record["status"] in ("none", "proved", "claimed", "refuted")
+    assert not any(flag["level"] == "error" for flag in record["flags"]), "a proved certificate was broken"
+
+
+def mean(row: str, *path: str) -> float:
+    values = []
+    for found in records("baselines_mnist"):
+        if found["row"] == row:
+            for key in path:
+                found = found[key]
+            values.append(found)
+    return 100 * fmean(values)  # type: ignore[type-var]
+
+
+def test_what_was_wanted_and_found_is_in_the_records() -> None:
+    one, three = mean("dpsgd-eps-1", "clean", "accuracy"), mean("dpsgd-eps-3", "clean", "accuracy")
+    assert one >= 96.5
+    assert three >= 98
+    assert f"{one:.1f} and {three:.1f}%" in README
+    clean = mean("dp-adversarial-eps-1", "clean", "accuracy")
+    attacked = mean("dp-adversarial-eps-1", "under_attack", "adaptive", "accuracy", "0.2")
+    assert clean >= 97
+    assert attacked >= 78
+    assert f"{clean:.1f} and {attacked:.1f}%" in README
+
+
+def test_the_curve_of_pixeldp_is_in_the_records() -> None:
+    (found,) = [record for record in records("baselines_mnist_radii") if record["row"] == "pixeldp"]
+    claimed, proved = (found["certified"][rule]["accuracy"] for rule in ("as compared", "tight"))
+    assert found["certified"]["as compared"]["status"] == "claimed"
+    assert f"as compared {100 * claimed['0.05']:.1f}% at 0.05, {100 * claimed['0.1']:.1f}% at 0.1" in README
+    assert claimed["0.2"] == proved["0.05"] == 0
+
+
+def test_t_tests_are_quoted_as_they_came_out() -> None:
+    tests = records("baselines_mnist_t_tests")
+    below = sum(test["p_value"] < 0.05 for test in tests)
+    assert f"{below} of {len(tests)} [t-tests]" in README
+    assert f"where {round(len(tests) / 20)} would by chance" in README
+
+    def test_of(first: str, second: str, measure: str, radius: float | None) -> Record:
+        wanted = (first, second, measure, radius)
+        keys = ("first", "second", "measure", "radius")
+        return next(test for test in tests if tuple(test[key] for key in keys) == wanted)
+
+    attacked = test_of("dp-adversarial-eps-1", "dpsgd-eps-1", "adaptive", 0.2)
+    clean = test_of("dp-adversarial-eps-1", "dpsgd-eps-1", "clean", None)
+    assert f"gains {100 * attacked['difference']:.0f} points at 0.2 (paired t-test, p = {attacked['p_value']:.1g})" in README
+    assert f"(p = {clean['p_value']:.2f})" in README
+    agm = test_of("securesgd-agm-eps-1", "securesgd-eps-1", "clean", None)
+    assert f"by {100 * agm['difference']:.1f} points (p = {agm['p_value']:.1g})" in README
