@@ -2,6 +2,11 @@
 
 import importlib.util
 import json
+import re
+import subprocess
+import sys
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -38,7 +43,10 @@ def test_the_table_is_made_of_the_records() -> None:
     assert shown == lines
 
 
-@pytest.mark.parametrize("record", records("baselines_mnist") + records("baselines_mnist_radii"), ids=lambda r: r["row"])
+ALL = records("baselines_mnist") + records("baselines_mnist_radii")
+
+
+@pytest.mark.parametrize("record", ALL, ids=lambda record: record["row"])
 def test_a_record_is_of_the_recipe_that_ships(record: Record) -> None:
     name, _, epsilon = record["row"].partition("-eps-")
     config = baselines.compared(name.replace("-", "_"))(float(epsilon or 1), 0.2).override("seed", record["seed"])
@@ -61,13 +69,8 @@ def test_a_record_carries_its_status_and_never_more_privacy_than_was_asked_for(r
 
 
 def mean(row: str, *path: str) -> float:
-    values = []
-    for found in records("baselines_mnist"):
-        if found["row"] == row:
-            for key in path:
-                found = found[key]
-            values.append(found)
-    return 100 * fmean(values)  # type: ignore[type-var]
+    own = [record for record in records("baselines_mnist") if record["row"] == row]
+    return 100 * fmean(reduce(getitem, path, record) for record in own)  # type: ignore[arg-type]
 
 
 def test_what_was_wanted_and_found_is_in_the_records() -> None:
@@ -90,6 +93,20 @@ def test_the_curve_of_pixeldp_is_in_the_records() -> None:
     assert claimed["0.2"] == proved["0.05"] == 0
 
 
+def test_comparing_on_own_data_runs_as_written(tmp_path: Path) -> None:
+    script = tmp_path / "comparing.py"
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "comparing.md").read_text(), re.S)
+    script.write_text("\n".join(blocks))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    *rows, tests = done.stdout.splitlines()
+    assert [row.split(",")[0] for row in rows] == [
+        f"{name} ε={epsilon} (proved)" for name in ("dpsgd", "dp_adversarial") for epsilon in (1, 8)
+    ]
+    assert tests.startswith("30 t-tests")
+    assert (tmp_path / "runs" / "mine" / "comparison.html").exists()
+
+
 def test_t_tests_are_quoted_as_they_came_out() -> None:
     tests = records("baselines_mnist_t_tests")
     below = sum(test["p_value"] < 0.05 for test in tests)
@@ -103,7 +120,8 @@ def test_t_tests_are_quoted_as_they_came_out() -> None:
 
     attacked = test_of("dp-adversarial-eps-1", "dpsgd-eps-1", "adaptive", 0.2)
     clean = test_of("dp-adversarial-eps-1", "dpsgd-eps-1", "clean", None)
-    assert f"gains {100 * attacked['difference']:.0f} points at 0.2 (paired t-test, p = {attacked['p_value']:.1g})" in README
+    points, chance = 100 * attacked["difference"], attacked["p_value"]
+    assert f"gains {points:.0f} points at 0.2 (paired t-test, p = {chance:.1g})" in README
     assert f"(p = {clean['p_value']:.2f})" in README
     agm = test_of("securesgd-agm-eps-1", "securesgd-eps-1", "clean", None)
     assert f"by {100 * agm['difference']:.1f} points (p = {agm['p_value']:.1g})" in README
