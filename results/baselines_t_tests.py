@@ -1,4 +1,4 @@
-"""T-tests over seeds between the baselines of one budget: `baselines_t_tests.py > results/baselines_mnist_t_tests.json`."""
+"""T-tests over seeds between baselines of one budget: `baselines_t_tests.py > results/baselines_mnist_t_tests.json`."""
 
 import json
 from pathlib import Path

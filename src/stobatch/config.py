@@ -65,17 +65,29 @@ class ModelConfig(Settings):
         return "," in self.architecture or self.architecture.split("*")[0].strip() == "linear"
 
 
+_LARGEST_FLOAT32 = 3.4e38
+
+
 @dataclass(frozen=True)
 class TrainingConfig(Settings):
     """How the parameters move."""
 
     steps: int = setting(4002, at_least=1, doc="The number of descent steps T")
-    learning_rate: float = setting(1e-4, above=0, at_most=1e30, doc="The learning rate of both parts")
+    learning_rate: float = setting(1e-4, above=0, doc="The learning rate of both parts")
     optimiser: str = setting(
         "adam", choices=("adam", "sgd"), doc="The descent rule for θ2, and for θ1 unless the method has its own"
     )
     monitor_every: int = setting(200, at_least=1, doc="Steps between two looks at accuracy on held-out test images")
     monitor_examples: int = setting(1000, at_least=1, doc="How many test images such a look takes")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.learning_rate > _LARGEST_FLOAT32:
+            raise SettingError(
+                f"learning_rate={self.learning_rate} is not allowed.",
+                why="No float32 is so large.",
+                remedy="Use a number such as 0.1.",
+            )
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,13 @@ def test_what_was_wanted_and_found_is_in_the_records() -> None:
     assert f"{clean:.1f} and {attacked:.1f}%" in README
 
 
+def test_what_adlm_learns_is_in_the_records() -> None:
+    clean = [mean(f"adlm-eps-{epsilon}", "clean", "accuracy") for epsilon in ("0.2", "1")]
+    assert f"({clean[0]:.1f} and {clean[1]:.1f}% clean)" in README
+    attacked = [mean(f"{name}-eps-0.2", "under_attack", "published", "accuracy", "0.2") for name in ("dpsgd", "adlm")]
+    assert f"{attacked[0]:.1f}% (DP-SGD) and {attacked[1]:.1f}% (AdLM)" in README
+
+
 def test_the_curve_of_pixeldp_is_in_the_records() -> None:
     (found,) = [record for record in records("baselines_mnist_radii") if record["row"] == "pixeldp"]
     claimed, proved = (found["certified"][rule]["accuracy"] for rule in ("as compared", "tight"))
