@@ -47,6 +47,7 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/crafting.py
 	$(BIN)/python benchmarks/verified_inference.py
 	$(BIN)/python benchmarks/dp/clipping.py
+	$(BIN)/python benchmarks/dp/paper_networks.py
 	$(BIN)/python benchmarks/auditing.py
 	$(BIN)/python benchmarks/distributed/throughput.py
 	$(BIN)/python benchmarks/distributed/model.py

@@ -1,9 +1,9 @@
 """What is compared with what: one recipe for each method on MNIST, for a budget and a radius.
 
 All are evaluated the same way, under both protocols, and but for `sound` and `dp_adversarial_squashed` all train the
-paper's network. Methods without privacy take no notice of the budget. Settings of the DP-SGD family were chosen on a
-part of the training data that was held out (the guarantee says so); those of other methods are the literature's, or
-plain ones.
+paper's network, normalised by groups (`stobatch`: by reference images). Methods without privacy take no notice of the
+budget. Settings of the DP-SGD family were chosen on a part of the training data that was held out (the guarantee says
+so); those of other methods are the literature's, or plain ones.
 """
 
 from __future__ import annotations
@@ -165,8 +165,9 @@ COMPARED: dict[str, Callable[[float, float], RunConfig]] = {
 def compared(name: str) -> Callable[[float, float], RunConfig]:
     """The recipe of a method in a comparison."""
     if name not in COMPARED:
-        near = get_close_matches(name, COMPARED, n=2, cutoff=0.3) or list(COMPARED)
-        raise SettingError(f"there is no method '{name}' to compare.", remedy=f"Nearest: {', '.join(near)}.")
+        near = get_close_matches(name, COMPARED, n=2)
+        remedy = f"Nearest: {', '.join(near)}." if near else f"There are {', '.join(COMPARED)}."
+        raise SettingError(f"there is no method '{name}' to compare.", remedy=remedy)
     return COMPARED[name]
 
 

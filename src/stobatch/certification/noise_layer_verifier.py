@@ -136,7 +136,7 @@ class NoiseLayerVerifier(Verifier):
         if self.norm is Norm.LINF:
             misread = (
                 f"{self.source}: the l2 radius of the method's own rule read as an l-infinity one, as released "
-                "comparisons do; not valid"
+                "code of SecureSGD does; not valid"
             )
             found.append(
                 CertificateKind(*("as compared", Status.CLAIMED, misread, unit, None), column=_column("as compared"))

@@ -28,7 +28,7 @@ _ELSEWHERE = {
 @app.command()
 def compare(
     out: Annotated[Path, typer.Option(help="The folder to write: a run for each row and seed, and the comparison.")],
-    methods: Annotated[str, typer.Option(help="Names with commas between them, or all.")] = "all",
+    methods: Annotated[str, typer.Option(help="Names with commas between, as dpsgd,pixeldp,sound; or all.")] = "all",
     epsilon: Annotated[list[float] | None, typer.Option(help="Privacy budget, 1.0 if unset; may be repeated.")] = None,
     radius: Annotated[
         list[float] | None, typer.Option(help="Over [-1, 1], 0.2 if unset; may be repeated, the main one first.")

@@ -77,8 +77,8 @@ class Published(Protocol):
 
     name: ClassVar[str] = "published"
     meaning: ClassVar[str] = (
-        "the released code's test: attacks on a copy without noise and without normalisation, led away from that "
-        "copy's own prediction, last points; the deployed function then classifies them"
+        "the released code's test: attacks on a copy without noise and without batch or reference normalisation, led "
+        "away from that copy's own prediction, last points; the deployed function then classifies them"
     )
 
     def attack_names(self, function: Deployed) -> tuple[str, ...]:

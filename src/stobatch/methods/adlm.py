@@ -3,8 +3,8 @@
 Relevances of inputs say how a budget is spread over them; the noise on input j has the scale Δ_h0/(ε_j |L|). The loss
 is a polynomial with noise on its coefficients, as in the functional mechanism.
 
-It is as published and in the released code, but for the relevances. Those came from a network trained without privacy
-and from a look at 2,000 training images, neither of which was counted. Here both are steps of DP-SGD with a proof
+It is as published and in the released code, but for the relevances. The publication counts ε1 for them, and nothing for
+the network, trained without privacy, that they come from. Here both are steps of DP-SGD with a proof
 (`adlm_trainable.InputRelevance`). What remains is a claim, and `AdLmPlan.guarantee` says what speaks against it.
 """
 

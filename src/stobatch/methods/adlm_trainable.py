@@ -40,7 +40,10 @@ class InputRelevance(RelevanceTrainable):
     """
 
     network: Network
-    even_share: float
+
+    def __init__(self, *arguments: Any, even_share: float, **named: Any) -> None:
+        self.even_share = even_share
+        super().__init__(*arguments, **named)
 
     @property
     def relevance_step(self) -> int:
@@ -114,9 +117,11 @@ class AdLmTrainable(OpenTrainable):
         )
         one_owner = TrainersConfig()
         self.estimation = InputRelevance(
-            settings, planned, network, train, seeds, memory_mb=memory_mb, trainers=one_owner, pieces=pieces
-        )
-        self.estimation.reader, self.estimation.even_share = self.reader, config.even_share
+            *(settings, planned, network, train, seeds),
+            even_share=config.even_share, memory_mb=memory_mb, trainers=one_owner, pieces=pieces,
+        )  # fmt: skip
+        # One copy of the data on the device serves both.
+        self.estimation.reader = self.reader
 
     def _estimates(self, step: int) -> bool:
         return step <= self.estimation.relevance_step

@@ -38,13 +38,13 @@ class NoiseLayerSettings(MethodConfig):
         """Of the noise, by a theorem on the Gaussian mechanism, for a first layer of norm 1."""
         return calibration.stddev(self.robustness_epsilon, self.robustness_delta, self.construction_bound)
 
-    def rows(self, size: float, meaning: str) -> list[PlanRow]:
-        """Of a plan: the noise layer's numbers."""
+    def rows(self, size: float, meaning: str, delta: float) -> list[PlanRow]:
+        """Of a plan: the noise layer's numbers; Laplace noise has a δ_r of 0, whatever the settings say."""
         return [
             PlanRow("construction bound", "L", self.construction_bound, "perturbations the noise is made for", ""),
             PlanRow("robustness epsilon", "ε_r", self.robustness_epsilon, "at the bound", "Eq. 4"),
-            PlanRow("robustness delta", "δ_r", self.robustness_delta, "at the bound", "Eq. 4"),
-            PlanRow("noise of the layer", "σ_r", size, f"{meaning}, for a first layer of norm 1", ""),
+            PlanRow("robustness delta", "δ_r", delta, "at the bound", "Eq. 4"),
+            PlanRow("noise of the layer", "", size, f"{meaning}, for a first layer of norm 1", ""),
         ]
 
 

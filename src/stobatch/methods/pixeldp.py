@@ -61,8 +61,12 @@ class PixelDpPlan(OpenPlan):
         return {**super().sizes(), "settings": self.settings.to_dict()}
 
     def rows(self) -> list[PlanRow]:
-        meaning = {"gaussian": "standard deviation, classical Gaussian mechanism", "laplace": "scale L/ε_r, Laplace"}
-        return super().rows() + self.settings.rows(self.settings.size, meaning[self.settings.layer_noise])
+        settings = self.settings
+        meaning, delta = {
+            "gaussian": ("standard deviation, classical Gaussian mechanism", settings.robustness_delta),
+            "laplace": ("scale L/ε_r, Laplace", 0.0),
+        }[settings.layer_noise]
+        return super().rows() + settings.rows(settings.size, meaning, delta)
 
 
 class GaussianLayer(OpenTrainable):

@@ -32,7 +32,7 @@ from stobatch.methods.relevance import RelevanceTrainable
 from stobatch.models import Classifier, Network
 from stobatch.objectives.private import Coins, NoisyHidden, Objective, Ramp
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
-from stobatch.privacy.gaussian import Analytic, Calibration, Extended
+from stobatch.privacy.gaussian import Analytic, Calibration, Extended, spread
 from stobatch.privacy.plan import Plan, PlanRow
 from stobatch.settings import setting
 
@@ -81,7 +81,7 @@ class SecureSgdPlan(DpSgdPlan):
 
     def rows(self) -> list[PlanRow]:
         theorem = f"standard deviation, {self.settings.calibration.name} Gaussian mechanism"
-        return super().rows() + self.settings.rows(self.settings.layer_stddev, theorem)
+        return super().rows() + self.settings.rows(self.settings.layer_stddev, theorem, self.settings.robustness_delta)
 
 
 class EvenLayer(DpSgdTrainable):
@@ -124,8 +124,7 @@ class VulnerableLayer(RelevanceTrainable, EvenLayer):
         assert isinstance(self.config, SecureSgdConfig)
         even, vulnerable = self.config.even_share, relevance.clamp(min=0).double()
         shares = even + (1 - even) * vulnerable / vulnerable.mean().clamp(min=1e-30)
-        # √(K r), with shares K r that sum to K.
-        spread_of(self.network).copy_((shares / shares.mean()).sqrt())
+        spread_of(self.network).copy_(spread(1.0, shares))
 
 
 class SecureSgdAgm(DpSgdFamily):

@@ -18,7 +18,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class NoiseFreeSurrogate(nn.Module):
-    """A copy without χ1 and χ2, without normalisation and without the bound on the last hidden layer.
+    """A copy without χ1 and χ2, without batch or reference normalisation, without the bound on the last hidden layer.
 
     This is the released code's attack head: its batch normalisation ran with statistics that were never updated, which
     switches it off. It shares the weights with the deployed function and little else. A network of another kind has no

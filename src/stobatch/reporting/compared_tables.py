@@ -36,7 +36,7 @@ def _at_radius(document: dict[str, Any], radius: float) -> Table:
         show_lines=True,
     )
     for heading in _HEADINGS:
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for row in document["rows"]:
         table.add_row(
             f"{row['name']}\n{spoken(row['function'])}, {row['test_examples']:,} test examples",

@@ -12,7 +12,7 @@ from typing import Any
 from stobatch import data
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
-from stobatch.errors import RunError, SettingError, UnitError
+from stobatch.errors import RunError, SettingError, StobatchError, UnitError
 from stobatch.evaluation.protocols import radii_of
 from stobatch.files import read_json
 from stobatch.loading import make_network, make_plan
@@ -79,7 +79,10 @@ def planned(
     found: list[Compared] = []
     for name, config in placed.items():
         info = dataset.info if dataset else data.describe(config.data, data_root(config))
-        the_plan = make_plan(config, info, networks.get(name))
+        try:
+            the_plan = make_plan(config, info, networks.get(name))
+        except StobatchError as error:
+            raise type(error)(f"row '{name}': {error.what}", why=error.why, remedy=error.remedy) from None
         _require_answers(name, config, info, the_plan, networks.get(name))
         use_device(config.machine)
         for seed in seeds:
