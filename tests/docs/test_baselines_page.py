@@ -100,6 +100,15 @@ def test_the_curve_of_pixeldp_is_in_the_records() -> None:
     assert claimed["0.2"] == proved["0.05"] == 0
 
 
+def test_the_speed_of_clipping_the_papers_networks_is_in_its_record() -> None:
+    lines = (ROOT / "benchmarks" / "results" / "2026-11-16-clipping.txt").read_text().splitlines()
+    ratios = [json.loads(line)["ratios"] for line in lines if line.startswith("{")]
+    plain, formed = ([ratio[name] for ratio in ratios] for name in sorted(ratios[0], reverse=True))
+    assert len(ratios) == 3
+    assert f"{min(plain):.2f} to {max(plain):.2f} times a plain gradient" in README
+    assert f"{min(formed):.1f} to {max(formed):.1f} times as fast" in README
+
+
 def test_comparing_on_own_data_runs_as_written(tmp_path: Path) -> None:
     script = tmp_path / "comparing.py"
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "comparing.md").read_text(), re.S)
