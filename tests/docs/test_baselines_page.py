@@ -68,9 +68,21 @@ def test_a_record_carries_its_status_and_never_more_privacy_than_was_asked_for(r
     assert not any(flag["level"] == "error" for flag in record["flags"]), "a proved certificate was broken"
 
 
-def mean(row: str, *path: str) -> float:
+def each(row: str, *path: str) -> list[float]:
+    """In %, by seed."""
     own = [record for record in records("baselines_mnist") if record["row"] == row]
-    return 100 * fmean(reduce(getitem, path, record) for record in own)  # type: ignore[arg-type]
+    return [100 * reduce(getitem, path, record) for record in own]  # type: ignore[arg-type]
+
+
+def mean(row: str, *path: str) -> float:
+    return fmean(each(row, *path))
+
+
+def test_the_seconds_are_those_of_the_records() -> None:
+    on_gpu, on_cpu = ([r["training_seconds"] for r in records("baselines_mnist") if r["device"].startswith(kind)]
+                      for kind in ("cuda", "cpu"))  # fmt: skip
+    assert f"{min(on_gpu):.0f} to {max(on_gpu):.0f} s each (AdLM: CPU" in README
+    assert f"{min(on_cpu):.0f} to {max(on_cpu):.0f} s on a busy machine" in README
 
 
 def test_what_was_wanted_and_found_is_in_the_records() -> None:
@@ -78,6 +90,10 @@ def test_what_was_wanted_and_found_is_in_the_records() -> None:
     assert one >= 96.5
     assert three >= 98
     assert f"{one:.1f} and {three:.1f}%" in README
+    lowest = [min(each(row, "clean", "accuracy")) for row in ("dpsgd-eps-1", "dpsgd-eps-3")]
+    assert f"(lowest seed {lowest[0]:.1f} and {lowest[1]:.2f}%)" in README
+    seeds = each("dp-adversarial-eps-1", "under_attack", "adaptive", "accuracy", "0.2")
+    assert f"(seeds {', '.join(f'{share:.1f}' for share in seeds)})" in README
     clean = mean("dp-adversarial-eps-1", "clean", "accuracy")
     attacked = mean("dp-adversarial-eps-1", "under_attack", "adaptive", "accuracy", "0.2")
     assert clean >= 97

@@ -10,6 +10,7 @@ the network, trained without privacy, that they come from. Here both are steps o
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,28 +22,15 @@ from stobatch.errors import ModelError, SettingError
 from stobatch.methods.adlm_releases import NoisyBatch
 from stobatch.methods.adlm_settings import AdLmConfig
 from stobatch.methods.adlm_trainable import AdLmTrainable
-from stobatch.methods.base import Method
+from stobatch.methods.base import Method, encoder_of, split_network
 from stobatch.methods.open_trainable import require_batches
-from stobatch.models import Classifier, Network, build_encoder, require_per_example
+from stobatch.models import Classifier, require_per_example
 from stobatch.privacy.adlm_plan import AdLmPlan
 from stobatch.privacy.plan import Plan
 from stobatch.privacy.release import Release
 from stobatch.seeds import Seeds
 
-
-def _unfit(kind: str) -> ModelError:
-    return ModelError(
-        f"AdLM cannot train {kind}.",
-        why="Its noise is made for the affine layer that a network begins with and for the last hidden layer, in "
-        "[-1, 1].",
-        remedy="Use one of the paper's networks, as model.architecture=mnist_cnn, or stobatch.models.from_layers.",
-    )
-
-
-def _split(network: Classifier) -> Network:
-    if not isinstance(network, Network):
-        raise _unfit(f"a {type(network).__name__}")
-    return network
+_split = partial(split_network, method="AdLM")
 
 
 class AdLm(Method):
@@ -53,9 +41,7 @@ class AdLm(Method):
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> AdLmPlan:
         method = config.method
         assert isinstance(method, AdLmConfig)
-        if network is None and config.model.is_layer_list:
-            raise _unfit("a list of layers")
-        encoder = build_encoder(config.model, info.input_shape) if network is None else _split(network).encoder
+        encoder = encoder_of(config, info, network, "AdLM")
         require_batches(info, method.batch_size, batches=1)
         return AdLmPlan(
             num_examples=info.num_train,

@@ -12,7 +12,8 @@ from torch import Tensor
 from stobatch.certification import Verifier
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples, TrainingExamples
-from stobatch.models import Classifier
+from stobatch.errors import ModelError
+from stobatch.models import AffineEncoder, Classifier, Network, build_encoder
 from stobatch.privacy.plan import Plan
 from stobatch.privacy.release import Release
 from stobatch.seeds import Seeds
@@ -71,3 +72,27 @@ class Method(ABC):
     @abstractmethod
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         """The ways to certify what this method trained, for the norm and radii of the evaluation; at least one."""
+
+
+def split_network(network: Classifier, method: str) -> Network:
+    """The network in two parts: some methods put noise between its first affine layer and the rest."""
+    if not isinstance(network, Network):
+        raise _unfit(method, f"a {type(network).__name__}")
+    return network
+
+
+def encoder_of(config: RunConfig, info: DatasetInfo, network: Classifier | None, method: str) -> AffineEncoder:
+    """The first affine layer, of the network handed over or of what will be built: all that a plan needs to know."""
+    if network is not None:
+        return split_network(network, method).encoder
+    if config.model.is_layer_list:
+        raise _unfit(method, "a list of layers")
+    return build_encoder(config.model, info.input_shape)
+
+
+def _unfit(method: str, kind: str) -> ModelError:
+    return ModelError(
+        f"{method} cannot train {kind}.",
+        why="It needs the first affine layer apart from the rest.",
+        remedy="Use one of the paper's networks, as model.architecture=mnist_cnn, or stobatch.models.from_layers.",
+    )

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from stobatch.certification import LayerGaussian, NoiseLayerVerifier, Verifier
 from stobatch.config import MethodConfig, RunConfig
-from stobatch.errors import ModelError
-from stobatch.models import AffineEncoder, Classifier, Network
+from stobatch.models import AffineEncoder, Network
 from stobatch.privacy.gaussian import Calibration
 from stobatch.privacy.plan import PlanRow
 from stobatch.settings import setting
@@ -48,20 +47,8 @@ class NoiseLayerSettings(MethodConfig):
         ]
 
 
-def split_network(network: Classifier) -> Network:
-    """The network in two parts, between which the noise goes."""
-    if not isinstance(network, Network):
-        raise ModelError(
-            f"a {type(network).__name__} has no place for a noise layer.",
-            why="The noise sits between the first affine layer and the rest.",
-            remedy="Use one of the paper's networks, as model.architecture=mnist_cnn, or stobatch.models.from_layers.",
-        )
-    return network
-
-
-def furnish(network: Classifier) -> None:
+def furnish(network: Network) -> None:
     """Even noise to begin with: `noise_spread` is √(K r), whose mean square is 1."""
-    network = split_network(network)
     network.register_buffer("noise_spread", torch.ones(network.encoder.hidden_shape))
 
 
@@ -91,10 +78,9 @@ def limit_norm(encoder: AffineEncoder, spread: Tensor) -> None:
 
 
 def gaussian_verifier(
-    config: RunConfig, network: Classifier, stddev: float, calibration: Calibration, source: str
+    config: RunConfig, network: Network, stddev: float, calibration: Calibration, source: str
 ) -> Verifier:
     """Votes over the noise layer, certified by the method's own rule and by the tight one."""
-    network = split_network(network)
     noise = LayerGaussian(network.encoder, stddev * spread_of(network))
     return NoiseLayerVerifier(
         *(network, noise, calibration, Norm(config.evaluation.norm), config.certification),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from stobatch.certification import LayerLaplace, NoiseLayerVerifier, Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
-from stobatch.methods.base import Method
+from stobatch.methods.base import Method, split_network
 from stobatch.methods.dpsgd_settings import view_noise
 from stobatch.methods.noise_layer import (
     NoiseLayerSettings,
@@ -19,7 +20,6 @@ from stobatch.methods.noise_layer import (
     gaussian_verifier,
     limit_norm,
     shrink,
-    split_network,
     spread_of,
 )
 from stobatch.methods.open_trainable import OpenTrainable, require_batches
@@ -32,6 +32,8 @@ from stobatch.settings import setting
 from stobatch.types import Norm
 
 _SOURCE = "PixelDP, Proposition 1"
+
+_split = partial(split_network, method="PixelDP")
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class PixelDp(Method):
         return PixelDpPlan(info.num_train, method.batch_size, "PixelDP", method)
 
     def furnish(self, network: Classifier) -> None:
-        furnish(network)
+        furnish(_split(network))
 
     def prepare(
         self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
@@ -140,7 +142,7 @@ class PixelDp(Method):
         assert isinstance(method, PixelDpConfig)
         require_per_example(network)
         return _LAYERS[method.layer_noise](
-            split_network(network), train, seeds, size=method.size, batch_size=method.batch_size,
+            _split(network), train, seeds, size=method.size, batch_size=method.batch_size,
             memory_mb=config.machine.memory_mb, pieces=config.machine.pieces,
         )  # fmt: skip
 
@@ -151,8 +153,8 @@ class PixelDp(Method):
         method = config.method
         assert isinstance(method, PixelDpConfig)
         if method.layer_noise == "gaussian":
-            return (gaussian_verifier(config, network, method.size, Classical(), _SOURCE),)
-        split, norm, memory_mb = split_network(network), Norm(config.evaluation.norm), config.machine.memory_mb
+            return (gaussian_verifier(config, _split(network), method.size, Classical(), _SOURCE),)
+        split, norm, memory_mb = _split(network), Norm(config.evaluation.norm), config.machine.memory_mb
         noise = LayerLaplace(split.encoder, method.size)
         return (
             NoiseLayerVerifier(split, noise, None, norm, config.certification, source=_SOURCE, memory_mb=memory_mb),

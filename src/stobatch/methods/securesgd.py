@@ -7,6 +7,7 @@ loss is vulnerable from raw data, outside its account; here that is a step of th
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from stobatch.certification import Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.errors import SettingError
+from stobatch.methods.base import split_network
 from stobatch.methods.dpsgd_family import DpSgdFamily
 from stobatch.methods.dpsgd_settings import DpSgdSettings
 from stobatch.methods.dpsgd_trainable import DpSgdTrainable
@@ -25,7 +27,6 @@ from stobatch.methods.noise_layer import (
     furnish,
     gaussian_verifier,
     limit_norm,
-    split_network,
     spread_of,
 )
 from stobatch.methods.relevance import RelevanceTrainable
@@ -35,6 +36,8 @@ from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.gaussian import Analytic, Calibration, Extended, spread
 from stobatch.privacy.plan import Plan, PlanRow
 from stobatch.settings import setting
+
+_split = partial(split_network, method="SecureSGD")
 
 
 @dataclass(frozen=True)
@@ -146,10 +149,10 @@ class SecureSgdAgm(DpSgdFamily):
         return SecureSgdPlan(**own, settings=method)
 
     def furnish(self, network: Classifier) -> None:
-        furnish(network)
+        furnish(_split(network))
 
     def require_trainable(self, config: RunConfig, network: Classifier) -> None:
-        split_network(network)
+        _split(network)
 
     def certifies(self, config: RunConfig) -> bool:
         return True
@@ -157,7 +160,7 @@ class SecureSgdAgm(DpSgdFamily):
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         method = config.method
         assert isinstance(method, SecureSgdAgmConfig)
-        return (gaussian_verifier(config, network, method.layer_stddev, method.calibration, self.source),)
+        return (gaussian_verifier(config, _split(network), method.layer_stddev, method.calibration, self.source),)
 
 
 class SecureSgd(SecureSgdAgm):

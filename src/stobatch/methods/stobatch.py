@@ -7,6 +7,7 @@ reasons why that claim does not hold.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,12 +18,11 @@ from stobatch.certification import VerifiedInference, Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples, TrainingExamples
 from stobatch.data.partition import fixed_disjoint_batches
-from stobatch.errors import ModelError
-from stobatch.methods.base import Method
+from stobatch.methods.base import Method, encoder_of, split_network
 from stobatch.methods.stobatch_releases import EncoderStep, LabelCoefficients, PerturbedInputs
 from stobatch.methods.stobatch_settings import StoBatchConfig, schedule_of
 from stobatch.methods.stobatch_stack import StoBatchStack
-from stobatch.models import Classifier, Network, build_encoder, require_per_example, rows_in_memory
+from stobatch.models import Classifier, Network, require_per_example, rows_in_memory
 from stobatch.objectives import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
 from stobatch.paper import implements
 from stobatch.privacy.noise import PrivateNoise
@@ -150,15 +150,8 @@ class StoBatchTrainable(Trainable):
         }
 
 
-def _split(network: Classifier) -> Network:
-    """The mechanism adds noise between a first affine layer and the rest, so it needs a network in two parts."""
-    if not isinstance(network, Network):
-        raise ModelError(
-            f"the published mechanism cannot train a {type(network).__name__}.",
-            why="Its noise sits between the first affine layer and the rest.",
-            remedy="Use one of the paper's networks, or hand one over made by stobatch.models.from_layers.",
-        )
-    return network
+_NAME = "the published mechanism"
+_split = partial(split_network, method=_NAME)
 
 
 class StoBatch(Method):
@@ -169,7 +162,7 @@ class StoBatch(Method):
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> PublishedPlan:
         method = config.method
         assert isinstance(method, StoBatchConfig)
-        encoder = build_encoder(config.model, info.input_shape) if network is None else _split(network).encoder
+        encoder = encoder_of(config, info, network, _NAME)
         ensemble_slices(method.batch_size, len(method.attack_ensemble))
         plan = PublishedPlan(
             num_examples=info.num_train,

@@ -13,7 +13,7 @@ from stobatch.certification import Verifier
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.errors import ModelError
-from stobatch.methods.base import Method
+from stobatch.methods.base import Method, split_network
 from stobatch.methods.open_trainable import OpenTrainable, require_batches
 from stobatch.models import Classifier, Network
 from stobatch.objectives import example_weights
@@ -108,8 +108,7 @@ class VanillaAdversarialTraining(Method):
         self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
     ) -> VanillaTrainable:
         assert isinstance(config.method, VanillaConfig)
-        if not isinstance(network, Network):
-            raise ModelError("this baseline trains the paper's networks.", remedy="Set model.architecture=mnist_cnn.")
+        network = split_network(network, "vanilla adversarial training")
         memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
         return VanillaTrainable(config.method, network, train, seeds, memory_mb=memory_mb, pieces=pieces)
 

@@ -57,7 +57,7 @@ class DpSgdPlan(Plan):
             raise SettingError(
                 f"expected_batch_size={self.expected_batch_size} does not fit {self.num_examples} training examples.",
                 why="Each step takes every example with probability expected_batch_size / num_examples.",
-                remedy=f"Use a number from 1 to {self.num_examples}.",
+                remedy=f"Set method.expected_batch_size to a number from 1 to {self.num_examples}.",
             )
         if not (self.clip_norm > 0 and math.isfinite(self.clip_norm)):
             raise SettingError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ class _Opened:
     def settings(self) -> EvaluationConfig:
         return self.model.config.evaluation
 
-    @property
+    @cached_property
     def votes(self) -> Verifier | None:
-        """What deploys a vote over noise, if anything does."""
+        """What deploys a vote over noise, if anything does; made once, since it computes norms of the first layer."""
         ways = self.model.verifiers() if self.model.certifies else ()
         return next((verifier for verifier in ways if verifier.function == "vote"), None)
 
