@@ -67,7 +67,7 @@ def _table(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
 
 def _identity(place: int, facts: Facts) -> list[object]:
     epsilon = "" if facts.epsilon is None else f"{facts.epsilon:g} "
-    seed = "not fixed" if facts.seed is None else facts.seed
+    seed = "secret" if facts.seed is None else facts.seed
     return [
         join([tag("a", facts.name, href=f"#run-{place}"), void("br"), tag("code", facts.scores["training_hash"])]),
         facts.method,

@@ -78,11 +78,10 @@ class Facts:
 
     @property
     def guarantee(self) -> dict[str, Any]:
-        """What the evaluation recorded, in the light of what audits found before it or since."""
-        recorded: dict[str, Any] = self.scores["guarantee"]
-        if self.audit is None:
-            return recorded
-        return PrivacyGuarantee.from_dict(recorded).audited(self.findings).to_dict()
+        """What the evaluation recorded, void where the seed is public, in the light of audits before it or since."""
+        held = PrivacyGuarantee.from_dict(self.scores["guarantee"])
+        held = held if self.seed is None else held.with_public_seed()
+        return (held if self.audit is None else held.audited(self.findings)).to_dict()
 
     @property
     def status(self) -> str:

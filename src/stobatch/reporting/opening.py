@@ -6,13 +6,14 @@ from typing import Any
 
 from stobatch.reporting.facts import Facts, at_radius, middle
 from stobatch.reporting.markup import Html, bullets, join, tag
-from stobatch.reporting.tables import guarantee_line
+from stobatch.reporting.tables import PUBLIC_SEED_MEANS, guarantee_line
 from stobatch.reporting.words import interval, percent, points, spoken
 
 _STATUS_MEANINGS = {
     "claimed": "Its source says so. Nobody has proved it here, and it must not be relied on as a guarantee.",
     "proved": "A proof stands behind this, under the assumptions listed.",
     "refuted": "An audit or a counterexample shows that this does not hold.",
+    "void": PUBLIC_SEED_MEANS,
     "none": "This method promises nothing about its training data.",
 }
 
@@ -23,7 +24,7 @@ def opening(facts: Facts) -> Html:
 
 def identity(facts: Facts) -> Html:
     data = facts.config["config"]["data"]["name"]
-    seed = "not fixed" if facts.seed is None else facts.seed
+    seed = "secret" if facts.seed is None else facts.seed
     line = f"method {facts.method} · data {data} · seed {seed} · configuration "
     return tag("p", line, tag("code", facts.scores["training_hash"]), class_="muted")
 

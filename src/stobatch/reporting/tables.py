@@ -9,6 +9,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+STATUS_STYLES = {"none": "red", "claimed": "yellow", "proved": "green", "refuted": "red", "void": "yellow"}
+PUBLIC_SEED_MEANS = (
+    "The seed is written in config.json: whoever has it can rebuild the noise and take it off. This is an experiment; "
+    "for a release, train without --seed."
+)
+
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) or float(value).is_integer() else f"{value:.5g}"
@@ -24,14 +30,20 @@ def guarantee_line(guarantee: dict[str, Any]) -> str:
     if status == "none":
         return "NO PRIVACY GUARANTEE"
     epsilon, delta = guarantee[f"{status}_epsilon"], guarantee[f"{status}_delta"]
+    budget = f"ε = {epsilon:g}" + (f", δ = {delta:g}" if delta else "")
+    if status == "void":
+        otherwise = guarantee["status_with_secret_seeds"]
+        return f"VOID: {guarantee['void_reason']} ({budget} would be {otherwise} with secret seeds)"
     word = {"claimed": "CLAIMED, NOT PROVED", "proved": "proved", "refuted": "REFUTED"}[status]
-    return f"{word}: ε = {epsilon:g}" + (f", δ = {delta:g}" if delta else "")
+    return f"{word}: {budget}"
 
 
 def guarantee_card(guarantee: dict[str, Any]) -> RenderableType:
     """What is guaranteed, by whom, and what speaks against it."""
-    style = {"none": "red", "claimed": "yellow", "proved": "green", "refuted": "red"}[guarantee["status"]]
+    style = STATUS_STYLES[guarantee["status"]]
     lines = [Text(guarantee_line(guarantee), style=f"bold {style}")]
+    if guarantee["status"] == "void":
+        lines.append(Text(PUBLIC_SEED_MEANS, style=style))
     lines.append(Text(f"{guarantee['neighbours']} neighbours, per {guarantee['unit']}, {guarantee['source']}"))
     lines += [Text(f"assumes: {line}") for line in guarantee["assumptions"]]
     lines += [Text(f"against it: {line}", style=style) for line in guarantee["objections"]]
