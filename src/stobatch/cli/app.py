@@ -176,8 +176,7 @@ def train(
         "training": run.read("training"),
         "guarantee": model.guarantee.to_dict(),
     }
-    last = document["training"]["history"][-1]
-    done = f"trained {out} ({settings.training_hash}): {last['test_accuracy']:.1%} on held-out test images"
+    done = tables.trained_line(out, settings.training_hash, document["training"])
     _print(document, as_json, done, tables.guarantee_card(document["guarantee"]))
 
 

@@ -11,7 +11,7 @@ from stobatch.cli.app import Config, Device, Json, Recipe, Resume, Seed, Set, _c
 from stobatch.errors import RunError, SettingError
 from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.reporting.parties import party_table
-from stobatch.reporting.tables import guarantee_card
+from stobatch.reporting.tables import guarantee_card, trained_line
 from stobatch.runs import Run
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def federate(
         terms = _config(recipe or (None if config else "federated.demo"), config, set_, seed, device)
     model = run_federation(terms, out, rounds=_way(through), resume=resume, quiet=as_json)
     document: dict[str, Any] = {"run": str(out), "training": run.read("training"), **run.read("federation")}
-    last = document["training"]["history"][-1]
-    done = f"trained {out} ({model.config.training_hash}): {last['test_accuracy']:.1%} on held-out test images"
+    done = trained_line(out, model.config.training_hash, document["training"])
     _print(document, as_json, done, party_table(document))
 
 

@@ -90,7 +90,7 @@ def _certified(row: dict[str, Any], radius: float) -> Html:
         tag(
             "div",
             tag("b", words.share(entry)),
-            tag("small", f"{entry['rule']} rule{words.fewer_or_more(entry, row)} "),
+            tag("small", f"{entry['rule']} rule "),
             chip(entry["status"]),
         )
         for entry in words.certified(row, radius)

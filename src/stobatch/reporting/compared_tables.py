@@ -52,13 +52,12 @@ def _at_radius(document: dict[str, Any], radius: float) -> Table:
 
 def _certified(row: dict[str, Any], radius: float) -> Text:
     """What each rule certifies, with who vouches for it."""
-    found = [(STATUS_STYLES[entry["status"]], _rule(entry, row)) for entry in words.certified(row, radius)]
+    found = [(STATUS_STYLES[entry["status"]], _rule(entry)) for entry in words.certified(row, radius)]
     return _lines(found or [("dim", "no certificate")])
 
 
-def _rule(entry: dict[str, Any], row: dict[str, Any]) -> str:
-    status, more = STATUS_WORDS[entry["status"]], words.fewer_or_more(entry, row)
-    return f"{entry['rule']} rule ({status}): {words.share(entry)}{more}"
+def _rule(entry: dict[str, Any]) -> str:
+    return f"{entry['rule']} rule ({STATUS_WORDS[entry['status']]}): {words.share(entry)}"
 
 
 def _lines(styled: list[tuple[str, str]]) -> Text:

@@ -75,12 +75,6 @@ def certified(row: Row, radius: float) -> list[Row]:
     return [entry for entry in row["certified"] if entry["radius"] == radius]
 
 
-def fewer_or_more(entry: Row, row: Row) -> str:
-    """Certificates may be for other test examples than attacks are, of which there may be few."""
-    same = entry["test_examples"] == row["test_examples"]
-    return "" if same else f", {entry['test_examples']:,} test examples"
-
-
 def memory(row: Row) -> str:
     return f"{amount(row['peak_memory_mb'], 1, ' MiB')} ({' / '.join(row['peak_memory_of']) or 'not measured'})"
 

@@ -104,7 +104,7 @@ def _gap_words(gap: dict[str, Any]) -> str:
 
 def tiles(facts: Facts) -> Html:
     function, radius = facts.main_function, middle(facts.radii)
-    found = [_tile("clean", "clean accuracy", facts.scores["clean_accuracy"], "test images")]
+    found = [_tile("clean", "clean accuracy", facts.clean(function), "test images")]
     for protocol in facts.protocols:
         share = at_radius(facts.worst(protocol, function), radius)
         if share:
@@ -127,9 +127,10 @@ def _tile(kind: str, title: str, share: dict[str, Any], of_what: str) -> Html:
 
 def one_line(facts: Facts) -> Html:
     """A run in one line, to fold its section under."""
-    gap = facts.gap(facts.main_function, middle(facts.radii))
+    function = facts.main_function
+    gap = facts.gap(function, middle(facts.radii))
     parts = [facts.name, guarantee_line(facts.guarantee)]
-    parts.append(f"clean {percent(facts.scores['clean_accuracy'])}")
+    parts.append(f"clean {percent(facts.clean(function))}")
     if gap:
         parts.append(f"gap {points(gap['gap']['value'])} at radius {gap['radius']:g}")
     return join(parts, " · ")

@@ -65,7 +65,7 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], out:
     first = next(iter(by_seed.values()))
     guarantees = _grouped({seed: facts.guarantee for seed, facts in by_seed.items()})
     words = privacy_words([guarantee["status"] for guarantee in guarantees])
-    entries = {seed: _entry(facts, function) for seed, facts in by_seed.items()}
+    blocks = {seed: facts.same_images(function) for seed, facts in by_seed.items()}
     trainings = {seed: facts.training or {} for seed, facts in by_seed.items()}
     return {
         "name": name,
@@ -73,8 +73,8 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], out:
         "method": first.method,
         "function": function,
         "guarantees": guarantees,
-        "test_examples": next(iter(entries.values()))["rows"],
-        "clean": _spread({seed: entry["clean_accuracy"]["value"] for seed, entry in entries.items()}),
+        "test_examples": next(iter(blocks.values()))["rows"],
+        "clean": _spread({seed: block["clean_accuracy"]["value"] for seed, block in blocks.items()}),
         "attacked": list(_attacked(by_seed, function, radii)),
         "certified": list(_certified(by_seed, function, radii)),
         "training_seconds": _spread(_known(trainings, "seconds_since_last_start")),
@@ -83,12 +83,6 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], out:
         "devices": sorted({str(training["device"]) for training in trainings.values() if "device" in training}),
         "runs": {str(seed): facts.run.path.relative_to(out).as_posix() for seed, facts in by_seed.items()},
     }
-
-
-def _entry(facts: Facts, function: str) -> dict[str, Any]:
-    """What was measured of a function under the first protocol that it was attacked by."""
-    found: dict[str, Any] = next(entry for entry in facts.scores["under_attack"] if entry["function"] == function)
-    return found
 
 
 def _grouped(by_seed: Mapping[int, dict[str, Any]]) -> list[Document]:

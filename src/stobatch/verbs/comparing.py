@@ -94,9 +94,9 @@ def _is_certified(one: Compared) -> bool:
 
 def _is_evaluated(one: Compared) -> bool:
     """Whether there are scores of this model, made with these settings and beside the certificates that are there."""
-    if not one.run.has("scores"):
+    found = one.run.read("scores") if one.run.has("scores") else {}
+    if "same_images" not in found:
         return False
-    found = one.run.read("scores")
     certificates = one.run.read("certificates") if one.run.has("certificates") else None
     made_with = (found["training_hash"], found["settings"], found["certificates"])
     return made_with == (one.config.training_hash, one.config.evaluation.to_dict(), certificates)
