@@ -150,7 +150,7 @@ BROKEN_CERTIFICATE = Rule(
 )
 MORE_CERTIFIED = Rule(
     "more is certified than survives",
-    "error",
+    "warning",
     "of the same images more are proved to stay right than were right under attack",
     "A proof holds against every attack, so this cannot be: a certificate is broken, or the attacked vote had too few "
     "draws to answer as it should.",
