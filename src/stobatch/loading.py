@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -40,13 +40,14 @@ class TrainedModel:
 
     @property
     def claim(self) -> PrivacyGuarantee:
-        """What the method says of this training, before anyone looked."""
+        """What the method says of this training with secret seeds, before anyone looked: what audits test."""
         return self.plan.after(self.accounted_steps)
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
-        """The claim in the light of the run's audits."""
-        return self.claim.audited(self.run.read("audit")["findings"] if self.run.has("audit") else ())
+        """The claim, void where the seed is public, in the light of the run's audits."""
+        held = self.claim.with_public_seed() if self.plan.public_seeds else self.claim
+        return held.audited(self.run.read("audit")["findings"] if self.run.has("audit") else ())
 
     @property
     def certifies(self) -> bool:
@@ -67,7 +68,7 @@ class TrainedModel:
 
 
 def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
-    """The method's plan for data of these sizes and this network."""
+    """The method's plan for data of these sizes and this network; the one place that says whether seeds are public."""
     if isinstance(network, Network) and network.last_hidden_size != config.model.last_hidden_size:
         raise ModelError(
             f"your network's last hidden layer has {network.last_hidden_size} neurons, "
@@ -81,7 +82,7 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) 
             why="Its data have one owner; the published method has N/(2m) trainers, which follow from its batches.",
             remedy="Set trainers.num=1, or method.name=sound.",
         )
-    return method.plan(config, info, network)
+    return replace(method.plan(config, info, network), public_seeds=config.seed is not None)
 
 
 def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Classifier | None) -> Classifier:

@@ -28,12 +28,13 @@ class Neighbours(StrEnum):
 
 
 class Status(StrEnum):
-    """Who vouches for a guarantee."""
+    """Who vouches for a guarantee. `VOID` is a privacy guarantee of a run whose seed is public: it protects nobody."""
 
     NONE = "none"
     CLAIMED = "claimed"
     PROVED = "proved"
     REFUTED = "refuted"
+    VOID = "void"
 
 
 class Verdict(StrEnum):

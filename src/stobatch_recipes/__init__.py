@@ -1,4 +1,4 @@
-"""Recipes: functions that return complete configurations, found by name."""
+"""Recipes: functions that return complete configurations, found by name. None carries a seed: see `--seed`."""
 
 from __future__ import annotations
 

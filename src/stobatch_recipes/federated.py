@@ -1,4 +1,4 @@
-"""Parties of unequal sizes train one model. Small enough for a minute on two CPU cores, secret in earnest: no seed."""
+"""Parties of unequal sizes train one model. Small enough for a minute on two CPU cores."""
 
 from __future__ import annotations
 

@@ -93,13 +93,13 @@ def stobatch_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 @pytest.fixture(scope="session")
 def config() -> RunConfig:
-    return recipe("paper.demo").override_all(SETTINGS)
+    return recipe("paper.demo").override_all({**SETTINGS, "seed": 1})
 
 
 @pytest.fixture(scope="session")
 def tiny() -> list[str]:
     changes = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    return ["--recipe", "paper.demo", *changes]
+    return ["--recipe", "paper.demo", *changes, "--seed", "1"]
 
 
 @pytest.fixture(scope="session")

@@ -19,10 +19,9 @@ SETTINGS = {
     "data.test_limit": 20,
     "machine.checkpoint_every": 2,
     "machine.threads": 1,
-    "seed": 4,
 }
 ARGUMENTS = [
-    *("--recipe", "audit.sound"),
+    *("--recipe", "audit.sound", "--seed", "4"),
     *[part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")],
 ]
 # Every file is flushed once before it takes its place and its folder once afterwards, in this order. A checkpoint is

@@ -6,12 +6,14 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stobatch.cli.app import main
+from stobatch.seeds import Seeds
 
 SETTINGS = {
     "data.train_limit": 120,
@@ -78,6 +80,13 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return call
 
 
+@pytest.fixture(autouse=True)
+def repeatable_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds that are secret as far as the library knows, and the same in every run of the tests: none hangs on luck."""
+    roots = count(1)
+    monkeypatch.setattr(Seeds, "secret", classmethod(lambda cls: cls(next(roots), public=False)))
+
+
 @pytest.fixture(scope="session")
 def tiny() -> list[str]:
     """Arguments that make every verb take well under a second."""
@@ -95,6 +104,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny: list[str]) -> P
     """One `stobatch demo` for tests that only read what it wrote."""
     out = tmp_path_factory.mktemp("finished") / "demo"
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Seeds, "secret", classmethod(lambda cls: cls(1, public=False)))
         patch.setattr(sys, "argv", ["stobatch", "demo", "--out", str(out), "--json", *tiny])
         patch.setattr(sys, "excepthook", sys.excepthook)
         with pytest.raises(SystemExit) as left:

@@ -32,7 +32,7 @@ def few(settings: dict[str, Any]) -> list[str]:
 @pytest.fixture
 def compared(cli, few, tmp_path: Path):
     out = tmp_path / "out"
-    result = cli("compare", "--out", out, "--methods", NAMES, "--epsilon", 3, "--seeds", "1,2", *few)
+    result = cli("compare", "--out", out, "--methods", NAMES, "--epsilon", 3, "--repeats", 2, *few)
     assert result.code == 0, result.err
     return out, result
 
@@ -68,15 +68,15 @@ def test_the_table_says_who_vouches_for_every_budget_and_every_certificate(compa
     assert "30 two-tailed t-tests over seeds" in result.out
     assert "1.5 would by chance" in result.out
     # On the way, too: a name carries its ε.
-    assert "1 of 6: sound ε=3 (proved), seed 1" in result.err
-    assert "3 of 6: stobatch ε=3 (claimed, not proved), seed 1" in result.err
+    assert "1 of 6: sound ε=3 (proved), training 1" in result.err
+    assert "3 of 6: stobatch ε=3 (claimed, not proved), training 1" in result.err
 
 
 def test_json_is_the_document_and_a_second_call_trains_nothing(cli, few, compared, monkeypatch) -> None:
     out, _ = compared
     monkeypatch.setattr("stobatch.verbs.comparing.train", None)
     monkeypatch.setattr("stobatch.verbs.comparing.evaluate", None)
-    result = cli("compare", "--out", out, "--methods", NAMES, "--epsilon", 3, "--seeds", "1,2", *few, "--json")
+    result = cli("compare", "--out", out, "--methods", NAMES, "--epsilon", 3, "--repeats", 2, *few, "--json")
     stored = json.loads((out / "comparison.json").read_text())
     assert result.json() == {key: value for key, value in stored.items() if key not in ("schema", "version")}
     assert result.err == ""
@@ -109,6 +109,8 @@ def test_methods_without_privacy_have_one_row_and_others_one_for_each_budget(cli
         (("--radius", "0.1", "--radius", "0.1"), "twice"),
         (("--seeds", "1,x"), "no whole numbers"),
         (("--seeds", "1,1"), "each seed once"),
+        (("--seeds", "1,2", "--repeats", "2"), "not both"),
+        (("--repeats", "0"), "repeats=0"),
         (("--limit", "0"), "limit=0"),
         (("--set", "method.epsilon=3"), "Use --epsilon"),
         (("--set", "evaluation.radii=[0.3]"), "Use --radius"),

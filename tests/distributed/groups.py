@@ -62,8 +62,14 @@ def arguments(kind: str = "sound", **changes: Any) -> list[str]:
     """Of the command line; in the changes two underscores stand for a dot."""
     base, settings = METHODS[kind]
     changed = {key.replace("__", "."): value for key, value in changes.items()}
-    pairs = (settings | changed).items()
-    return [*base, *[part for key, value in pairs for part in ("--set", f"{key}={json.dumps(value)}")]]
+    return [*base, *as_arguments(settings | changed)]
+
+
+def as_arguments(settings: dict[str, Any]) -> list[str]:
+    """A public seed has an option of its own, and no seed has none."""
+    rest = {key: value for key, value in settings.items() if key != "seed"}
+    seed = [] if settings.get("seed") is None else ["--seed", str(settings["seed"])]
+    return [*[part for key, value in rest.items() for part in ("--set", f"{key}={json.dumps(value)}")], *seed]
 
 
 @dataclass(frozen=True)

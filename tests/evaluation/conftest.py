@@ -37,6 +37,7 @@ SETTINGS: dict[str, Any] = {
     "evaluation.radii": [0.0005, 0.2],
     "evaluation.queries": 3,
     "machine.threads": 1,
+    "seed": 1,
 }
 
 

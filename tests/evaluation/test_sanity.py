@@ -23,7 +23,16 @@ from stobatch.evaluation import sanity
 from stobatch.evaluation.accuracy import AttackedTable
 from stobatch.evaluation.functions import SinglePass
 from stobatch.evaluation.protocols import Adaptive, Published
-from stobatch.evaluation.sanity import RULES, Certified, Evidence, Flag, Probe, certified_from, flags
+from stobatch.evaluation.sanity import (
+    BROKEN_CERTIFICATE,
+    RULES,
+    Certified,
+    Evidence,
+    Flag,
+    Probe,
+    certified_from,
+    flags,
+)
 from stobatch.models import Network
 
 RATE = 0.001
@@ -134,6 +143,7 @@ RAISED: dict[str, Case] = {
     "transfer beats white-box": lambda: flags(attacked(of_the_mean(saturated), ASIDE, 0.5)),
     "zero gradients": lambda: flags(attacked(of_the_mean(slope, scale=1e4), ASIDE, 0.1)),
     "a certified input was broken inside its radius": lambda: flags(with_certificates(1.5)),
+    "more is certified than survives": lambda: flags(with_certificates(9.0)),
     "units of radius differ": lambda: flags(with_certificates(1.5, norm="l2")),
     "inputs look like [0, 1]": lambda: flags(Evidence(()), lowest_input=0.0),
 }
@@ -145,6 +155,7 @@ HEALTHY: dict[str, Case] = {
     "transfer beats white-box": lambda: flags(attacked(of_the_mean(slope), ASIDE, 0.5)),
     "zero gradients": lambda: flags(attacked(of_the_mean(slope), ASIDE, 0.1)),
     "a certified input was broken inside its radius": lambda: flags(with_certificates(1.0)),
+    "more is certified than survives": lambda: flags(with_certificates(1.0)),
     "units of radius differ": lambda: flags(with_certificates(1.0)),
     "inputs look like [0, 1]": lambda: flags(Evidence(()), lowest_input=-1.0),
 }
@@ -208,7 +219,8 @@ def broken(other: NDArray[np.bool_], failure: float = 0.05, **kept: NDArray[np.b
         function="vote", failure_probability=failure, prediction=np.zeros(len(other), dtype=int),
         size=np.full(len(other), 0.2),
     )  # fmt: skip
-    return flags(Evidence([votes(other, **kept)], certified=[vouched]))
+    found = flags(Evidence([votes(other, **kept)], certified=[vouched]))
+    return [flag for flag in found if flag.rule is BROKEN_CERTIFICATE]
 
 
 def first(count: int, total: int = 100) -> NDArray[np.bool_]:

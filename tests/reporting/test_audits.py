@@ -108,7 +108,7 @@ def test_a_broken_kind_of_certificate_is_refuted_wherever_it_is_shown(path):
         assert words in found.prose
     assert "chip proved" not in found.classes()
     assert found.table("What vouches for each certified radius")[2][0] == "corrected refuted"
-    assert page(run, make(path.with_name("other"))).table("Accuracy on the single pass")[1][9].endswith("refuted")
+    assert page(run, make(path.with_name("other"))).table("Accuracy on the single pass")[1][10].endswith("refuted")
     assert "CLAIMED, NOT PROVED: ε = 1.25" in card(found)
 
 

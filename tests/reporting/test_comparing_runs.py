@@ -10,14 +10,14 @@ from pages import page, shown
 from stobatch.runs import Run
 
 
-def several(path: Path) -> list[Run]:
+def several(path: Path, seed: int | None = None) -> list[Run]:
     runs = []
     for epsilon in (1.0, 2.0):
-        for seed in (1, 2):
+        for number in (1, 2):
             found = {**scores(), "guarantee": guarantee("claimed", epsilon)}
-            settings = config(seed)
+            settings = config(seed if seed is None else seed + number)
             settings["config"]["method"]["total_epsilon"] = epsilon
-            runs.append(make(path.with_name(f"eps-{epsilon:g}-seed-{seed}"), found, settings))
+            runs.append(make(path.with_name(f"eps-{epsilon:g}-{number}"), found, settings))
     return runs
 
 
@@ -27,14 +27,20 @@ def test_several_runs_are_compared_at_a_common_radius_then_told_one_by_one(path)
     headings, *rows = found.table("Accuracy on the single pass at radius 0.2 (l∞ over [-1, 1])")
     recorded = runs[0].read("scores")
     gap, certified = recorded["gaps"]["single_pass"][1], recorded["certificates"]["certified_accuracy"]
-    assert headings[:4] == ["run", "method", "ε and its status", "seed"]
+    assert headings[:5] == ["run", "method", "ε and its status", "seed", "test images"]
     assert [row[2] for row in rows] == ["1 claimed, not proved"] * 2 + ["2 claimed, not proved"] * 2
-    assert [row[3] for row in rows] == ["1", "2", "1", "2"]
-    assert rows[0][4:7] == [shown(share(0.975)), shown(gap["published"]), shown(gap["adaptive"])]
-    assert rows[0][8] == shown(certified["published"][1]) + "claimed, not proved"
-    assert rows[0][9] == shown(certified["corrected"][1]) + "proved"
+    assert [row[3:5] for row in rows] == [["secret", "200"]] * 4
+    assert rows[0][5:8] == [shown(share(0.975)), shown(gap["published"]), shown(gap["adaptive"])]
+    assert rows[0][9] == shown(certified["published"][1]) + "claimed, not proved"
+    assert rows[0][10] == shown(certified["corrected"][1]) + "proved"
     assert sum(tag == "details" and a.get("class") == "run" for tag, a in found.elements) == 4
     assert found.prose.index("4 runs compared") < found.prose.index("Run by run")
+
+
+def test_runs_with_public_seeds_are_void_whenever_they_were_evaluated(path):
+    _, *rows = page(*several(path, seed=0)).table("Accuracy on the single pass at radius 0.2")
+    assert [row[2] for row in rows] == ["1 void: public seed"] * 2 + ["2 void: public seed"] * 2
+    assert [row[3] for row in rows] == ["1", "2", "1", "2"]
 
 
 def test_runs_in_different_units_are_not_compared(path):

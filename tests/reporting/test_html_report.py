@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import ATTACKS, RADII, audit_of_everything, config, guarantee, make, scores
+from made_runs import ATTACKS, RADII, audit_of_everything, config, guarantee, make, same_images, scores
 from pages import page, shown
 
 from stobatch.errors import RunError
@@ -16,7 +16,10 @@ from stobatch.evaluation import sanity
 from stobatch.reporting import html as report
 from stobatch.reporting.flags import CHECKS
 from stobatch.reporting.html import write_report
+from stobatch.reporting.style import LIGHT
+from stobatch.reporting.tables import STATUS_STYLES
 from stobatch.runs import Run
+from stobatch.types import Status
 
 
 def audited(path: Path) -> Run:
@@ -50,7 +53,7 @@ def test_every_id_is_unique_and_every_reference_has_one(path):
 
 def test_the_top_says_who_the_run_is_and_what_the_gap_is(path):
     found = page(make(path))
-    for words in ("my-run", "0123456789ab", "stobatch", "seed 1", "97.5%"):
+    for words in ("my-run", "0123456789ab", "stobatch", "seed secret", "97.5%"):
         assert words in found.prose
     assert "At radius 0.2 (l∞ over [-1, 1]) on the single pass" in found.prose
     assert "right on 74.5% of 200 test images when attacked as published, and on 58.5%" in found.prose
@@ -108,9 +111,8 @@ def check_by_attack(table: list[list[str]], records: list[dict[str, Any]], proto
 def test_the_overview_has_both_protocols_the_gap_and_what_is_certified_for_clean_inputs(path):
     run = make(path)
     found, recorded = page(run), run.read("scores")
-    captions = [table for table in found.tables if table["caption"].startswith("Worst over attacks")]
+    captions = [table for table in found.tables if table["caption"].startswith("All numbers are of the same 200")]
     headings, *rows = captions[1]["rows"]
-    assert captions[1]["caption"].endswith("Certified: clean inputs, 200 test images.")
     assert headings[4:] == ["certified, published rule claimed, not proved", "certified, corrected rule proved"]
     certified = recorded["certificates"]["certified_accuracy"]
     for place, row in enumerate(rows):
@@ -126,6 +128,7 @@ def test_the_overview_has_both_protocols_the_gap_and_what_is_certified_for_clean
         ("claimed", "CLAIMED, NOT PROVED: ε = 1.25"),
         ("proved", "proved: ε = 1.25"),
         ("refuted", "REFUTED: ε = 1.25"),
+        ("void", "VOID: public seed (ε = 1.25 would be proved with secret seeds)"),
         ("none", "NO PRIVACY GUARANTEE"),
     ],
 )
@@ -133,9 +136,54 @@ def test_the_guarantee_wears_its_status(path, status, words):
     found = page(make(path, {**scores(), "guarantee": guarantee(status)}))
     assert words in found.prose
     assert f"card {status}" in found.classes()
-    assert (
-        not {f"card {other}" for other in ("claimed", "proved", "refuted", "none") if other != status} & found.classes()
-    )
+    assert not {f"card {other}" for other in Status if other != status} & found.classes()
+
+
+@pytest.mark.parametrize("status", ["claimed", "proved"])
+def test_a_public_seed_voids_the_guarantee_of_an_old_run_too(path, status):
+    found = page(make(path, {**scores(), "guarantee": guarantee(status)}, config(seed=1)))
+    assert f"VOID: public seed (ε = 1.25 would be {status} with secret seeds)" in found.prose
+    assert "whoever has it can rebuild the noise and take it off" in found.prose
+    assert "card void" in found.classes()
+    assert "card proved" not in found.classes()
+
+
+def test_void_is_amber() -> None:
+    red, green, blue = (int(LIGHT["void"][place : place + 2], 16) for place in (1, 3, 5))
+    assert red > green > blue
+    assert STATUS_STYLES["void"] == "yellow"
+
+
+def test_the_privacy_of_a_run_says_nothing_about_its_certificates(path):
+    found = page(make(path, settings=config(seed=1)))
+    assert "certified, corrected rule proved" in found.prose
+
+
+def test_what_stands_side_by_side_is_of_the_images_that_all_have(path):
+    found = {**scores(), "same_images": [same_images("single_pass", 150), same_images("vote", 50)]}
+    seen = page(make(path, found))
+    block = found["same_images"][1]
+    (overview,) = [table for table in seen.tables if table["caption"].startswith("All numbers are of the same 50 test")]
+    assert "clean accuracy 93.5%" in overview["caption"]
+    for place, row in enumerate(overview["rows"][1:]):
+        assert row[1:3] == [shown(block["attacked"][name][place]) for name in ("published", "adaptive")]
+        assert row[4:] == ["–", shown(block["certified"]["corrected"][place])]
+    above = seen.prose[: seen.prose.index("Privacy towards")]
+    assert set(re.findall(r"\d+ test images", above)) == {"150 test images"}
+
+
+def test_certificates_of_other_images_do_not_stand_beside_attacks(path):
+    """Scores of an older version, whose certificates are of more images than its attacks."""
+    old = {key: value for key, value in scores().items() if key != "same_images"}
+    old["certificates"] = {**old["certificates"], "rows": 1000}
+    seen = page(make(path, old))
+    overview = [table for table in seen.tables if table["caption"].startswith("All numbers are of the same 200")][1]
+    assert all(row[4:] == ["–", "–"] for row in overview["rows"][1:])
+    rows = seen.table("Certified accuracy of clean inputs, corrected rule proved, 1000 test images.")
+    assert [row[1] for row in rows[1:]] == [
+        shown(row) for row in old["certificates"]["certified_accuracy"]["corrected"]
+    ]
+    assert "certified, corrected rule (proved)" not in seen.text
 
 
 def test_no_epsilon_is_shown_without_the_word_claimed(path):
@@ -241,10 +289,10 @@ def test_certificates_in_other_units_get_their_own_axis_and_table(path):
     seen = page(make(path, found))
     assert "radius, l2 over [-1, 1]" in seen.text
     assert "radius, l∞ over [-1, 1]" in seen.text
-    rows = seen.table("Certified accuracy of clean inputs, corrected rule proved. Radius l∞ over [-1, 1]")
+    rows = seen.table("Certified accuracy of clean inputs, corrected rule proved, 200 test images. Radius l∞")
     recorded = found["certificates"]["certified_accuracy"]["corrected"]
     assert [row[1] for row in rows[1:]] == [shown(row) for row in recorded]
-    overview = next(table for table in seen.tables if table["caption"].startswith("Worst over attacks"))
+    overview = next(table for table in seen.tables if table["caption"].startswith("All numbers"))
     assert not any("certified" in heading for heading in overview["rows"][0])
 
 

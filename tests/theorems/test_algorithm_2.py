@@ -34,6 +34,7 @@ def config(**changes: object) -> RunConfig:
         "evaluation.attack_steps": 2,
         "evaluation.adaptive_steps": 2,
         "evaluation.adaptive_attacks": ["madry"],
+        "seed": 1,
     }
     return recipe("paper.demo").replace(method=method).override_all(settings | changes)
 

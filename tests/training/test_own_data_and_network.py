@@ -62,6 +62,7 @@ def config() -> RunConfig:
             "evaluation.vote_limit": 10,
             "evaluation.vote_draws": 20,
             "machine.threads": 1,
+            "seed": 1,
         }
     )
 

@@ -47,7 +47,10 @@ def _one_process(context: typer.Context) -> None:
 Recipe = Annotated[str | None, typer.Option(help="A named configuration: demo, paper.mnist, paper.cifar10, ...")]
 Config = Annotated[Path | None, typer.Option(help="A TOML or JSON file instead of a recipe.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change one setting, as in --set training.steps=100.")]
-Seed = Annotated[int | None, typer.Option(help="Reproducible randomness; unset draws secret noise.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="A public seed for an experiment that can be repeated; its privacy guarantee is void."),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what was interrupted.")]
@@ -64,19 +67,41 @@ def _assignments(pairs: list[str] | None) -> dict[str, Any]:
     return dict(parse_assignment(pair) for pair in pairs or [])
 
 
+def _changes(pairs: list[str] | None, seed: int | None, device: str | None) -> dict[str, Any]:
+    """What the command line says of a training: --set, --seed and --device. A public seed comes from --seed alone."""
+    changes = _assignments(pairs)
+    if seed is None:
+        require_secret(changes.get("seed"), "--set")
+    chosen = {"seed": seed, "machine.device": device}
+    return changes | {key: value for key, value in chosen.items() if value is not None}
+
+
+def require_secret(seed: object, source: str) -> None:
+    """Raise if a public seed comes from elsewhere than the command line's own option."""
+    if seed is not None:
+        raise SettingError(
+            f"{source} has a public seed ({seed}), and --seed is not given.",
+            why="Whoever knows the seed can take the noise off, so the privacy guarantee would be void.",
+            remedy=f"Leave it out, or say that you want such an experiment: --seed {seed}.",
+        )
+
+
 def _config(
     recipe_name: str | None, file: Path | None, pairs: list[str] | None, seed: int | None, device: str | None
 ) -> RunConfig:
-    from stobatch_recipes import recipe
+    from stobatch_recipes import RECIPES, recipe
 
     if recipe_name and file:
         raise SettingError("both --recipe and --config are given.", remedy="Give one of them.")
-    config = load_config(file) if file else recipe(recipe_name or "demo")
-    changes = _assignments(pairs)
-    if seed is not None:
-        changes["seed"] = seed
-    if device is not None:
-        changes["machine.device"] = device
+    if not (recipe_name or file):
+        raise SettingError(
+            "neither --recipe nor --config is given.",
+            remedy=f"Name a recipe, as in `--recipe sound.mnist`: {', '.join(RECIPES)}.",
+        )
+    config = load_config(file) if file else recipe(recipe_name or "")
+    changes = _changes(pairs, seed, device)
+    if seed is None:
+        require_secret(config.seed, str(file or recipe_name))
     return config.override_all(changes)
 
 
@@ -139,8 +164,7 @@ def train(
     run = Run(out)
     if resume and run.exists and not (recipe or config):
         stored = RunConfig.from_dict(_registered(run.read("config")["config"]))
-        settings = stored.override_all(_assignments(set_) | ({"machine.device": device} if device else {}))
-        settings = settings.override("seed", seed) if seed is not None else settings
+        settings = stored.override_all(_changes(set_, seed, device))
     else:
         settings = _config(recipe, config, set_, seed, device)
     model = verbs.train(settings, out, resume=resume, quiet=as_json)
@@ -152,8 +176,7 @@ def train(
         "training": run.read("training"),
         "guarantee": model.guarantee.to_dict(),
     }
-    last = document["training"]["history"][-1]
-    done = f"trained {out} ({settings.training_hash}): {last['test_accuracy']:.1%} on held-out test images"
+    done = tables.trained_line(out, settings.training_hash, document["training"])
     _print(document, as_json, done, tables.guarantee_card(document["guarantee"]))
 
 
@@ -273,6 +296,7 @@ def audit(
 
     said = {"audit.instruments": instrument, "audit.trainings": trainings, "audit.confidence": confidence}
     overrides = _assignments(set_) | {key: value for key, value in said.items() if value not in (None, [])}
+    require_secret(overrides.get("seed"), "--set")
     settings = _config(recipe, None, None, None, device).override_all(overrides) if recipe else None
     document = verbs.audit(
         _run(run, out), config=settings, overrides=None if recipe else overrides, seed=seed, resume=resume,

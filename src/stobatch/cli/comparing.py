@@ -33,7 +33,11 @@ def compare(
     radius: Annotated[
         list[float] | None, typer.Option(help="Over [-1, 1], 0.2 if unset; may be repeated, the main one first.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Whole numbers with commas between them.")] = "1",
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Public seeds with commas between, for an experiment: privacy guarantees are then void."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Trainings of each row, with secret seeds.")] = 1,
     set_: Set = None,
     limit: Limit = None,
     device: Device = None,
@@ -54,7 +58,9 @@ def compare(
     made = rows(_names(methods), epsilons, radii[0])
     configs = {name: config.override_all(shown) for name, config in _changed(made, changes).items()}
     try:
-        document = verbs.compare(configs, out, seeds=_whole(seeds), quiet=as_json, device=device)
+        document = verbs.compare(
+            configs, out, seeds=_whole(seeds) if seeds else None, repeats=repeats, quiet=as_json, device=device
+        )
     except Interrupted:
         _complain("interrupted; what was reported done is saved, run the same command again to continue.", 130)
     _print(document, as_json, comparison_tables(document), f"page: {out / 'comparison.html'}")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stobatch.cli.app import Config, Device, Json, Recipe, Resume, Seed, Set, _assignments, _config, _print, app
+from stobatch.cli.app import Config, Device, Json, Recipe, Resume, Seed, Set, _changes, _config, _print, app
 from stobatch.errors import RunError, SettingError
+from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.reporting.parties import party_table
-from stobatch.reporting.tables import guarantee_card
+from stobatch.reporting.tables import guarantee_card, trained_line
 from stobatch.runs import Run
 
 if TYPE_CHECKING:
@@ -37,14 +38,12 @@ def federate(
 
     run = Run(out)
     if resume and run.exists and not (recipe or config):
-        changes = _assignments(set_) | ({"machine.device": device} if device else {})
-        terms = RunConfig.from_dict(run.read("config")["config"]).override_all(changes)
+        terms = RunConfig.from_dict(run.read("config")["config"]).override_all(_changes(set_, seed, device))
     else:
         terms = _config(recipe or (None if config else "federated.demo"), config, set_, seed, device)
     model = run_federation(terms, out, rounds=_way(through), resume=resume, quiet=as_json)
     document: dict[str, Any] = {"run": str(out), "training": run.read("training"), **run.read("federation")}
-    last = document["training"]["history"][-1]
-    done = f"trained {out} ({model.config.training_hash}): {last['test_accuracy']:.1%} on held-out test images"
+    done = trained_line(out, model.config.training_hash, document["training"])
     _print(document, as_json, done, party_table(document))
 
 
@@ -66,13 +65,22 @@ def parties(
     """What every party has promised and spent; in a party's own directory, its own guarantee."""
     directory = Run(run)
     if directory.has("federation"):
-        document = directory.read("federation")
+        document = _held(directory, "federation")
         _print(document, as_json, party_table(document))
     elif directory.has("participation"):
-        document = directory.read("participation")
+        document = _held(directory, "participation")
         _print(document, as_json, guarantee_card(document["guarantee"]))
     else:
         raise RunError(
             f"{run} is neither a finished federation nor a party that has spoken.",
             remedy="Make one: `stobatch federate --out RUN`.",
         )
+
+
+def _held(run: Run, kind: str) -> dict[str, Any]:
+    """A record of a federation; its guarantee is void where the terms name a public seed, whenever it was written."""
+    document = run.read(kind)
+    guarantee = PrivacyGuarantee.from_dict(document["guarantee"])
+    if run.read("config")["config"]["seed"] is not None:
+        guarantee = guarantee.with_public_seed()
+    return {**document, "guarantee": guarantee.to_dict()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,10 @@ class AttackedTable:
     @property
     def label(self) -> NDArray[np.int64]:
         return np.asarray(self.records["label"])
+
+    def limit(self, count: int) -> AttackedTable:
+        """The first `count` examples."""
+        return replace(self, records={name: values[:count] for name, values in self.records.items()})
 
     def column(self, attack: str, radius: Radius, part: str = "prediction") -> NDArray[Any]:
         return np.asarray(self.records[attacked_column(attack, radius.size, part)])

@@ -75,6 +75,12 @@ class Certified:
     def comparable(self, unit: Radius) -> bool:
         return (self.norm, self.input_range) == (str(unit.norm), str(unit.range))
 
+    def holds(self, table: AttackedTable, radius: Radius) -> NDArray[np.bool_]:
+        """Right and certified at this radius, clean inputs: of the examples of a table, which may be fewer."""
+        count = len(table.label)
+        held: NDArray[np.bool_] = (self.prediction[:count] == table.label) & (self.size[:count] >= radius.size)
+        return held
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -142,6 +148,14 @@ BROKEN_CERTIFICATE = Rule(
     "This refutes the certificates: what they say is false for inputs in this test set.",
     "Do not rely on this kind of certificate. A proved one that is broken is a bug: please report it.",
 )
+MORE_CERTIFIED = Rule(
+    "more is certified than survives",
+    "warning",
+    "of the same images more are proved to stay right than were right under attack",
+    "A proof holds against every attack, so this cannot be: a certificate is broken, or the attacked vote had too few "
+    "draws to answer as it should.",
+    "Raise evaluation.vote_draws if the answer is a vote; if it stays, do not rely on these certificates: audit them.",
+)
 OTHER_UNITS = Rule(
     "units of radius differ",
     "warning",
@@ -164,6 +178,7 @@ RULES = (
     TRANSFER,
     NO_GRADIENT,
     BROKEN_CERTIFICATE,
+    MORE_CERTIFIED,
     OTHER_UNITS,
     ONE_SIDED_INPUTS,
 )
@@ -285,6 +300,22 @@ def _breaks(certified: Certified, table: AttackedTable) -> Iterable[Flag]:
         )
 
 
+def _more_certified(evidence: Evidence) -> Iterable[Flag]:
+    for certified in evidence.certified:
+        for table in evidence.tables:
+            same = certified.function == table.function and certified.comparable(table.radii[0])
+            if same and certified.status == Status.PROVED:
+                few = table.limit(len(certified.prediction))
+                for radius in few.radii:
+                    held, left = certified.holds(few, radius).sum(), few.survives(WORST, radius).sum()
+                    if held > left:
+                        yield Flag(
+                            MORE_CERTIFIED,
+                            f"{certified.kind} certificates, {table.function}, {table.protocol} attacks, {radius}: "
+                            f"{held} of {len(few.label)} certified, {left} right",
+                        )
+
+
 _CHECKS: tuple[Callable[[Evidence], Iterable[Flag]], ...] = (
     _steps,
     _widest,
@@ -293,6 +324,7 @@ _CHECKS: tuple[Callable[[Evidence], Iterable[Flag]], ...] = (
     _gradients,
     _units,
     _broken,
+    _more_certified,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,7 +34,6 @@ class Federated(Method):
         return FederatedPlan(
             plans={party.name: party_plan(config, info, party.name) for party in sizes_of(config)},
             steps=config.training.steps,
-            public_seeds=config.seed is not None,
         )
 
     def prepare(
@@ -58,4 +58,4 @@ def party_plan(terms: RunConfig, info: DatasetInfo, name: str) -> DpSgdPlan:
     own = DatasetInfo(
         name, info.input_shape, info.num_classes, party.num_examples, info.num_test, info.class_names, info.copies
     )
-    return Sound().plan(party_config(terms, party), own, None)
+    return replace(Sound().plan(party_config(terms, party), own, None), public_seeds=terms.seed is not None)

@@ -15,7 +15,7 @@ from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.errors import DataError, ModelError, RunError, StobatchError
 from stobatch.federated.method import party_plan
-from stobatch.federated.plan import PUBLIC_SEED_OBJECTION, Account
+from stobatch.federated.plan import Account
 from stobatch.federated.settings import PartySizes, party_config, party_of, terms_hash
 from stobatch.files import PRIVATE, read_tensors, write_tensors
 from stobatch.loading import make_network
@@ -139,14 +139,14 @@ class Party:
     @property
     def guarantee(self) -> PrivacyGuarantee:
         """The party's own, for the answers it has counted so far, towards whoever sees all of them."""
-        planned = self.plan.guarantee
-        return replace(
+        planned = self.plan.claim
+        spent = replace(
             planned,
             epsilon=self.plan.spent(self.rounds),
             unit=f"training example of {self.name}",
             assumptions=(str(Account(self.name, self.plan, self.rounds)), *planned.assumptions),
-            objections=(*planned.objections, *((PUBLIC_SEED_OBJECTION,) if self.root.public else ())),
         )
+        return spent.with_public_seed() if self.root.public else spent
 
     def statement(self) -> Statement:
         """Public numbers only; also kept in the party's directory, with the guarantee."""

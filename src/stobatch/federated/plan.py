@@ -10,8 +10,6 @@ from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.privacy.plan import Plan, PlanRow
 
-PUBLIC_SEED_OBJECTION = "the seeds are public (--seed): whoever knows them can take the noise off"
-
 
 @dataclass(frozen=True)
 class Account:
@@ -62,7 +60,6 @@ class FederatedPlan(Plan):
 
     plans: Mapping[str, DpSgdPlan]
     steps: int
-    public_seeds: bool
     rounds: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -79,21 +76,17 @@ class FederatedPlan(Plan):
         return replace(self, rounds=training.get("rounds", {}))
 
     @property
-    def guarantee(self) -> PrivacyGuarantee:
+    def claim(self) -> PrivacyGuarantee:
         accounts = self.accounts
         worst = max(accounts, key=lambda account: account.epsilon)
         return replace(
-            worst.plan.guarantee,
+            worst.plan.claim,
             epsilon=worst.epsilon,
             delta=max(account.plan.delta for account in accounts),
             unit="training example of any one party",
             source="DP-SGD of each party, the largest ε of them, towards the server and everyone else who sees all "
             "messages; docs/federated.md; PLD accountant (dp-accounting)",
             assumptions=(*map(str, accounts), *self._assumptions(worst.plan)),
-            objections=(
-                *worst.plan.guarantee.objections,
-                *((PUBLIC_SEED_OBJECTION,) if self.public_seeds else ()),
-            ),
         )
 
     def _assumptions(self, plan: DpSgdPlan) -> tuple[str, ...]:
@@ -130,4 +123,4 @@ class FederatedPlan(Plan):
                 PlanRow(f"{name}: noise multiplier", "σ", plan.noise_multiplier, "all its own: no trusted server", ""),
                 PlanRow(f"{name}: epsilon", "ε", account.epsilon, "privacy loss distribution, rounded up", ""),
             ]
-        return [*rows, PlanRow("accounted epsilon", "ε", self.guarantee.epsilon, "the largest of the parties'", "")]
+        return [*rows, PlanRow("accounted epsilon", "ε", self.claim.epsilon, "the largest of the parties'", "")]

@@ -21,7 +21,8 @@ from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_
 from stobatch.runs import Run
 from stobatch.training.averaging import AveragedSGD
 from stobatch.training.device import use_device
-from stobatch.training.loop import accuracy, descend
+from stobatch.training.loop import descend
+from stobatch.training.monitoring import BEFORE_AVERAGING, Monitored
 from stobatch.verbs.training import write_start
 
 STATE = Path(PRIVATE) / "federation.safetensors"
@@ -57,7 +58,7 @@ class Federation:
             momentum=self.method.momentum,
             decay=self.method.average_decay,
         )
-        self.inputs, self.labels = held_out.inputs.to(self.network.device), held_out.labels.to(self.network.device)
+        self.monitored = Monitored.of(held_out, terms, self.network)
         self.step, self.descents, self.history = 0, 0, list[dict[str, Any]]()
         self.taken, self.counted = dict.fromkeys(self.plan.plans, 0), dict.fromkeys(self.plan.plans, 0)
         self.started = time.monotonic()
@@ -180,7 +181,7 @@ class Federation:
     def _look(self) -> None:
         training = self.terms.training
         if self.step % training.monitor_every == 0 or self.done:
-            right = accuracy(self.network, self.inputs, self.labels)
+            right = self.monitored.accuracy(self.network)
             self.history.append({"step": self.step, "test_accuracy": right})
 
     def finish(self) -> TrainedModel:
@@ -194,6 +195,7 @@ class Federation:
         rounds = self.counted
         final = self.plan.recorded({"rounds": rounds})
         self.optimiser.adopt_average()
+        self.network.calibrate()
         self.run.write(
             "federation",
             {
@@ -210,6 +212,8 @@ class Federation:
                 "seconds_since_last_start": round(time.monotonic() - self.started, 1),
                 "device": str(self.network.device),
                 "torch": torch.__version__,
+                **self.monitored.saved(self.network),
+                "history_of": BEFORE_AVERAGING,
                 "history": self.history,
             },
         )

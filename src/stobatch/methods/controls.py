@@ -61,8 +61,8 @@ class ControlPlan(DpSgdPlan):
         )
 
     @property
-    def guarantee(self) -> PrivacyGuarantee:
-        return self._relabelled(super().guarantee)
+    def claim(self) -> PrivacyGuarantee:
+        return self._relabelled(super().claim)
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
         return self._relabelled(super().after(accounted_steps))

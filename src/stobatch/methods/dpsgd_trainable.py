@@ -31,6 +31,7 @@ from stobatch.training.averaging import AveragedSGD
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.exact_sum import ExactSum
 from stobatch.training.ledger import Ledger
+from stobatch.training.monitoring import BEFORE_AVERAGING
 from stobatch.training.pieces import Share, cut
 from stobatch.training.reading import Reader
 
@@ -42,6 +43,7 @@ class DpSgdTrainable(Trainable):
     """A step of DP-SGD: a Poisson sample, one clipped contribution per example, noise, a public denominator."""
 
     monitored = "epsilon_spent"
+    history_of = BEFORE_AVERAGING
 
     def __init__(
         self,

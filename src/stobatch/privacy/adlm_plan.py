@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import exp, inf
-from typing import Any
 
 from stobatch.errors import SettingError
 from stobatch.privacy.dpsgd_plan import MOST_EPSILON, DpSgdPlan
@@ -155,7 +154,7 @@ class AdLmPlan(Plan):
         return self.steps - self.relevance_steps - 1
 
     @property
-    def guarantee(self) -> PrivacyGuarantee:
+    def claim(self) -> PrivacyGuarantee:
         return PrivacyGuarantee(
             epsilon=self.total_epsilon,
             delta=self.delta,
@@ -171,13 +170,13 @@ class AdLmPlan(Plan):
         """As if all steps that were made again were of the estimation; the claim counts the others once anyway."""
         again = accounted_steps - self.steps
         if again <= 0:
-            return self.guarantee
+            return self.claim
         repeated = (
             f"{again} steps beyond the {self.steps} planned are counted as steps of the relevance estimation: a crash "
             "cut them off, and they were made again"
         )
         epsilon = self.relevance_epsilon(self.relevance.steps + again) + sum(self.epsilons[1:])
-        return replace(self.guarantee, epsilon=epsilon, assumptions=(*self.guarantee.assumptions, repeated))
+        return replace(self.claim, epsilon=epsilon, assumptions=(*self.claim.assumptions, repeated))
 
     def _assumptions(self) -> tuple[str, ...]:
         first, second, third = self.epsilons
@@ -206,9 +205,6 @@ class AdLmPlan(Plan):
             "Δ_h0 bounds the coefficients of one map's sum over a batch, not an input; and all maps read one image",
             *((tuned,) if self.tuned_on_private_data else ()),
         )
-
-    def sizes(self) -> dict[str, Any]:
-        return dict(vars(self))
 
     def rows(self) -> list[PlanRow]:
         first, second, third = self.epsilons

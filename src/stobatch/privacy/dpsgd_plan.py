@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from stobatch.errors import SettingError
 from stobatch.privacy.accounting import PoissonGaussian, check_delta, noise_for
@@ -122,7 +121,7 @@ class DpSgdPlan(Plan):
         return self.mechanism(self.steps)
 
     def spent(self, steps: int) -> float:
-        """ε after that many steps; the whole run spends `guarantee.epsilon`."""
+        """ε after that many steps; the whole run spends `claim.epsilon`."""
         if not 0 <= steps <= self.steps:
             raise SettingError(
                 f"{steps} steps are not part of a plan of {self.steps}.",
@@ -132,7 +131,7 @@ class DpSgdPlan(Plan):
         return self.mechanism(steps).epsilon(self.delta) if steps else 0.0
 
     @property
-    def guarantee(self) -> PrivacyGuarantee:
+    def claim(self) -> PrivacyGuarantee:
         return PrivacyGuarantee(
             epsilon=self.spent(self.steps),
             delta=self.delta,
@@ -147,15 +146,15 @@ class DpSgdPlan(Plan):
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
         if accounted_steps <= self.steps:
-            return self.guarantee
+            return self.claim
         repeated = (
             f"{accounted_steps - self.steps} steps beyond the {self.steps} planned are counted: a crash cut them off, "
             "and they were made again"
         )
         return replace(
-            self.guarantee,
+            self.claim,
             epsilon=self.mechanism(accounted_steps).epsilon(self.delta),
-            assumptions=(*self.guarantee.assumptions, repeated),
+            assumptions=(*self.claim.assumptions, repeated),
         )
 
     def _assumptions(self) -> tuple[str, ...]:
@@ -181,9 +180,6 @@ class DpSgdPlan(Plan):
             "a person has one record",
             f"hyper-parameters and preprocessing were chosen {tuning}",
         )
-
-    def sizes(self) -> dict[str, Any]:
-        return dict(vars(self))
 
     def rows(self) -> list[PlanRow]:
         accounted = self.mechanism(self.steps)

@@ -9,6 +9,9 @@ from typing import Any
 from stobatch.paper import implements
 from stobatch.types import Neighbours, Status, Verdict
 
+PUBLIC_SEED = "public seed"
+"""Why a guarantee is void: whoever knows the seed can rebuild the noise and take it off."""
+
 
 @implements("Definition 1", "Eq. 1", verdict="the standard definition of (ε, δ)-differential privacy.")
 @dataclass(frozen=True)
@@ -29,6 +32,19 @@ class PrivacyGuarantee:
     objections: tuple[str, ...] = ()
     audits: tuple[str, ...] = ()
     """What audits found, for and against it."""
+    secret_seed_status: Status | None = None
+    """Of a void guarantee: the status that the same training with secret seeds has."""
+
+    def with_public_seed(self) -> PrivacyGuarantee:
+        """Return what is left of it for a run whose seed is public: nothing, whatever the mechanism is worth.
+
+        >>> proved = PrivacyGuarantee(1.0, 1e-5, Neighbours.ADD_REMOVE, "example", Status.PROVED, "DP-SGD")
+        >>> print(proved.with_public_seed())
+        VOID: public seed (ε = 1, δ = 1e-05 would be proved with secret seeds; add-or-remove-one, per example; DP-SGD)
+        """
+        if self.status not in (Status.PROVED, Status.CLAIMED):
+            return self
+        return replace(self, status=Status.VOID, secret_seed_status=self.status)
 
     def audited(self, findings: Iterable[Mapping[str, Any]]) -> PrivacyGuarantee:
         """The guarantee in the light of findings (`auditing.Finding.to_dict`): one that refutes it settles it.
@@ -38,7 +54,9 @@ class PrivacyGuarantee:
         own = [finding for finding in findings if finding["about"] == "privacy"]
         refuted = any(finding["verdict"] == Verdict.REFUTED for finding in own) and self.status is not Status.NONE
         lines = tuple(f"{f['verdict']}: {f['statement']} ({f['evidence']})" for f in own)
-        return replace(self, status=Status.REFUTED if refuted else self.status, audits=lines)
+        if refuted:
+            return replace(self, status=Status.REFUTED, secret_seed_status=None, audits=lines)
+        return replace(self, audits=lines)
 
     def __str__(self) -> str:
         if self.status is Status.NONE:
@@ -49,6 +67,9 @@ class PrivacyGuarantee:
             return f"proved {budget} ({about}; {self.source})"
         if self.status is Status.REFUTED:
             return f"REFUTED {budget} ({about}; {self.source})"
+        if self.status is Status.VOID:
+            would = f"{budget} would be {self.secret_seed_status} with secret seeds"
+            return f"VOID: {PUBLIC_SEED} ({would}; {about}; {self.source})"
         return f"claimed {budget} ({about}; {self.source}), NOT a proven guarantee"
 
     @classmethod
@@ -58,9 +79,11 @@ class PrivacyGuarantee:
 
     def to_dict(self) -> dict[str, Any]:
         budget = {f"{self.status}_epsilon": self.epsilon, f"{self.status}_delta": self.delta}
+        void = {"void_reason": PUBLIC_SEED, "status_with_secret_seeds": str(self.secret_seed_status)}
         return {
             **({} if self.status is Status.NONE else budget),
             "status": str(self.status),
+            **(void if self.status is Status.VOID else {}),
             "neighbours": str(self.neighbours),
             "unit": self.unit,
             "source": self.source,
@@ -85,4 +108,5 @@ class PrivacyGuarantee:
             tuple(values["assumptions"]),
             tuple(values["objections"]),
             tuple(values.get("audits", ())),
+            Status(values["status_with_secret_seeds"]) if status is Status.VOID else None,
         )

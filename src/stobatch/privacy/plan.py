@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, final
 
 from stobatch.privacy.accounting import PoissonGaussian
 from stobatch.privacy.budget import (
@@ -32,16 +32,27 @@ class PlanRow:
     paper: str
 
 
+@dataclass(frozen=True)
 class Plan(ABC):
     """What a method promises and does, derived from public numbers only."""
 
+    public_seeds: bool = field(default=False, kw_only=True)
+    """Whether the seeds are known to others, who can then take the noise off."""
+
     @property
     @abstractmethod
-    def guarantee(self) -> PrivacyGuarantee: ...
+    def claim(self) -> PrivacyGuarantee:
+        """What the mechanism promises where its seeds are secret; what audits test."""
+
+    @final
+    @property
+    def guarantee(self) -> PrivacyGuarantee:
+        """What is promised about the training data: the claim, void where the seeds are public."""
+        return self.claim.with_public_seed() if self.public_seeds else self.claim
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
-        """What holds when so many steps have looked at the data, those that a crash made necessary again included."""
-        return self.guarantee
+        """The claim when so many steps have looked at the data, those that a crash made necessary again included."""
+        return self.claim
 
     def recorded(self, training: Mapping[str, Any]) -> Plan:
         """The plan in the light of what a finished training says of itself (`training.json`)."""
@@ -55,9 +66,9 @@ class Plan(ABC):
     @abstractmethod
     def rows(self) -> list[PlanRow]: ...
 
-    @abstractmethod
     def sizes(self) -> dict[str, Any]:
         """The public numbers that the plan was derived from."""
+        return {name: value for name, value in vars(self).items() if name != "public_seeds"}
 
     def to_dict(self) -> dict[str, Any]:
         rows = [vars(row) for row in self.rows()]
@@ -73,11 +84,8 @@ class OpenPlan(Plan):
     method: str
 
     @property
-    def guarantee(self) -> PrivacyGuarantee:
+    def claim(self) -> PrivacyGuarantee:
         return PrivacyGuarantee.none(f"{self.method} is not private")
-
-    def sizes(self) -> dict[str, Any]:
-        return dict(vars(self))
 
     def rows(self) -> list[PlanRow]:
         return [
@@ -114,9 +122,6 @@ class PublishedPlan(Plan):
     label_epsilon_base: float
     split: str
     records_per_person: int = 1
-
-    def sizes(self) -> dict[str, Any]:
-        return dict(vars(self))
 
     @property
     def reconstruction_sensitivity(self) -> int:
@@ -174,7 +179,7 @@ class PublishedPlan(Plan):
         return round(total_budget(e1, self.input_noise_surplus, self.hidden_noise_surplus, e2), 12)
 
     @property
-    def guarantee(self) -> PrivacyGuarantee:
+    def claim(self) -> PrivacyGuarantee:
         group = (
             f"each person's {self.records_per_person} augmented copies count as separate tuples, so a person's claim "
             f"would be {self.records_per_person} times as large",
@@ -218,7 +223,7 @@ class PublishedPlan(Plan):
                 "claimed for θ1, adversarial", "", adversarial_encoder_budget(e1, gamma_x), "ε1/γ_x + ε1", "Theorem 2"
             ),
             PlanRow("claimed for θ2", "", head_budget(e1, gamma, e2), "ε1/γ + ε2", "Theorem 3"),
-            PlanRow("claimed in total", "ε", self.guarantee.epsilon, "ε1 + ε1/γ_x + ε1/γ + ε2", "Theorem 4"),
+            PlanRow("claimed in total", "ε", self.claim.epsilon, "ε1 + ε1/γ_x + ε1/γ + ε2", "Theorem 4"),
             PlanRow("error bound of R̃, average", "", errors[0], "4e d / (1 + e)²", "Appendix O"),
             PlanRow("error bound of L̃, average", "", errors[1], "K (e² + 2e - 1) / (e (1 + e)²)", "Appendix O"),
         ]

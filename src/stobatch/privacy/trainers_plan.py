@@ -85,20 +85,20 @@ class TrainersPlan(DpSgdPlan):
         return PoissonGaussian(self.sampling_rate, self.noise_multiplier, self.participations(steps))
 
     @property
-    def guarantee(self) -> PrivacyGuarantee:
-        return replace(super().guarantee, unit="training example of any one trainer")
+    def claim(self) -> PrivacyGuarantee:
+        return replace(super().claim, unit="training example of any one trainer")
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
         if accounted_steps <= self.steps:
-            return self.guarantee
+            return self.claim
         # Which trainers a crash made repeat their steps is not kept: each is counted for all of them.
         repeated = accounted_steps - self.steps
         counted = PoissonGaussian(self.sampling_rate, self.noise_multiplier, self.participations(self.steps) + repeated)
         said = f"{repeated} steps beyond the {self.steps} planned are counted for every trainer: a crash cut them off"
         return replace(
-            self.guarantee,
+            self.claim,
             epsilon=counted.epsilon(self.delta),
-            assumptions=(*self.guarantee.assumptions, said),
+            assumptions=(*self.claim.assumptions, said),
         )
 
     def _assumptions(self) -> tuple[str, ...]:

@@ -69,14 +69,11 @@ def _overview(facts: Facts, function: str) -> Html:
         cells: list[object] = [f"{radius:g}", *(share_cell(at_radius(worst[p], radius)) for p in protocols)]
         cells += [gap_cell(gap["gap"] if gap else None)] if len(protocols) == 2 else []
         rows.append(cells + [share_cell(at_radius(facts.certified(k), radius)) for k in kinds])
-    first = facts.entry(protocols[0], function)
-    assert first is not None
     caption = (
-        f"Worst over attacks for each example; clean accuracy {percent(first['clean_accuracy'])} of {first['rows']} "
-        f"test images. Accuracy in %, gap in percentage points, 95% interval in brackets; radius {facts.unit}."
+        f"All numbers are of the same {facts.same_images(function)['rows']} test images, clean accuracy "
+        f"{percent(facts.clean(function))}. Worst over attacks for each example; certified: clean inputs. Accuracy in "
+        f"%, gap in percentage points, 95% interval in brackets; radius {facts.unit}."
     )
-    if kinds and facts.certificates:
-        caption += f" Certified: clean inputs, {facts.certificates['rows']} test images."
     return table(caption, headings, rows)
 
 
@@ -133,22 +130,22 @@ def _kind_cells(summary: dict[str, Any], kind: dict[str, Any]) -> list[object]:
 
 
 def _other_units(facts: Facts) -> list[Html]:
-    """Certified accuracies that belong to no table of attacks: other units, or a function that was not attacked."""
-    shown = {kind["name"] for function in facts.functions for kind in facts.kinds(function)}
+    """Certified accuracies that stand beside no attacks: other units, other images, or a function not attacked."""
+    rows = facts.certificates["rows"] if facts.certificates else 0
     return [
         table(
             join(
                 [
                     f"Certified accuracy of clean inputs, {k['name']} rule ",
                     chip(k["status"]),
-                    f". Radius {kind_unit(k)}.",
+                    f", {rows} test images. Radius {kind_unit(k)}.",
                 ]
             ),
             ["radius", "certified"],
-            [[f"{row['radius']:g}", share_cell(row)] for row in facts.certified(k)],
+            [[f"{row['radius']:g}", share_cell(row)] for row in facts.all_certified(k)],
         )
         for k in facts.all_kinds
-        if k["name"] not in shown
+        if not facts.certified(k)
     ]
 
 

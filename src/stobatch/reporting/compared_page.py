@@ -46,7 +46,7 @@ def _lead(document: dict[str, Any]) -> Html:
     kinds = [" / ".join(dict.fromkeys(g["status"] for g in found)) for found in statuses.values()]
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     said = [f"{count} {_promise(kind)}" for kind, count in counts.items()]
-    start = f"{document['data']}, {words.over_seeds(document['seeds'])}. Privacy of the methods: "
+    start = f"{document['data']}, {words.over_seeds(document)}. Privacy of the methods: "
     return tag("p", start, tag("b", "; ".join(said)), ".", class_="lead")
 
 
@@ -57,19 +57,19 @@ def _promise(kind: str) -> str:
 def _table(document: dict[str, Any], radius: float) -> Html:
     caption = (
         f"Accuracy at radius {radius:g} ({words.radius_unit(document)}), worst attack for each example; certified: "
-        f"right and certified at that radius, clean inputs. {words.over_seeds(document['seeds']).capitalize()}. "
+        f"right and certified at that radius, clean inputs. {words.over_seeds(document).capitalize()}. "
         "Seconds and memory of training are those since its last start; memory of different things does not compare."
     )
     headings = ["method and what is deployed", "privacy", "clean", "published protocol", "adaptive protocol"]
     headings += ["certified", "training", "peak memory"]
-    return table(caption, headings, [_row(row, radius) for row in document["rows"]])
+    return table(caption, headings, [_row(document, row, radius) for row in document["rows"]])
 
 
-def _row(row: dict[str, Any], radius: float) -> list[object]:
+def _row(document: dict[str, Any], row: dict[str, Any], radius: float) -> list[object]:
     where = f"{spoken(row['function'])}, {row['test_examples']:,} test images"
     return [
         join([tag("b", row["name"]), void("br"), tag("small", where)]),
-        join([_privacy(*budget) for budget in words.budgets(row)]),
+        join([_privacy(*budget) for budget in words.budgets(document, row)]),
         tag("b", words.share(row["clean"])),
         *(tag("b", words.share(words.attacked(row, protocol, radius))) for protocol in words.PROTOCOLS),
         _certified(row, radius),
@@ -90,7 +90,7 @@ def _certified(row: dict[str, Any], radius: float) -> Html:
         tag(
             "div",
             tag("b", words.share(entry)),
-            tag("small", f"{entry['rule']} rule{words.fewer_or_more(entry, row)} "),
+            tag("small", f"{entry['rule']} rule "),
             chip(entry["status"]),
         )
         for entry in words.certified(row, radius)
@@ -120,7 +120,7 @@ def _flags(document: dict[str, Any]) -> Html:
     if not document["flags"]:
         return Html("")
     lines = [
-        f"{flag['level']}, {flag['row']}, seed {flag['seed']}: {flag['name']}. {flag['evidence']} {flag['remedy']}"
+        f"{flag['level']}, {words.flagged(document, flag)}: {flag['name']}. {flag['evidence']} {flag['remedy']}"
         for flag in document["flags"]
     ]
     return join([tag("h2", "What makes these numbers doubtful"), bullets(lines)])
@@ -139,7 +139,10 @@ def _guarantees(document: dict[str, Any]) -> Html:
     """A card for each guarantee of each method, with its objections."""
     by_name = {row["name"]: row["guarantees"] for row in document["rows"]}
     cards = [
-        card_of(guarantee, f"{name} ({privacy_words([guarantee['status']])}), {words.named_seeds(guarantee['seeds'])}")
+        card_of(
+            guarantee,
+            f"{name} ({privacy_words([guarantee['status']])}), {words.named_seeds(document, guarantee['seeds'])}",
+        )
         for name, guarantees in by_name.items()
         for guarantee in guarantees
     ]

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stobatch.reporting import compared_words as words
+from stobatch.reporting.tables import STATUS_STYLES
 from stobatch.reporting.words import STATUS_WORDS, spoken
 
-_STYLES = {"none": "red", "claimed": "yellow", "proved": "green", "refuted": "red"}
 _SHOWN = 10
 """T-tests that are printed, smallest p-value first."""
 _HEADINGS = (
@@ -31,7 +31,7 @@ def comparison_tables(document: dict[str, Any]) -> RenderableType:
 def _at_radius(document: dict[str, Any], radius: float) -> Table:
     table = Table(
         title=f"accuracy at radius {radius:g} ({words.radius_unit(document)}), worst attack for each example, "
-        f"{words.over_seeds(document['seeds'])}",
+        f"{words.over_seeds(document)}",
         title_justify="left",
         show_lines=True,
     )
@@ -40,7 +40,7 @@ def _at_radius(document: dict[str, Any], radius: float) -> Table:
     for row in document["rows"]:
         table.add_row(
             f"{row['name']}\n{spoken(row['function'])}, {row['test_examples']:,} test examples",
-            _lines([(_STYLES[status], said) for status, said in words.budgets(row)]),
+            _lines([(STATUS_STYLES[status], said) for status, said in words.budgets(document, row)]),
             words.share(row["clean"]),
             *(words.share(words.attacked(row, protocol, radius)) for protocol in words.PROTOCOLS),
             _certified(row, radius),
@@ -52,13 +52,12 @@ def _at_radius(document: dict[str, Any], radius: float) -> Table:
 
 def _certified(row: dict[str, Any], radius: float) -> Text:
     """What each rule certifies, with who vouches for it."""
-    found = [(_STYLES[entry["status"]], _rule(entry, row)) for entry in words.certified(row, radius)]
+    found = [(STATUS_STYLES[entry["status"]], _rule(entry)) for entry in words.certified(row, radius)]
     return _lines(found or [("dim", "no certificate")])
 
 
-def _rule(entry: dict[str, Any], row: dict[str, Any]) -> str:
-    status, more = STATUS_WORDS[entry["status"]], words.fewer_or_more(entry, row)
-    return f"{entry['rule']} rule ({status}): {words.share(entry)}{more}"
+def _rule(entry: dict[str, Any]) -> str:
+    return f"{entry['rule']} rule ({STATUS_WORDS[entry['status']]}): {words.share(entry)}"
 
 
 def _lines(styled: list[tuple[str, str]]) -> Text:
@@ -67,7 +66,7 @@ def _lines(styled: list[tuple[str, str]]) -> Text:
 
 def _flags(document: dict[str, Any]) -> list[Text]:
     return [
-        Text(f"{flag['level'].upper()}, {flag['row']}, seed {flag['seed']}: {flag['name']}. {flag['evidence']}", "red")
+        Text(f"{flag['level'].upper()}, {words.flagged(document, flag)}: {flag['name']}. {flag['evidence']}", "red")
         for flag in document["flags"]
     ]
 

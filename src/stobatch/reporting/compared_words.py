@@ -17,13 +17,23 @@ def radius_unit(document: dict[str, Any]) -> str:
     return unit(document["norm"], document["input_range"])
 
 
-def over_seeds(seeds: Sequence[int]) -> str:
+def over_seeds(document: dict[str, Any]) -> str:
     """What the ± of the numbers means."""
-    return named_seeds(seeds) if len(seeds) == 1 else f"mean ± standard deviation over {named_seeds(seeds)}"
+    seeds = document["seeds"]
+    named = named_seeds(document, seeds)
+    kind = "public" if is_public(document) else "secret"
+    spread = named if len(seeds) == 1 else f"mean ± standard deviation over {named}"
+    return f"{spread} ({kind} seeds)"
 
 
-def named_seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+def is_public(document: dict[str, Any]) -> bool:
+    """Whether the seeds are public; all were before this was written down."""
+    return bool(document.get("public_seeds", True))
+
+
+def named_seeds(document: dict[str, Any], seeds: Sequence[int]) -> str:
+    word = "seed" if is_public(document) else "training"
+    return f"{word}{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def share(spread: Spread | None) -> str:
@@ -42,14 +52,18 @@ def amount(spread: Spread | None, factor: float, unit_name: str) -> str:
     return f"{factor * spread['mean']:,.1f}{more}{unit_name}"
 
 
-def budgets(row: Row) -> list[tuple[str, str]]:
+def budgets(document: dict[str, Any], row: Row) -> list[tuple[str, str]]:
     """Status and words of each guarantee that a seed of the row has; the budget never without its status."""
     found = []
     for guarantee in row["guarantees"]:
         words = "no privacy" if guarantee["status"] == "none" else guarantee_line(guarantee)
-        some = f" ({named_seeds(guarantee['seeds'])})" if len(row["guarantees"]) > 1 else ""
+        some = f" ({named_seeds(document, guarantee['seeds'])})" if len(row["guarantees"]) > 1 else ""
         found.append((guarantee["status"], words + some))
     return found
+
+
+def flagged(document: dict[str, Any], flag: Row) -> str:
+    return f"{flag['row']}, {named_seeds(document, [flag['seed']])}"
 
 
 def attacked(row: Row, protocol: str, radius: float) -> Spread | None:
@@ -59,12 +73,6 @@ def attacked(row: Row, protocol: str, radius: float) -> Spread | None:
 
 def certified(row: Row, radius: float) -> list[Row]:
     return [entry for entry in row["certified"] if entry["radius"] == radius]
-
-
-def fewer_or_more(entry: Row, row: Row) -> str:
-    """Certificates may be for other test examples than attacks are, of which there may be few."""
-    same = entry["test_examples"] == row["test_examples"]
-    return "" if same else f", {entry['test_examples']:,} test examples"
 
 
 def memory(row: Row) -> str:

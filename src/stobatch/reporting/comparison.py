@@ -47,7 +47,7 @@ def _lead(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
 
 
 def _table(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
-    headings = ["run", "method", "ε and its status", "seed", "clean"]
+    headings = ["run", "method", "ε and its status", "seed", "test images", "clean"]
     if radius is None:
         caption = (
             "Accuracy in %, 95% interval in brackets. The runs share no function, radius and unit to be compared at."
@@ -59,7 +59,7 @@ def _table(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
     caption = (
         f"Accuracy on the {spoken(function)} at radius {radius:g} ({runs[0].unit}), worst attack for each example, "
         "and certified accuracy of clean inputs at that radius, in %; gap in percentage points; 95% interval in "
-        "brackets."
+        "brackets. Numbers are of as many test images as the row says, or as stands beside them."
     )
     rows = [[*_identity(p, facts), *_attacked(facts, function, radius, kinds)] for p, facts in enumerate(runs, 1)]
     return table(caption, headings, rows)
@@ -67,13 +67,14 @@ def _table(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
 
 def _identity(place: int, facts: Facts) -> list[object]:
     epsilon = "" if facts.epsilon is None else f"{facts.epsilon:g} "
-    seed = "not fixed" if facts.seed is None else facts.seed
+    seed = "secret" if facts.seed is None else facts.seed
     return [
         join([tag("a", facts.name, href=f"#run-{place}"), void("br"), tag("code", facts.scores["training_hash"])]),
         facts.method,
         join([epsilon, chip(facts.status)]),
         seed,
-        share_cell(facts.scores["clean_accuracy"]),
+        f"{facts.same_images(facts.main_function)['rows']:,}",
+        share_cell(facts.clean(facts.main_function)),
     ]
 
 
@@ -86,8 +87,12 @@ def _attacked(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[
 def _certified(facts: Facts, radius: float, rule: str, function: str) -> Html:
     """What one rule certifies at this radius, with its status in this run; a dash where it says nothing."""
     kind = next((kind for kind in facts.kinds(function) if kind["name"] == rule), None)
-    share = at_radius(facts.certified(kind), radius) if kind else None
-    return join([share_cell(share), chip(kind["status"])]) if kind and share else share_cell(None)
+    share = at_radius(facts.certified(kind) or facts.all_certified(kind), radius) if kind else None
+    if kind is None or share is None:
+        return share_cell(None)
+    same = share["total"] == facts.same_images(facts.main_function)["rows"]
+    others = "" if same else tag("small", f"of {share['total']:,} images ")
+    return join([share_cell(share), others, chip(kind["status"])])
 
 
 def _curve(runs: Sequence[Facts], function: str, radius: float | None) -> Html:

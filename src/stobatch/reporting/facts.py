@@ -78,11 +78,10 @@ class Facts:
 
     @property
     def guarantee(self) -> dict[str, Any]:
-        """What the evaluation recorded, in the light of what audits found before it or since."""
-        recorded: dict[str, Any] = self.scores["guarantee"]
-        if self.audit is None:
-            return recorded
-        return PrivacyGuarantee.from_dict(recorded).audited(self.findings).to_dict()
+        """What the evaluation recorded, void where the seed is public, in the light of audits before it or since."""
+        held = PrivacyGuarantee.from_dict(self.scores["guarantee"])
+        held = held if self.seed is None else held.with_public_seed()
+        return (held if self.audit is None else held.audited(self.findings)).to_dict()
 
     @property
     def status(self) -> str:
@@ -123,13 +122,35 @@ class Facts:
         wanted = (protocol, function)
         return next((e for e in self.scores["under_attack"] if (e["protocol"]["name"], e["function"]) == wanted), None)
 
+    def same_images(self, function: str) -> Row:
+        """Accuracies of a function that may stand side by side, since all are of the same test images."""
+        recorded = (block for block in self.scores.get("same_images", ()) if block["function"] == function)
+        return next(recorded, None) or self._same_numbers(function)
+
+    def _same_numbers(self, function: str) -> Row:
+        """The same from scores of an older version: certificates for another number of images are left out."""
+        entries = [entry for entry in self.scores["under_attack"] if entry["function"] == function]
+        rows = entries[0]["rows"]
+        kinds = self.kinds(function) if self.certificates and self.certificates["rows"] == rows else []
+        return {
+            "rows": rows,
+            "clean_accuracy": entries[0]["clean_accuracy"],
+            "attacked": {e["protocol"]["name"]: of_attack(e["accuracy"], "worst") for e in entries},
+            "gaps": self.scores["gaps"].get(function, []),
+            "certified": {kind["name"]: self.all_certified(kind) for kind in kinds},
+        }
+
+    def clean(self, function: str) -> Row:
+        share: Row = self.same_images(function)["clean_accuracy"]
+        return share
+
     def worst(self, protocol: str, function: str) -> list[Row]:
         """Accuracy under the worst attack for each example, smallest radius first; empty if it was not measured."""
-        entry = self.entry(protocol, function)
-        return of_attack(entry["accuracy"], "worst") if entry else []
+        found: list[Row] = self.same_images(function)["attacked"].get(protocol, [])
+        return sorted(found, key=lambda row: float(row["radius"]))
 
     def gap(self, function: str, radius: float) -> Row | None:
-        return at_radius(self.scores["gaps"].get(function, ()), radius)
+        return at_radius(self.same_images(function)["gaps"], radius)
 
     def kinds(self, function: str) -> list[dict[str, Any]]:
         """The kinds of certificate that speak about this function, in the units of the attacks."""
@@ -152,6 +173,14 @@ class Facts:
         return at_radius(self.certified(kinds[0]), radius) if kinds else None
 
     def certified(self, kind: dict[str, Any]) -> list[Row]:
+        """Certified accuracy of the images whose attacked accuracy stands beside it; empty where there are none."""
+        if kind["function"] not in self.functions:
+            return []
+        rows: list[Row] = self.same_images(kind["function"])["certified"].get(kind["name"], [])
+        return rows
+
+    def all_certified(self, kind: dict[str, Any]) -> list[Row]:
+        """Certified accuracy of all images that were certified."""
         assert self.certificates is not None
         rows: list[Row] = self.certificates["certified_accuracy"][kind["name"]]
         return rows

@@ -85,6 +85,9 @@ def accuracy_curves(facts: Facts, name: str) -> Html:
         panel = panels[function, facts.unit] = Panel(spoken(function), f"radius, {facts.unit}")
         panel.curves += [_worst(facts, p, function) for p in facts.protocols if facts.entry(p, function)]
     for kind in facts.all_kinds:
+        attacked = kind in facts.kinds(kind["function"]) and kind["function"] in facts.functions
+        if attacked and not facts.certified(kind):
+            continue
         key = (kind["function"], kind_unit(kind))
         panel = panels.setdefault(key, Panel(spoken(kind["function"]), f"radius, {kind_unit(kind)}"))
         panel.curves.append(_certified(facts, kind))
@@ -145,7 +148,9 @@ def _epsilon_series(
     runs: Sequence[Facts], function: str, radius: float | None
 ) -> Iterator[tuple[str, str, str, list[tuple[float, float]]]]:
     """Label, colour, marker and (ε, accuracy in %) of what was measured; what was not is left out."""
-    clean = [(facts.epsilon, facts.scores["clean_accuracy"]) for facts in runs]
+    clean: list[tuple[float | None, Row | None]] = [
+        (facts.epsilon, facts.clean(function or facts.main_function)) for facts in runs
+    ]
     series = [("clean", "clean", "D", clean)]
     for protocol in ("published", "adaptive") if radius is not None else ():
         worst = [(facts.epsilon, at_radius(facts.worst(protocol, function), radius or 0.0)) for facts in runs]
@@ -157,17 +162,16 @@ def _epsilon_series(
 
 
 def _worst(facts: Facts, protocol: str, function: str) -> Curve:
-    entry = facts.entry(protocol, function)
-    assert entry is not None
     look = {"color": LIGHT[protocol], "marker": PROTOCOL_MARKERS[protocol]}
-    return Curve(f"{protocol} protocol, worst attack", _from_clean(entry, "worst"), look)
+    rows = [{**facts.clean(function), "radius": 0.0}, *facts.worst(protocol, function)]
+    return Curve(f"{protocol} protocol, worst attack", rows, look)
 
 
 def _certified(facts: Facts, kind: dict[str, Any]) -> Curve:
     status = kind["status"]
     label = f"certified, {kind['name']} rule ({STATUS_WORDS[status]})"
     look = {"color": LIGHT[status], "marker": "D", **STATUS_LOOKS[status]}
-    return Curve(label, facts.certified(kind), look)
+    return Curve(label, facts.certified(kind) or facts.all_certified(kind), look)
 
 
 def _attack(entry: dict[str, Any], attack: str, place: int) -> Curve:

@@ -45,6 +45,7 @@ CHECKS: dict[str, tuple[Callable[[Facts], bool], str]] = {
     "transfer beats white-box": (_both_protocols, "both protocols on one function"),
     "zero gradients": (_adaptive, "the adaptive protocol"),
     "a certified input was broken inside its radius": (_certified, "certificates for an attacked function, same units"),
+    "more is certified than survives": (_certified, "certificates for an attacked function, same units"),
     "units of radius differ": (_has_certificates, "certificates and the adaptive protocol"),
     "inputs look like [0, 1]": (_always, ""),
 }

@@ -85,9 +85,13 @@ def _training(facts: Facts, name: str) -> Html:
         ("seconds since its last start", f"{training['seconds_since_last_start']:,.1f} s"),
         ("PyTorch", training["torch"]),
     ]
+    if "test_accuracy" in training:
+        right = f"{100 * training['test_accuracy']:.1f}% of {number(training['test_examples'])} held-out test images"
+        rows.append(("the saved model is right on", right))
     parts = [tag("h3", "Training"), _list(rows)]
     if training["history"]:
-        caption = "Accuracy on held-out test images while training; no attack."
+        whose = training.get("history_of", "the parameters of that step, before any averaging")
+        caption = f"Accuracy on held-out test images while training, of {whose}; no attack."
         curve = learning_curve(training["history"], f"{name}-learning")
         parts.append(tag("figure", curve, tag("figcaption", caption)))
     return join(parts)

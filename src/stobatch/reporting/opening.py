@@ -6,13 +6,14 @@ from typing import Any
 
 from stobatch.reporting.facts import Facts, at_radius, middle
 from stobatch.reporting.markup import Html, bullets, join, tag
-from stobatch.reporting.tables import guarantee_line
+from stobatch.reporting.tables import PUBLIC_SEED_MEANS, guarantee_line
 from stobatch.reporting.words import interval, percent, points, spoken
 
 _STATUS_MEANINGS = {
     "claimed": "Its source says so. Nobody has proved it here, and it must not be relied on as a guarantee.",
     "proved": "A proof stands behind this, under the assumptions listed.",
     "refuted": "An audit or a counterexample shows that this does not hold.",
+    "void": PUBLIC_SEED_MEANS,
     "none": "This method promises nothing about its training data.",
 }
 
@@ -23,7 +24,7 @@ def opening(facts: Facts) -> Html:
 
 def identity(facts: Facts) -> Html:
     data = facts.config["config"]["data"]["name"]
-    seed = "not fixed" if facts.seed is None else facts.seed
+    seed = "secret" if facts.seed is None else facts.seed
     line = f"method {facts.method} · data {data} · seed {seed} · configuration "
     return tag("p", line, tag("code", facts.scores["training_hash"]), class_="muted")
 
@@ -103,7 +104,7 @@ def _gap_words(gap: dict[str, Any]) -> str:
 
 def tiles(facts: Facts) -> Html:
     function, radius = facts.main_function, middle(facts.radii)
-    found = [_tile("clean", "clean accuracy", facts.scores["clean_accuracy"], "test images")]
+    found = [_tile("clean", "clean accuracy", facts.clean(function), "test images")]
     for protocol in facts.protocols:
         share = at_radius(facts.worst(protocol, function), radius)
         if share:
@@ -126,9 +127,10 @@ def _tile(kind: str, title: str, share: dict[str, Any], of_what: str) -> Html:
 
 def one_line(facts: Facts) -> Html:
     """A run in one line, to fold its section under."""
-    gap = facts.gap(facts.main_function, middle(facts.radii))
+    function = facts.main_function
+    gap = facts.gap(function, middle(facts.radii))
     parts = [facts.name, guarantee_line(facts.guarantee)]
-    parts.append(f"clean {percent(facts.scores['clean_accuracy'])}")
+    parts.append(f"clean {percent(facts.clean(function))}")
     if gap:
         parts.append(f"gap {points(gap['gap']['value'])} at radius {gap['radius']:g}")
     return join(parts, " · ")

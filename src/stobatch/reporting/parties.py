@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from stobatch.reporting.tables import guarantee_card
+from stobatch.reporting.words import STATUS_WORDS
 
 _COLUMNS = (
     ("records", "records", ","),
@@ -23,7 +24,9 @@ _COLUMNS = (
 def party_table(federation: dict[str, Any]) -> RenderableType:
     """The table behind a federation's guarantee, and the guarantee."""
     guarantee = federation["guarantee"]
-    table = Table(title=f"parties; every ε is {guarantee['status']}, for that party's records", title_justify="left")
+    table = Table(
+        title=f"parties; every ε is {STATUS_WORDS[guarantee['status']]}, for that party's records", title_justify="left"
+    )
     table.add_column("party")
     for heading, _, _ in _COLUMNS:
         table.add_column(heading, justify="right")

@@ -13,6 +13,7 @@ PALETTE = {
     "clean": ("#8b929a", "#868e97"),
     "claimed": ("#b5711a", "#e0a24c"),
     "proved": ("#2a7d45", "#62bd7e"),
+    "void": ("#8a6a00", "#d8b53a"),
     "refuted": ("#b83232", "#ee7b78"),
     "consistent": ("#2e7c94", "#6fbdd4"),
     "attack-1": ("#4f86ba", "#7fb2e5"),
@@ -62,12 +63,14 @@ small,.muted,figcaption,caption{color:var(--muted)}
 .card>:first-child{margin-top:0}.card ul{margin:.3rem 0;padding-left:1.2rem}
 .card h3{margin:.2rem 0}.card p.status{font-size:1.2rem;font-weight:650}
 .card.claimed,.card.warning{border-color:var(--claimed)}.card.claimed .status,.card.warning h3{color:var(--claimed)}
+.card.void{border-color:var(--void)}.card.void .status{color:var(--void)}
 .card.proved,.card.well{border-color:var(--proved)}.card.proved .status{color:var(--proved)}
 .card.refuted,.card.none,.card.error{border-color:var(--refuted)}
 .card.refuted .status,.card.none .status,.card.error h3{color:var(--refuted)}
 .chip{display:inline-block;border:1px solid currentColor;border-radius:99px;padding:0 .55em;font-size:.78rem;
  white-space:nowrap}
-.chip.claimed{color:var(--claimed);border-style:dashed}.chip.proved{color:var(--proved)}
+.chip.claimed{color:var(--claimed);border-style:dashed}.chip.void{color:var(--void);border-style:dashed}
+.chip.proved{color:var(--proved)}
 .chip.consistent{color:var(--consistent)}
 .chip.refuted,.chip.none{color:var(--refuted);border-style:dotted}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1.2rem;margin:.6rem 0}

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+
+STATUS_STYLES = {"none": "red", "claimed": "yellow", "proved": "green", "refuted": "red", "void": "yellow"}
+PUBLIC_SEED_MEANS = (
+    "The seed is written in config.json: whoever has it can rebuild the noise and take it off. This is an experiment; "
+    "for a release, train without --seed."
+)
 
 
 def _number(value: float) -> str:
@@ -24,14 +31,29 @@ def guarantee_line(guarantee: dict[str, Any]) -> str:
     if status == "none":
         return "NO PRIVACY GUARANTEE"
     epsilon, delta = guarantee[f"{status}_epsilon"], guarantee[f"{status}_delta"]
+    budget = f"ε = {epsilon:g}" + (f", δ = {delta:g}" if delta else "")
+    if status == "void":
+        otherwise = guarantee["status_with_secret_seeds"]
+        return f"VOID: {guarantee['void_reason']} ({budget} would be {otherwise} with secret seeds)"
     word = {"claimed": "CLAIMED, NOT PROVED", "proved": "proved", "refuted": "REFUTED"}[status]
-    return f"{word}: ε = {epsilon:g}" + (f", δ = {delta:g}" if delta else "")
+    return f"{word}: {budget}"
+
+
+def trained_line(run: Path, training_hash: str, training: dict[str, Any]) -> str:
+    """What was trained, and how often the saved model is right; runs of older versions did not record that."""
+    done = f"trained {run} ({training_hash})"
+    if "test_accuracy" not in training:
+        return f"{done}; how good it is says `stobatch evaluate {run}`"
+    images = f"{training['test_examples']:,} held-out test images"
+    return f"{done}: the saved model is right on {training['test_accuracy']:.1%} of {images}"
 
 
 def guarantee_card(guarantee: dict[str, Any]) -> RenderableType:
     """What is guaranteed, by whom, and what speaks against it."""
-    style = {"none": "red", "claimed": "yellow", "proved": "green", "refuted": "red"}[guarantee["status"]]
+    style = STATUS_STYLES[guarantee["status"]]
     lines = [Text(guarantee_line(guarantee), style=f"bold {style}")]
+    if guarantee["status"] == "void":
+        lines.append(Text(PUBLIC_SEED_MEANS, style=style))
     lines.append(Text(f"{guarantee['neighbours']} neighbours, per {guarantee['unit']}, {guarantee['source']}"))
     lines += [Text(f"assumes: {line}") for line in guarantee["assumptions"]]
     lines += [Text(f"against it: {line}", style=style) for line in guarantee["objections"]]
@@ -137,30 +159,35 @@ def attack_table(under: dict[str, Any]) -> RenderableType:
 
 
 def score_table(scores: dict[str, Any]) -> RenderableType:
-    """The worst case under every protocol side by side, for each function that may be deployed, and the flags."""
-    parts: list[RenderableType] = []
-    for function in dict.fromkeys(under["function"] for under in scores["under_attack"]):
-        chosen = [under for under in scores["under_attack"] if under["function"] == function]
-        table = Table(
-            title=f"accuracy under the worst attack, {scores['norm']} over {scores['input_range']}, "
-            f"{_spoken(function)}, {chosen[0]['rows']} test examples",
-            title_justify="left",
-        )
-        table.add_column("radius", justify="right")
-        for under in chosen:
-            table.add_column(f"{under['protocol']['name']} protocol", justify="right")
-        differences = {gap["radius"]: gap["gap"] for gap in scores["gaps"].get(function, [])}
-        table.add_column("gap, points", justify="right")
-        table.add_row("clean", *[_percent(under["clean_accuracy"]) for under in chosen], "")
-        worst = [_by_radius(under["accuracy"]) for under in chosen]
-        for radius in worst[0]:
-            gap = differences.get(radius)
-            shown = f"{100 * gap['value']:.1f} [{100 * gap['low']:.1f}, {100 * gap['high']:.1f}]" if gap else ""
-            table.add_row(f"{radius:g}", *[_percent(rows[radius]["worst"]) for rows in worst], shown)
-        parts.append(table)
+    """The worst case under every protocol and what is certified, of the same images side by side; and the flags."""
+    statuses = {kind["name"]: kind["status"] for kind in (scores["certificates"] or {"kinds": []})["kinds"]}
+    parts: list[RenderableType] = [_function_table(scores, block, statuses) for block in scores["same_images"]]
     meanings = {under["protocol"]["name"]: under["protocol"]["meaning"] for under in scores["under_attack"]}
     parts += [Text(f"{name}: {meaning}") for name, meaning in meanings.items()]
     return Group(*parts, flag_panel(scores["flags"]))
+
+
+def _function_table(scores: dict[str, Any], block: dict[str, Any], statuses: dict[str, str]) -> Table:
+    table = Table(
+        title=f"accuracy under the worst attack, {scores['norm']} over {scores['input_range']}, "
+        f"{_spoken(block['function'])}, the same {block['rows']} test examples in every column",
+        title_justify="left",
+    )
+    table.add_column("radius", justify="right")
+    for protocol in block["attacked"]:
+        table.add_column(f"{protocol} protocol", justify="right")
+    table.add_column("gap, points", justify="right")
+    for kind in block["certified"]:
+        table.add_column(f"certified by {kind}\n{statuses[kind]}", justify="right")
+    clean = [_percent(block["clean_accuracy"])] * len(block["attacked"])
+    table.add_row("clean", *clean, "", *[""] * len(block["certified"]))
+    gaps = {gap["radius"]: gap["gap"] for gap in block["gaps"]}
+    for rows in zip(*block["attacked"].values(), *block["certified"].values(), strict=True):
+        shares, gap = [_percent(row) for row in rows], gaps.get(rows[0]["radius"])
+        shown = f"{100 * gap['value']:.1f} [{100 * gap['low']:.1f}, {100 * gap['high']:.1f}]" if gap else ""
+        split = len(block["attacked"])
+        table.add_row(f"{rows[0]['radius']:g}", *shares[:split], shown, *shares[split:])
+    return table
 
 
 def flag_panel(flags: list[dict[str, Any]]) -> RenderableType:

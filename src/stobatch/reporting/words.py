@@ -7,7 +7,13 @@ from typing import Any
 
 from stobatch.reporting.markup import Html, join, tag
 
-STATUS_WORDS = {"claimed": "claimed, not proved", "proved": "proved", "refuted": "refuted", "none": "no guarantee"}
+STATUS_WORDS = {
+    "claimed": "claimed, not proved",
+    "proved": "proved",
+    "refuted": "refuted",
+    "none": "no guarantee",
+    "void": "void: public seed",
+}
 _NORMS = {"linf": "l∞", "l2": "l2", "l1": "l1"}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from stobatch.config import RunConfig
 from stobatch.data import Examples
@@ -15,6 +14,7 @@ from stobatch.models import Network
 from stobatch.progress import progress
 from stobatch.training.checkpoint import TrainingState
 from stobatch.training.engines import Engine, Gradients
+from stobatch.training.monitoring import Monitored
 from stobatch.training.precision import working_precision
 from stobatch.training.trainable import Trainable
 
@@ -42,8 +42,7 @@ def train(
     if resume and state.restore(run, config.training_hash):
         trainable.after_update()
     parameters = dict(network.named_parameters())
-    inputs = held_out.inputs[: config.training.monitor_examples].to(network.device, network.dtype)
-    labels = held_out.labels[: config.training.monitor_examples].to(inputs.device)
+    monitored = Monitored.of(held_out, config, network)
     note, every, stretch_end = "", config.machine.checkpoint_every, state.step
     with (
         finish_first() as stop,
@@ -63,7 +62,7 @@ def train(
             state.step += 1
             last = state.step == config.training.steps
             if engine.leads and (state.step % config.training.monitor_every == 0 or last):
-                correct = accuracy(network, inputs, labels)
+                correct = monitored.accuracy(network)
                 state.history.append((float(state.step), correct, trainable.monitor(state.step)))
                 note = f"test accuracy {correct:.3f}"
             if state.step % every == 0 or last or averaged.stopping:
@@ -101,13 +100,3 @@ def descend(
     for optimiser in optimisers:
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-
-
-@torch.no_grad()
-def accuracy(network: torch.nn.Module, inputs: Tensor, labels: Tensor, chunk: int = 1000) -> float:
-    """The share of inputs whose largest score is their label's."""
-    hits = sum(
-        int((network(inputs[i : i + chunk]).argmax(1) == labels[i : i + chunk]).sum())
-        for i in range(0, len(inputs), chunk)
-    )
-    return hits / len(inputs)

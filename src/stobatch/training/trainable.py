@@ -25,6 +25,8 @@ class Trainable(ABC):
     network: Classifier
     monitored: ClassVar[str]
     """What `monitor` measures."""
+    history_of: ClassVar[str] = "the parameters of that step"
+    """Whose accuracy is monitored along the way; the saved model's is measured apart."""
 
     @abstractmethod
     def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:

@@ -19,6 +19,7 @@ from stobatch.evaluation.accuracy import WORST, AttackedTable, Gap, gaps
 from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.protocols import PROTOCOLS, radii_of
 from stobatch.evaluation.sanity import Certified, Evidence, Probe, certified_from, flags
+from stobatch.evaluation.side_by_side import same_images
 from stobatch.evaluation.statistics import proportion
 from stobatch.files import write_tensors
 from stobatch.loading import TrainedModel, seeds_of
@@ -167,6 +168,7 @@ def evaluate(
         "clean_accuracy": proportion(tables[0].clean()).to_dict(),
         "under_attack": [_under_attack(table) for table in tables],
         "gaps": {name: [gap.to_dict() for gap in _gaps(evidence, name)] for name in names},
+        "same_images": same_images(tables, certified),
         "flags": [flag.to_dict() for flag in flags(evidence, lowest_input=float(opened.test.inputs.min()))],
         "images": _keep_images(opened) if settings.num_images else None,
         "certificates": certificates,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stobatch.auditing.finding import Finding
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.errors import RunError, SettingError
@@ -47,7 +48,7 @@ def audit(
     names = audited.settings.instruments or _fitting(audited)
     audited, known = replace(audited, num_tests=_tests(audited, names)), _known(audited)
     for name in (name for name in MAKERS if name in names):
-        found = [finding.to_dict() | {"evidence": f"evidence/{name}.json"} for finding in MAKERS[name](audited)]
+        found = [_worded(finding, name, audited).to_dict() for finding in MAKERS[name](audited)]
         evidence = {
             "training_hash": audited.config.training_hash,
             "settings": audited.settings.to_dict(),
@@ -59,6 +60,15 @@ def audit(
         document = summary(audited.config.training_hash, known)
         audited.run.write("audit", document)
     return document
+
+
+def _worded(finding: Finding, instrument: str, audited: Audited) -> Finding:
+    """The finding with its evidence; where the seed is public, it says which training its claim is about."""
+    finding = replace(finding, evidence=f"evidence/{instrument}.json")
+    if finding.about != "privacy" or audited.config.seed is None or finding.claim_status is Status.NONE:
+        return finding
+    statement = f"{finding.statement} for this training with secret seeds"
+    return replace(finding, claim=f"with secret seeds: {finding.claim}", statement=statement)
 
 
 def _tests(audited: Audited, names: tuple[str, ...]) -> int:
@@ -116,9 +126,7 @@ def opened(
         return Audited(run, config, info, model.plan, model.claim, seeds, model, dataset, network, seed, resume, quiet)
     the_plan = plan_of(config, dataset=dataset, network=network)
     whole = dataset or read_data(config, seeds, quiet)
-    return Audited(
-        run, config, whole.info, the_plan, the_plan.guarantee, seeds, None, whole, network, seed, resume, quiet
-    )
+    return Audited(run, config, whole.info, the_plan, the_plan.claim, seeds, None, whole, network, seed, resume, quiet)
 
 
 def _fitting(audited: Audited) -> tuple[str, ...]:

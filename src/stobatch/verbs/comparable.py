@@ -36,7 +36,8 @@ class Compared:
     """One training of a comparison: a row's settings with a seed, and its directory."""
 
     name: str
-    seed: int
+    number: int
+    """Its public seed; where seeds are secret, which of the row's trainings it is."""
     config: RunConfig
     run: Run
     network: Classifier | None
@@ -46,8 +47,16 @@ class Compared:
     def certifies(self) -> bool:
         return method_of(self.config).certifies(self.config)
 
+    @property
+    def public(self) -> bool:
+        return self.config.seed is not None
+
+    @property
+    def training(self) -> str:
+        return f"seed {self.number}" if self.public else f"training {self.number}"
+
     def __str__(self) -> str:
-        return f"{self.name} ({privacy_words([self.status])}), seed {self.seed}"
+        return f"{self.name} ({privacy_words([self.status])}), {self.training}"
 
 
 def slug(name: str) -> str:
@@ -62,14 +71,15 @@ def slug(name: str) -> str:
 def planned(
     configs: Mapping[str, RunConfig],
     out: Path,
-    seeds: Sequence[int],
+    seeds: Sequence[int] | None,
+    repeats: int,
     dataset: Dataset | None,
     networks: Mapping[str, Classifier],
     device: str | None,
 ) -> list[Compared]:
     """Every training of a comparison in order, or an error; nothing is written."""
     _require_names(configs, networks)
-    _require_seeds(seeds)
+    _require_seeds(seeds, repeats)
     if Run(out).exists:
         raise RunError(
             f"{out} is a run.", why="A comparison is a folder of several runs.", remedy="Choose another --out."
@@ -85,10 +95,11 @@ def planned(
             raise type(error)(f"row '{name}': {error.what}", why=error.why, remedy=error.remedy) from None
         _require_answers(name, config, info, the_plan, networks.get(name))
         use_device(config.machine)
-        for seed in seeds:
-            run = Run(out / slug(name) / f"seed-{seed}")
-            status = str(the_plan.guarantee.status)
-            found.append(Compared(name, seed, config.replace(seed=seed), run, networks.get(name), status))
+        status = str((the_plan.claim if seeds is None else the_plan.claim.with_public_seed()).status)
+        for number in range(1, repeats + 1) if seeds is None else seeds:
+            folder = f"secret-{number}" if seeds is None else f"seed-{number}"
+            own = config.replace(seed=None if seeds is None else number)
+            found.append(Compared(name, number, own, Run(out / slug(name) / folder), networks.get(name), status))
     for one in found:
         _require_own_directory(one, dataset)
     if dataset is not None:
@@ -117,7 +128,14 @@ def _require_names(configs: Mapping[str, RunConfig], networks: Mapping[str, Clas
             raise SettingError(f"there is no row '{name}' for this network.", remedy=f"Rows: {', '.join(configs)}.")
 
 
-def _require_seeds(seeds: Sequence[int]) -> None:
+def _require_seeds(seeds: Sequence[int] | None, repeats: int) -> None:
+    if repeats < 1 or (seeds is not None and repeats > 1):
+        raise SettingError(
+            f"repeats={repeats} is not possible here.",
+            remedy="Give a number of trainings with secret seeds, or a list of public seeds, and not both.",
+        )
+    if seeds is None:
+        return
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise SettingError(
             f"seeds {', '.join(map(str, seeds)) or '(none)'} are no set of seeds.",
@@ -176,7 +194,7 @@ def _require_own_directory(one: Compared, dataset: Dataset | None) -> None:
     run, wanted = one.run, one.config.training_hash
     if run.exists and (found := run.read("config").get("training_hash")) != wanted:
         raise RunError(
-            f"{run.path} holds configuration {found}, and '{one.name}' with seed {one.seed} is {wanted}.",
+            f"{run.path} holds configuration {found}, and '{one.name}', {one.training}, is {wanted}.",
             why="A comparison reuses trainings and never overwrites one.",
             remedy="Choose another --out, or ask for the settings that it was trained with.",
         )

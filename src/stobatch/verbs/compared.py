@@ -24,7 +24,7 @@ def comparison(compared: Sequence[Compared], out: Path) -> Document:
     """What `compare` found: rows in the order of their configurations, and t-tests between them."""
     by_name: dict[str, BySeed] = {}
     for one in compared:
-        by_name.setdefault(one.name, {})[one.seed] = Facts.read(one.run)
+        by_name.setdefault(one.name, {})[one.number] = Facts.read(one.run)
     radii = list(compared[0].config.evaluation.radii)
     facts = next(iter(by_name[compared[0].name].values()))
     rows = [
@@ -32,12 +32,14 @@ def comparison(compared: Sequence[Compared], out: Path) -> Document:
         for name, by_seed in by_name.items()
         for function in next(iter(by_seed.values())).functions
     ]
-    tests = _t_tests(rows)
+    public = compared[0].public
+    tests = _t_tests(rows, public)
     return {
         "norm": facts.scores["norm"],
         "input_range": facts.scores["input_range"],
         "radii": radii,
-        "seeds": list(dict.fromkeys(one.seed for one in compared)),
+        "public_seeds": public,
+        "seeds": list(dict.fromkeys(one.number for one in compared)),
         "data": facts.config["dataset"]["name"],
         "protocols": {e["protocol"]["name"]: e["protocol"]["meaning"] for e in _entries(by_name)},
         "rows": rows,
@@ -63,7 +65,7 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], out:
     first = next(iter(by_seed.values()))
     guarantees = _grouped({seed: facts.guarantee for seed, facts in by_seed.items()})
     words = privacy_words([guarantee["status"] for guarantee in guarantees])
-    entries = {seed: _entry(facts, function) for seed, facts in by_seed.items()}
+    blocks = {seed: facts.same_images(function) for seed, facts in by_seed.items()}
     trainings = {seed: facts.training or {} for seed, facts in by_seed.items()}
     return {
         "name": name,
@@ -71,8 +73,8 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], out:
         "method": first.method,
         "function": function,
         "guarantees": guarantees,
-        "test_examples": next(iter(entries.values()))["rows"],
-        "clean": _spread({seed: entry["clean_accuracy"]["value"] for seed, entry in entries.items()}),
+        "test_examples": next(iter(blocks.values()))["rows"],
+        "clean": _spread({seed: block["clean_accuracy"]["value"] for seed, block in blocks.items()}),
         "attacked": list(_attacked(by_seed, function, radii)),
         "certified": list(_certified(by_seed, function, radii)),
         "training_seconds": _spread(_known(trainings, "seconds_since_last_start")),
@@ -81,12 +83,6 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], out:
         "devices": sorted({str(training["device"]) for training in trainings.values() if "device" in training}),
         "runs": {str(seed): facts.run.path.relative_to(out).as_posix() for seed, facts in by_seed.items()},
     }
-
-
-def _entry(facts: Facts, function: str) -> dict[str, Any]:
-    """What was measured of a function under the first protocol that it was attacked by."""
-    found: dict[str, Any] = next(entry for entry in facts.scores["under_attack"] if entry["function"] == function)
-    return found
 
 
 def _grouped(by_seed: Mapping[int, dict[str, Any]]) -> list[Document]:
@@ -152,16 +148,22 @@ def _spread(values: Mapping[int, float]) -> Document | None:
     }
 
 
-def _t_tests(rows: Sequence[Document]) -> list[Document]:
-    """Two-tailed tests over seeds between every two rows, on clean inputs and under each protocol at each radius."""
+def _t_tests(rows: Sequence[Document], public: bool) -> list[Document]:
+    """Two-tailed tests over seeds between every two rows, on clean inputs and under each protocol at each radius.
+
+    Rows are paired by public seed. Secret seeds pair with none, so each gets a number that no other row has; functions
+    of one model are paired all the same.
+    """
     groups: dict[str, dict[int, dict[tuple[str, float], float]]] = {}
+    models = list(dict.fromkeys(row["name"] for row in rows))
     for row in rows:
+        shift = 0 if public else models.index(row["name"]) * len(row["clean"]["per_seed"])
         measures = {(CLEAN, 0.0): row["clean"]}
         measures |= {(entry["protocol"], entry["radius"]): entry for entry in row["attacked"]}
         group = groups.setdefault(row["label"], {})
         for measure, spread in measures.items():
             for seed, value in spread["per_seed"].items():
-                group.setdefault(int(seed), {})[measure] = value
+                group.setdefault(int(seed) + shift, {})[measure] = value
     return [
         {
             "first": first,

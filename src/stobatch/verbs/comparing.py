@@ -25,17 +25,20 @@ def compare(
     configs: Mapping[str, RunConfig],
     out: str | Path,
     *,
-    seeds: Sequence[int] = (1,),
+    seeds: Sequence[int] | None = None,
+    repeats: int = 1,
     dataset: Dataset | None = None,
     networks: Mapping[str, Classifier] | None = None,
     quiet: bool = False,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Train, certify and evaluate every configuration with every seed, and put them side by side.
+    """Train, certify and evaluate every configuration, and put them side by side.
 
-    `configs` maps the name of a row to a complete configuration, whose own seed does not matter. Each training has its
-    directory, `out/ROW/seed-SEED`. What is there already is reused if it is the same training, measured the same way;
-    so a call that was interrupted continues, and a second one only reads. Another training in a directory is refused.
+    Each is trained `repeats` times with secret seeds of its own; or, as an experiment whose privacy guarantees are
+    void, once with each of the public `seeds`. `configs` maps the name of a row to a complete configuration, whose own
+    seed does not matter. Each training has its directory, `out/ROW/secret-1` or `out/ROW/seed-SEED`. What is there
+    already is reused if it is the same training, measured the same way; so a call that was interrupted continues, and a
+    second one only reads. Another training in a directory is refused.
 
     Writes `comparison.json` (which is returned), `comparison.html` and `comparison.svg`. The first radius of the
     configurations is the one that the figure shows.
@@ -43,7 +46,7 @@ def compare(
     from stobatch.reporting.compared_page import write_comparison
 
     where = Path(out)
-    compared = planned(configs, where, seeds, dataset, networks or {}, device)
+    compared = planned(configs, where, seeds, repeats, dataset, networks or {}, device)
     if dataset is not None and not (where / f"{TEST_DATA}.json").exists():
         write_json(where / f"{TEST_DATA}.json", TEST_DATA, {"sha256": dataset.test.fingerprint()})
     started = time.monotonic()
@@ -91,9 +94,9 @@ def _is_certified(one: Compared) -> bool:
 
 def _is_evaluated(one: Compared) -> bool:
     """Whether there are scores of this model, made with these settings and beside the certificates that are there."""
-    if not one.run.has("scores"):
+    found = one.run.read("scores") if one.run.has("scores") else {}
+    if "same_images" not in found:
         return False
-    found = one.run.read("scores")
     certificates = one.run.read("certificates") if one.run.has("certificates") else None
     made_with = (found["training_hash"], found["settings"], found["certificates"])
     return made_with == (one.config.training_hash, one.config.evaluation.to_dict(), certificates)

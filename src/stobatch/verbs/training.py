@@ -11,7 +11,7 @@ import torch
 from stobatch import data
 from stobatch.auditing.one_run import replacing
 from stobatch.config import RunConfig
-from stobatch.data import Dataset, DatasetInfo
+from stobatch.data import Dataset, DatasetInfo, Examples
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, write_tensors
 from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of
@@ -28,6 +28,7 @@ from stobatch.training.checkpoint import TrainingState, tensors_digest
 from stobatch.training.device import use_device
 from stobatch.training.engines import Engine
 from stobatch.training.engines.launch import REMEDIES, engine_for, placed
+from stobatch.training.monitoring import Monitored
 from stobatch.training.peak_memory import PeakMemory
 from stobatch.training.precision import parameter_precision
 from stobatch.types import Neighbours
@@ -100,7 +101,7 @@ def _train(
             state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
-                _write_end(run, config, trainable, state, spent, engine.processes)
+                _write_end(run, config, trainable, state, dataset.test, spent, engine.processes)
             engine.note("done")
             engine.exchange("trained", "")
     return load(run.path, network=network, device=str(device), threads=config.machine.threads)
@@ -111,11 +112,13 @@ def _write_end(
     config: RunConfig,
     trainable: Trainable,
     state: TrainingState,
+    held_out: Examples,
     spent: dict[str, float | str | None],
     processes: int,
 ) -> None:
     """What a finished training leaves; the model comes last, since it says that all is there."""
     kept = trainable.finish(run.path)
+    monitored = Monitored.of(held_out, config, trainable.network)
     if carried := trainable.carried():
         path = run.path / PRIVATE / CANARY_SCORES
         write_tensors(path, carried, {"config_hash": config.training_hash}, private=True)
@@ -128,6 +131,8 @@ def _write_end(
             "device": str(trainable.network.device),
             "processes": processes,
             "torch": torch.__version__,
+            **monitored.saved(trainable.network),
+            "history_of": trainable.history_of,
             "history": [
                 {"step": int(step), "test_accuracy": accuracy, trainable.monitored: monitored}
                 for step, accuracy, monitored in state.history
