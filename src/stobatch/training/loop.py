@@ -63,7 +63,8 @@ def train(
             state.step += 1
             last = state.step == config.training.steps
             if engine.leads and (state.step % config.training.monitor_every == 0 or last):
-                correct = accuracy(network, inputs, labels)
+                with trainable.keeping_state():
+                    correct = accuracy(network, inputs, labels)
                 state.history.append((float(state.step), correct, trainable.monitor(state.step)))
                 note = f"test accuracy {correct:.3f}"
             if state.step % every == 0 or last or averaged.stopping:
