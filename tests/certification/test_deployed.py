@@ -197,7 +197,7 @@ def test_functions_patched_under_the_layers_are_found_by_their_scores(monkeypatc
 
 @pytest.mark.parametrize("kind", [Turning, OnlyWhenTraining])
 def test_votes_of_a_network_that_is_not_one_function_are_refused(kind: type[Layered]) -> None:
-    with pytest.raises(ModelError, match="changes its 'calls'|other scores"):
+    with pytest.raises(ModelError, match=r"changes its 'calls'|other scores"):
         verify(input_votes(made(kind)))
 
 

@@ -139,7 +139,7 @@ def test_nnpack_flips_a_certified_input_and_is_switched_off() -> None:
         torch.backends.nnpack.set_flags(True)
         flipped = network(inputs.repeat(16, 1, 1, 1)).argmax(1)
         certified = BoundsVerifier(network, Norm.LINF, [0.1], 64).verify(inputs, torch.Generator())
-        assert certified.label.tolist() == [0] and certified.radius.tolist() == [0.1]
+        assert (certified.label.tolist(), certified.radius.tolist()) == ([0], [0.1])
         assert set(flipped.tolist()) == {1}, "NNPACK rounds like a sum: this test shows nothing"
         # From then on the same process, with the same switches, keeps to what was certified.
         assert set(network(inputs.repeat(16, 1, 1, 1)).argmax(1).tolist()) == {0}
@@ -151,6 +151,9 @@ def test_scores_that_no_sum_of_products_gives_are_refused(monkeypatch: pytest.Mo
     """Should NNPACK be used all the same, the deployed scores are outside of what bounds of a point allow."""
     network, inputs = bright_pixel()
     monkeypatch.setattr(arithmetic, "switch_nnpack_off", lambda: None)
-    with torch.backends.mkldnn.flags(enabled=False), torch.backends.nnpack.flags(enabled=True):
-        with pytest.raises(ModelError, match="not those that its layers give"):
-            BoxCertifier.of(network, 64).predict(inputs.repeat(16, 1, 1, 1))
+    with (
+        torch.backends.mkldnn.flags(enabled=False),
+        torch.backends.nnpack.flags(enabled=True),
+        pytest.raises(ModelError, match="not those that its layers give"),
+    ):
+        BoxCertifier.of(network, 64).predict(inputs.repeat(16, 1, 1, 1))

@@ -1,4 +1,4 @@
-"""How the products of a float32 pass are computed: what bounds allow for, and how to find out that it is something else.
+"""How the products of a float32 pass are computed: what bounds allow for, and how to find out that it is not that.
 
 The rounding allowance of `certification.linear_bounds` covers sums of float32 products, accumulated in float32 or wider
 in any order, fused or not. It covers nothing else: operands rounded to TF32 or bfloat16 first, and algorithms that
@@ -68,8 +68,8 @@ def require_plain_float32(layers: Iterable[nn.Module], device: torch.device) -> 
         raise ModelError(
             f"float32 products are rounded to TF32, bfloat16 or less in this process, says {reduced[0]}.",
             why="That is a thousand times the rounding that the certificate allows for.",
-            remedy="Call torch.set_float32_matmul_precision('highest'), set torch.backends.cudnn.allow_tf32 = False and "
-            "every fp32_precision to 'ieee', leave autocast, and unset the variable, if it is one.",
+            remedy="Call stobatch.models.arithmetic.use_plain_float32(), leave autocast, and unset the variable, if it "
+            "is one.",
         )
     if device.type == "cuda" and torch.backends.cudnn.enabled and torch.backends.cudnn.is_available():
         for layer in layers:

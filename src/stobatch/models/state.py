@@ -94,7 +94,7 @@ def _frozen(value: object, depth: int) -> object:
 
 
 def untrained(network: nn.Module) -> dict[str, Tensor]:
-    """What `state_dict` holds beside trained parameters; raises at what is no tensor, which a model file cannot hold."""
+    """What `state_dict` holds beside trained parameters; raises at what is no tensor: no model file holds it."""
     trained = {id(p) for p in network.parameters() if p.requires_grad}
     found = {name: value for name, value in network.state_dict(keep_vars=True).items() if id(value) not in trained}
     for name, value in found.items():
