@@ -43,7 +43,7 @@ def pictures(count: int = 12, seed: int = 1) -> Tensor:
 
 def bounds(norm: Norm = Norm.LINF) -> BoundsVerifier:
     network = build_layered("squash 2 0 0.4, conv 3 3/2, relu, linear", (1, 6, 6), 3, seeded()).requires_grad_(False)
-    return BoundsVerifier(network, network.layers, norm, [0.002 * 1.3**i for i in range(20)], memory_mb=64)
+    return BoundsVerifier(network, norm, [0.002 * 1.3**i for i in range(20)], memory_mb=64)
 
 
 class Claims(Verifier):

@@ -133,7 +133,7 @@ def pictures(count: int = 12, seed: int = 1) -> Tensor:
 
 def bounds(norm: Norm = Norm.LINF, radii: Sequence[float] = (0.2, 0.01, 0.05, 0.01)) -> BoundsVerifier:
     net = network()
-    return BoundsVerifier(net, net.layers, norm, radii, 64)
+    return BoundsVerifier(net, norm, radii, 64)
 
 
 @pytest.mark.parametrize("norm", Norm)

@@ -148,3 +148,72 @@ def test_replacing_a_batch_norm_over_vectors_keeps_the_values():
     mended = replace_batch_norm(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))
     out = mended(torch.randn(5, 4))
     assert float((out[0] - out[1]).detach().abs().max()) > 0.1
+
+
+class AboveFourRows(nn.Module):
+    """Mixes only in batches that are larger than the smallest experiment."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values - values.mean(0) if len(values) > 4 else values
+
+
+class LastRows(nn.Module):
+    """The first rows are left alone; the last half of larger batches is mixed with itself."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        half = max(4, len(values) // 2)
+        return torch.cat([values[:half], values[half:] - values[half:].mean(0)])
+
+
+class WhileTraining(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values - values.mean(0) if self.training else values
+
+
+class WithGradients(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values - values.mean(0) if torch.is_grad_enabled() else values
+
+
+class UnderAutocast(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values - values.mean(0) if torch.is_autocast_enabled("cpu") else values
+
+
+@pytest.mark.parametrize("layer", [AboveFourRows(), LastRows()], ids=repr)
+def test_mixing_is_found_at_the_size_that_passes(layer):
+    require_per_example(network(nn.Tanh()), 64)
+    with pytest.raises(ModelError, match="in batches of 64"):
+        require_per_example(network(nn.Tanh(), layer), 64)
+
+
+def test_what_only_large_batches_show_is_not_seen_in_small_ones():
+    """Why the size matters."""
+    require_per_example(network(nn.Tanh(), AboveFourRows()))
+
+
+@pytest.mark.parametrize("layer", [WhileTraining(), WithGradients()], ids=repr)
+def test_mixing_is_found_in_the_mode_that_training_uses(layer):
+    with pytest.raises(ModelError):
+        require_per_example(network(nn.Tanh(), layer))
+    with torch.no_grad():
+        require_per_example(network(nn.Tanh(), layer).eval())
+
+
+def test_mixing_is_found_in_the_precision_that_training_uses():
+    mixing = network(nn.Tanh(), UnderAutocast())
+    require_per_example(mixing, 64)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ModelError):
+        require_per_example(mixing, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        require_per_example(network(nn.Tanh()), 64)
+
+
+def test_rounding_that_depends_on_the_place_in_memory_is_no_mixing():
+    class Rough(nn.Module):
+        """The last bit of every value depends on something else than the examples."""
+
+        def forward(self, values: Tensor) -> Tensor:
+            return values * (1 + 2.0**-23 * (values.data_ptr() // 64 % 3))
+
+    require_per_example(network(nn.Tanh(), Rough()), 64)

@@ -92,7 +92,7 @@ def test_the_size_of_a_tile_changes_no_vote_given_the_same_draws(
 ) -> None:
     inputs, tallies = some_inputs(network), []
     for rows in (3, 7, 200):
-        monkeypatch.setattr(monte_carlo, "_CPU_ROWS", rows)
+        monkeypatch.setattr(monte_carlo, "CPU_ROWS", rows)
         tallies.append(tally_products(network, inputs, Replay(0.7, 1.4), DRAWS, torch.Generator(), 512))
     assert all(torch.equal(tally.votes, tallies[0].votes) for tally in tallies)
     assert all(torch.allclose(tally.scores, tallies[0].scores, rtol=0, atol=1e-9) for tally in tallies)

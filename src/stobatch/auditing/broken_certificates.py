@@ -184,7 +184,7 @@ def enlarged_bounds_bench(seed: int) -> Bench:
     weight = torch.randn(3, 16, generator=generator)
     network = _linear(weight)
     inputs = 0.8 * (2 * torch.rand(_NUM_INPUTS, 16, generator=generator) - 1)
-    bounds = BoundsVerifier(network, network.layers, Norm.LINF, [0.005 * 1.1**i for i in range(45)], memory_mb=64)
+    bounds = BoundsVerifier(network, Norm.LINF, [0.005 * 1.1**i for i in range(45)], memory_mb=64)
     scores = inputs @ weight.T
     lead = scores.amax(1, keepdim=True) - scores
     slope = (weight[scores.argmax(1)].unsqueeze(1) - weight).abs().sum(2)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from stobatch.certification.deployed import require_stack, require_unaltered
 from stobatch.certification.linear_bounds import (
     LOWER_SLOPES,
     AveragePool,
@@ -30,6 +31,7 @@ from stobatch.certification.linear_bounds import (
     lower_bounds,
 )
 from stobatch.errors import DataError, ModelError, UnitError
+from stobatch.models.arithmetic import require_plain_float32
 from stobatch.models.layered import Squash
 
 FLOAT32_DISTANCE = 2.0**-22
@@ -70,17 +72,35 @@ class BoxCertifier:
     layers: nn.Sequential
     method: Literal["interval", "linear"] = "linear"
     memory_mb: int = 512
+    deployed: nn.Module | None = None
+    """The network that is called, if it is not the stack itself."""
 
     def __post_init__(self) -> None:
-        _steps(self.layers)
+        self._steps()
+
+    @classmethod
+    def of(cls, network: nn.Module, memory_mb: int) -> Self:
+        """For the calls of a network; raises unless they compute what its layers say."""
+        return cls(require_stack(network), memory_mb=memory_mb, deployed=network)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
-        """The deployed prediction, the class that certificates are about."""
-        scores = torch.cat([self.layers(part.clone()) for part in torch.split(self._checked(inputs), _CPU_EXAMPLES)])
+        """The deployed prediction, the class that certificates are about.
+
+        Scores of the call itself; they have to lie in the bounds of a ball of radius 0, as those of every pass do that
+        the certificate speaks of.
+        """
+        inputs, steps = self._checked(inputs), self._steps()
+        if not len(inputs):
+            return inputs.new_zeros(0, dtype=torch.long)
+        call = self.deployed or self.layers
+        parts = [(part, call(part.clone())) for part in torch.split(inputs, _CPU_EXAMPLES)]
+        scores = torch.cat([scores for _, scores in parts])
         # The largest of scores that are no numbers is no prediction.
         if not bool(scores.isfinite().all()):
             raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
+        for part, found in parts:
+            _require_within_bounds(steps, part, found)
         return scores.argmax(1)
 
     @torch.no_grad()
@@ -129,8 +149,14 @@ class BoxCertifier:
             failed[todo] = torch.where(holds, failed[todo], middle)
         return CertifiedRadii(predictions, proved.double() * tolerance)
 
+    def _steps(self) -> list[Step]:
+        """Of the layers as they are now: weights and hooks may have changed since the last question."""
+        if self.deployed is not None and require_stack(self.deployed) is not self.layers:
+            raise ModelError("the network has other layers than those certified.", remedy="Make the certifier again.")
+        return _steps(self.layers)
+
     def _margins(self, inputs: Tensor, predictions: Tensor, radii: Tensor, *, until_positive: bool) -> Tensor:
-        steps = _steps(self.layers)
+        steps = self._steps()
         if not len(inputs):
             return radii
         size = self._examples_in_memory(inputs, steps)
@@ -170,13 +196,7 @@ class BoxCertifier:
                 remedy="Scale them as stobatch.data does.",
             )
         device = next(self.layers.parameters()).device
-        reduced = device.type == "cuda" and torch.backends.cudnn.allow_tf32
-        if reduced or torch.get_float32_matmul_precision() != "highest":
-            raise ModelError(
-                "float32 products are rounded to TF32 or bfloat16 in this process.",
-                why="That is a thousand times the rounding that the certificate allows for.",
-                remedy="Set torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False.",
-            )
+        require_plain_float32(self.layers, device)
         return inputs.to(device)
 
 
@@ -202,6 +222,19 @@ def _passes(steps: list[Step], box: Box) -> Iterator[Passed]:
         passed = step.forward(box)
         yield passed
         box = passed.after
+
+
+def _require_within_bounds(steps: list[Step], inputs: Tensor, scores: Tensor) -> None:
+    """Raise unless the scores lie in the bounds of a ball of radius 0 around the inputs that they were given for."""
+    *_, last = _passes(steps, _ball(inputs, inputs.new_zeros(len(inputs)).double()))
+    box = last.after
+    # Bounds that are NaN, where sums may overflow, hold for nothing and certify nothing.
+    if scores.shape != box.low.shape or bool(((scores < box.low) | (scores > box.high)).any()):
+        raise ModelError(
+            "the network's scores are not those that its layers give in float32.",
+            why="It computes another function, or by other arithmetic, than what is certified.",
+            remedy="Remove whatever changes its passes: patched functions, reduced precision, another back-end.",
+        )
 
 
 def _leads(head: Passed, predictions: Tensor) -> Rows:
@@ -247,8 +280,16 @@ def _steps(layers: nn.Sequential) -> list[Step]:
         raise ModelError(
             "the last layer has to be linear, with two classes or more.", remedy="End the network with nn.Linear."
         )
+    if type(layers) is not nn.Sequential:
+        raise ModelError(
+            f"the layers are in a {type(layers).__name__}.",
+            why="A subclass may compute anything.",
+            remedy="Put them into an nn.Sequential.",
+        )
+    require_unaltered("the stack of layers", layers)
     for name, layer in layers.named_children():
         _refuse_unknown(name, layer)
+        require_unaltered(f"layer '{name}'", layer)
     device = layers[-1].weight.device
     return [_MAKERS[type(layer)](layer, device) for layer in layers if not isinstance(layer, nn.Identity)]
 
@@ -273,9 +314,10 @@ def _refuse_unknown(name: str, layer: nn.Module) -> None:
             remedy="Give a positive slope and thresholds inside the range of inputs.",
         )
     for parameter, value in layer.named_parameters():
-        if value.dtype != torch.float32 or not bool(value.isfinite().all()):
+        plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
+        if not plain or value.dtype != torch.float32 or not bool(value.isfinite().all()):
             raise ModelError(
-                f"the {parameter} of layer '{name}' is {value.dtype}, or not finite.",
+                f"the {parameter} of layer '{name}' is {value.dtype} in a {type(value).__name__}, or not finite.",
                 why="The certificate is about passes in float32.",
                 remedy="Call .float(), or train the network again.",
             )

@@ -18,7 +18,7 @@ from stobatch.models import Network, ReferenceNorm, rows_in_memory
 from stobatch.paper import implements
 from stobatch.privacy.noise import laplace
 
-_CPU_ROWS = 400
+CPU_ROWS = 400
 """Rows of one pass on a CPU: enough to fill the cores, few enough to stay in the cache."""
 
 
@@ -78,7 +78,7 @@ def tally_products(
     scorer, streams = ShiftScorer(network, inputs), two_streams(generator)
     votes = torch.zeros(len(inputs), network.num_classes, dtype=torch.int64, device=inputs.device)
     scores = torch.zeros(len(inputs), network.num_classes, dtype=torch.float64, device=inputs.device)
-    rows = rows_in_memory(network, memory_mb, most=_CPU_ROWS)
+    rows = rows_in_memory(network, memory_mb, most=CPU_ROWS)
     # Tiles of equal size: a small last tile would cost almost as much as a full one.
     images = ceil(len(inputs) / ceil(len(inputs) / rows))
     draws_at_once = max(1, rows // images)
@@ -112,13 +112,17 @@ class ShiftScorer:
         self._room: Tensor | None = None
 
     def scores(self, part: slice, shifts: Tensor) -> Tensor:
-        """(shifts, inputs, classes) for the inputs in `part`."""
+        """(shifts, inputs, classes) for the inputs in `part`: probabilities."""
+        return self.logits(part, shifts).softmax(2)
+
+    def logits(self, part: slice, shifts: Tensor) -> Tensor:
+        """The same before they become probabilities."""
         base = self.base[part]
         if isinstance(self.head.norm, ReferenceNorm):
             shifts = self.head.norm.of_shift(shifts)
         hidden = self._sum(base, shifts)
         logits: Tensor = self.head.scores_of_normalised(hidden) if self.affine else self.head(hidden)
-        return logits.softmax(1).reshape(len(shifts), len(base), -1)
+        return logits.reshape(len(shifts), len(base), -1)
 
     def _sum(self, base: Tensor, shifts: Tensor) -> Tensor:
         """Every input plus every shift, as one batch, in room that is used again: fresh pages cost as much as sums."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from stobatch.attacks.expectation import Sample
 from stobatch.certification.composition import published_robustness_epsilon
 from stobatch.certification.confidence import Floats, clopper_pearson
+from stobatch.certification.deployed import require_same_scores
 from stobatch.certification.noise_layer import LayerGaussian, LayerNoise
 from stobatch.certification.soft_votes import vote_samples
 from stobatch.certification.verifier import ASSUMPTIONS, CertificateKind, Flags, Labels, Verifier
@@ -25,6 +26,7 @@ from stobatch.certification.votes import VoteCounter
 from stobatch.config import CertificationConfig
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import Network, require_per_example, rows_in_memory
+from stobatch.models.state import unchanged
 from stobatch.privacy.gaussian import Calibration
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 
@@ -116,11 +118,12 @@ class NoiseLayerVerifier(Verifier):
         source: str,
         memory_mb: int = 512,
     ) -> None:
-        require_per_example(network)
         _require_fit(network, noise, calibration)
         self.network, self.noise, self.calibration, self.norm = network, noise, calibration, norm
         self.settings, self.source, self.memory_mb = settings, source, memory_mb
         self.rows_at_once = rows_in_memory(network, memory_mb, most=_CPU_ROWS)
+        with torch.no_grad():
+            require_per_example(network, self.rows_at_once)
 
     @property
     def kinds(self) -> tuple[CertificateKind, ...]:
@@ -167,7 +170,11 @@ class NoiseLayerVerifier(Verifier):
                 f"inputs to certify are outside {PAPER_RANGE} or not numbers.",
                 remedy="Scale pixels with x / 127.5 - 1 and remove NaNs.",
             )
-        votes = self.counter(inputs).votes(np.arange(len(inputs)), self.settings.noise_draws, generator)
+        with unchanged(self.network):
+            votes = self.counter(inputs).votes(np.arange(len(inputs)), self.settings.noise_draws, generator)
+            require_same_scores(
+                self.network, lambda part: self.network.head(self.noise.seen(part)), inputs, self.rows_at_once
+            )
         return self.judge(votes.cpu().double().numpy())
 
     def judge(self, votes: Floats) -> LayerVerdicts:

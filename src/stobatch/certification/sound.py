@@ -13,20 +13,23 @@ from typing import Any, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from stobatch.attacks.expectation import Sample
 from stobatch.certification.confidence import Floats
+from stobatch.certification.deployed import require_same_scores
 from stobatch.certification.interval import BoxCertifier
 from stobatch.certification.smoothing import SmoothingNoise
 from stobatch.certification.soft_votes import vote_samples
 from stobatch.certification.verifier import CertificateKind, Flags, Labels, Verifier
 from stobatch.certification.votes import SmoothedClassifier, SmoothedVerdicts, VoteSettings
 from stobatch.models import Classifier
+from stobatch.models.state import unchanged
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 
 _BOUND_ASSUMPTIONS = (
-    "the deployed pass computes in float32, as sums of products in any order: no TF32, half precision, Winograd or FFT",
+    "the deployed pass is a call of the saved network, without hooks, in float32: sums of products in any order, fused "
+    "or not; no TF32, half precision, quantisation, Winograd (NNPACK, cuDNN) or FFT",
     "every output depends on its own input alone",
 )
 _PILOT = 100
@@ -57,11 +60,9 @@ class BoundsVerifier(Verifier):
     same radius. The radius is the largest of those asked about that holds, 0 if none does.
     """
 
-    def __init__(
-        self, network: Classifier, layers: nn.Sequential, norm: Norm, radii: Sequence[float], memory_mb: int
-    ) -> None:
+    def __init__(self, network: Classifier, norm: Norm, radii: Sequence[float], memory_mb: int) -> None:
         self.network, self.norm, self.radii = network, norm, tuple(sorted(set(radii)))
-        self.certifier = BoxCertifier(layers, memory_mb=memory_mb)
+        self.certifier = BoxCertifier.of(network, memory_mb)
 
     @property
     def kinds(self) -> tuple[CertificateKind, ...]:
@@ -125,7 +126,12 @@ class VotesVerifier(Verifier):
 
     def verify(self, inputs: Tensor, generator: torch.Generator) -> SmoothedVerdicts:
         asked = [Radius(size, self.norm, PAPER_RANGE) for size in (0.0, *self.radii)]
-        return self.classifier.certify(inputs.to(self.network.device), generator, asked if self.stop_early else None)
+        inputs = inputs.to(self.network.device)
+        with unchanged(self.network):
+            found = self.classifier.certify(inputs, generator, asked if self.stop_early else None)
+            rows = self.settings.rows_at_once
+            require_same_scores(self.network, lambda part: self.behind_noise(self.noise.seen(part)), inputs, rows)
+        return found
 
     def samples(self) -> dict[str, Sample]:
         return vote_samples(self.network, self.behind_noise, self.noise)

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from stobatch.attacks.expectation import Sample
 from stobatch.certification.confidence import INTERVALS, Floats
-from stobatch.certification.monte_carlo import FreshNoise, Tally, tally_products
+from stobatch.certification.deployed import require_same_scores
+from stobatch.certification.monte_carlo import CPU_ROWS, FreshNoise, ShiftScorer, Tally, tally_products
 from stobatch.certification.radius import CorrectedRule, PublishedRule, hidden_shift, input_shift
 from stobatch.certification.soft_votes import PASSES_PER_DRAW, SoftVotes
 from stobatch.certification.verifier import ASSUMPTIONS, CertificateKind, Flags, Labels, Verifier
 from stobatch.config import CertificationConfig
 from stobatch.errors import DataError, ModelError
-from stobatch.models import Network, require_per_example
+from stobatch.models import Network, require_per_example, rows_in_memory
+from stobatch.models.state import unchanged
 from stobatch.paper import implements
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 
@@ -60,8 +62,10 @@ class VerifiedInference(Verifier):
         hidden_noise_scale: float,
         memory_mb: int = 512,
     ) -> None:
-        require_per_example(network)
         self.network, self.config, self.memory_mb = network, config, memory_mb
+        self.rows_at_once = rows_in_memory(network, memory_mb, most=CPU_ROWS)
+        with torch.no_grad():
+            require_per_example(network, self.rows_at_once)
         self.nominal_scales = {"input_noise_scale": input_noise_scale, "hidden_noise_scale": hidden_noise_scale}
         self.attack_radius = Radius(config.attack_radius, Norm.LINF, PAPER_RANGE)
         self.noise = FreshNoise.shrunk(input_noise_scale, hidden_noise_scale, config.resampling_shrinkage)
@@ -109,8 +113,16 @@ class VerifiedInference(Verifier):
                 remedy="Scale pixels with x / 127.5 - 1 and remove NaNs.",
             )
         inputs = inputs.to(self.network.encoder.weight)
-        tally = tally_products(self.network, inputs, self.noise, self.config.noise_draws, generator, self.memory_mb)
+        with unchanged(self.network):
+            tally = tally_products(self.network, inputs, self.noise, self.config.noise_draws, generator, self.memory_mb)
+            require_same_scores(self.network, self._without_noise, inputs, self.rows_at_once)
         return self.judge(tally)
+
+    def _without_noise(self, inputs: Tensor) -> Tensor:
+        """The scores that votes are taken of, without fresh noise."""
+        return ShiftScorer(self.network, inputs).logits(slice(None), torch.zeros_like(self.network.hidden_noise[None]))[
+            0
+        ]
 
     def judge(self, tally: Tally) -> Verdicts:
         """Turn votes or scores into verdicts; separate from `verify` so that given votes can be judged."""

@@ -28,6 +28,7 @@ from stobatch.certification.smoothing import SmoothingNoise
 from stobatch.certification.verifier import ASSUMPTIONS, CertificateKind, Flags, Labels
 from stobatch.errors import DataError, ModelError
 from stobatch.models import mixing_layers
+from stobatch.models.validators import FEW_ROWS, mixing_experiment
 from stobatch.settings import Settings, setting
 from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius, Status
 
@@ -178,6 +179,11 @@ class VoteCounter:
         self.network, self.noise, self.num_classes, self.rows = network, noise, num_classes, rows_at_once
         self.shape, self.seen = tuple(inputs.shape[1:]), noise.seen(inputs)
 
+    @property
+    def tile(self) -> int:
+        """Rows that pass at once, at most."""
+        return min(self.rows, LOOK_EVERY * len(self.seen))
+
     def votes(self, which: Labels, draws: int, stream: torch.Generator) -> Tensor:
         """Votes per class for the inputs at the positions `which`."""
         votes = torch.zeros(len(which), self.num_classes, dtype=torch.int64, device=self.seen.device)
@@ -217,7 +223,10 @@ class VoteCounter:
 
     @torch.no_grad()
     def require_per_example(self) -> None:
-        """Raise unless the network, tried out around the first input, treats each example by itself, always alike."""
+        """Raise unless the network, tried out around the inputs, treats each example by itself, always alike.
+
+        In batches of a few rows, and of as many as will pass at once.
+        """
         if isinstance(self.network, nn.Module):
             for name in mixing_layers(self.network):
                 if self.network.get_submodule(name).training:
@@ -225,19 +234,18 @@ class VoteCounter:
                         f"layer '{name}' is in training mode: each output depends on the whole batch.",
                         remedy="Call network.eval(), or use stobatch.models.replace_batch_norm(module).",
                     )
-        noise = self.noise.draw((4, *self.shape), torch.Generator().manual_seed(1)).to(self.seen)
-        rows = self.seen[:1] + noise
-        expected = self.network(rows.clone())
-        if expected.shape != (wanted := (len(rows), self.num_classes)):
-            raise ModelError(
-                f"{len(rows)} inputs give scores of shape {tuple(expected.shape)}, not {wanted}.",
-                remedy="Return one score per class and example, and give the right num_classes.",
-            )
-        for replacement in (rows[0], -rows[0], 10 * rows[0], torch.zeros_like(rows[0])):
-            other = torch.cat([replacement.unsqueeze(0), rows[1:]])
-            if not torch.equal(self.network(other)[1:].nan_to_num(), expected[1:].nan_to_num()):
+        for count in sorted({FEW_ROWS, self.tile} - {1}):
+            stream = torch.Generator().manual_seed(1)
+            noise = self.noise.draw((count, *self.shape), stream).to(self.seen)
+            rows = self.seen[torch.arange(count, device=self.seen.device) % len(self.seen)] + noise
+            if (found := self.network(rows.clone()).shape) != (wanted := (count, self.num_classes)):
                 raise ModelError(
-                    "the same example gets different scores in two batches.",
+                    f"{count} inputs give scores of shape {tuple(found)}, not {wanted}.",
+                    remedy="Return one score per class and example, and give the right num_classes.",
+                )
+            if mixing_experiment(self.network, rows, (0.0, 10 * float(rows.abs().max())), stream):
+                raise ModelError(
+                    f"the same example gets different scores in two batches of {count}.",
                     why="Some layer mixes examples or draws random numbers, so votes are not about one input.",
                     remedy="Call network.eval(), and remove layers that mix examples.",
                 )

@@ -22,7 +22,7 @@ from stobatch.errors import ModelError, SettingError
 from stobatch.methods.adlm_releases import NoisyBatch
 from stobatch.methods.adlm_settings import AdLmConfig
 from stobatch.methods.adlm_trainable import AdLmTrainable
-from stobatch.methods.base import Method, encoder_of, split_network
+from stobatch.methods.base import Method, encoder_of, require_per_example_at_size, split_network
 from stobatch.methods.open_trainable import require_batches
 from stobatch.models import Classifier, require_per_example
 from stobatch.privacy.adlm_plan import AdLmPlan
@@ -81,7 +81,9 @@ class AdLm(Method):
                 remedy="Describe the data by what they are: DatasetInfo.num_train.",
             )
         memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
-        return AdLmTrainable(config.method, plan, network, train, seeds, memory_mb=memory_mb, pieces=pieces)
+        trainable = AdLmTrainable(config.method, plan, network, train, seeds, memory_mb=memory_mb, pieces=pieces)
+        require_per_example_at_size(config, network, min(trainable.chunk, config.method.batch_size))
+        return trainable
 
     def releases(self, plan: Plan) -> tuple[Release, ...]:
         assert isinstance(plan, AdLmPlan)

@@ -92,6 +92,8 @@ class AdLmTrainable(OpenTrainable):
 
     network: Network
     monitored = "encoder_norm"
+    claims_privacy = True
+    released_state = frozenset({"input_budget"})
 
     def __init__(
         self,

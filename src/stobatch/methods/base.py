@@ -13,12 +13,13 @@ from stobatch.certification import Verifier
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples, TrainingExamples
 from stobatch.errors import ModelError
-from stobatch.models import AffineEncoder, Classifier, Network, build_encoder
+from stobatch.models import AffineEncoder, Classifier, Network, build_encoder, require_per_example
 from stobatch.privacy.plan import Plan
 from stobatch.privacy.release import Release
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable
 from stobatch.training.many import ManyModels
+from stobatch.training.precision import working_precision
 
 
 class Method(ABC):
@@ -72,6 +73,12 @@ class Method(ABC):
     @abstractmethod
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         """The ways to certify what this method trained, for the norm and radii of the evaluation; at least one."""
+
+
+def require_per_example_at_size(config: RunConfig, network: Classifier, rows: int) -> None:
+    """Repeat the experiments on mixing with as many rows as training passes, in the precision that it uses."""
+    with working_precision(config.machine.precision, network.device):
+        require_per_example(network, rows)
 
 
 def split_network(network: Classifier, method: str) -> Network:

@@ -23,7 +23,7 @@ from stobatch.certification import (
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.errors import ModelError, SettingError
-from stobatch.methods.base import Method
+from stobatch.methods.base import Method, require_per_example_at_size
 from stobatch.methods.dpsgd_settings import DpSgdSettings
 from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.models import Classifier, Layered, build_layered, require_per_example, rows_in_memory
@@ -91,7 +91,7 @@ class DpSgdFamily(Method):
                 remedy="Describe the data by what they are: DatasetInfo.num_train.",
             )
         self.require_trainable(config, network)
-        return self.trainable(
+        trainable = self.trainable(
             method,
             plan,
             network,
@@ -100,7 +100,10 @@ class DpSgdFamily(Method):
             memory_mb=config.machine.memory_mb,
             trainers=config.trainers,
             pieces=config.machine.pieces,
+            precision=config.machine.precision,
         )
+        require_per_example_at_size(config, network, trainable.rows)
+        return trainable
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         """The weights are all there is."""
@@ -132,7 +135,7 @@ class DpSgdFamily(Method):
 
 def _bounds(network: Layered, norm: Norm, radii: tuple[float, ...], memory_mb: int, *, insist: bool) -> list[Verifier]:
     try:
-        return [BoundsVerifier(network, network.layers, norm, radii, memory_mb)]
+        return [BoundsVerifier(network, norm, radii, memory_mb)]
     except ModelError:
         if insist:
             raise

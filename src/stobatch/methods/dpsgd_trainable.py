@@ -21,10 +21,20 @@ from stobatch.data.partition import holdings, poisson_sample, take_turns
 from stobatch.errors import DataError, ModelError
 from stobatch.methods.dpsgd_settings import DpSgdSettings
 from stobatch.models import Classifier, rows_in_memory
+from stobatch.models.state import unchanged
+from stobatch.models.validators import FEW_ROWS
 from stobatch.objectives.private import Coins, coins_by_blocks, normal_coins
 from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
-from stobatch.privacy.per_example import Batch, Losses, clipped_sum_by_example, clipper_for
+from stobatch.privacy.per_example import (
+    Batch,
+    Clipper,
+    Losses,
+    clipped_sum,
+    clipped_sum_by_example,
+    clipper_for,
+    is_right_in_full,
+)
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable
 from stobatch.training.averaging import AveragedSGD
@@ -33,6 +43,7 @@ from stobatch.training.exact_sum import ExactSum
 from stobatch.training.ledger import Ledger
 from stobatch.training.monitoring import BEFORE_AVERAGING
 from stobatch.training.pieces import Share, cut
+from stobatch.training.precision import working_precision
 from stobatch.training.reading import Reader
 
 _CPU_CHUNK = 512
@@ -56,6 +67,7 @@ class DpSgdTrainable(Trainable):
         memory_mb: int,
         trainers: TrainersConfig,
         pieces: int,
+        precision: str = "float32",
     ) -> None:
         self.config, self.plan, self.network, self.seeds, self.trainers = config, plan, network, seeds, trainers
         self.clip_norm, self.noise_stddev = plan.clip_norm, plan.noise_stddev
@@ -66,8 +78,7 @@ class DpSgdTrainable(Trainable):
         self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
         self.objective = config.objective(self.chunk)
         self.settle()
-        probe, losses = self._probe()
-        self.clip = clipper_for(network, losses, probe)
+        self.clip = self._clipper(precision)
         if self.clip is clipped_sum_by_example:
             formed = sum(p.numel() * p.element_size() for p in network.parameters())
             self.chunk = max(1, min(self.chunk, memory_mb * 2**20 // 4 // formed))
@@ -76,14 +87,30 @@ class DpSgdTrainable(Trainable):
         self.reader = Reader(self.examples, self.network.device, self.network.dtype)
         self.holdings = holdings(self.examples.shards, self.trainers.num)
 
-    def _probe(self) -> tuple[Batch, Losses]:
+    def _clipper(self, precision: str) -> Clipper:
+        """The fast clipping, if it is right for a few examples and for as many as pass at once."""
+        with unchanged(self.network):
+            found = clipper_for(self.network, *self._probe(FEW_ROWS))
+            if found is clipped_sum and self.rows > FEW_ROWS:
+                with working_precision(precision, self.network.device):
+                    if not is_right_in_full(self.network, *self._probe(self.rows), rough=precision == "bfloat16"):
+                        return clipped_sum_by_example
+            return found
+
+    @property
+    def rows(self) -> int:
+        """Examples that pass at once, usually."""
+        return min(self.chunk, self.plan.expected_batch_size)
+
+    def _probe(self, count: int) -> tuple[Losses, Batch]:
         """Public points that have nothing to do with the data, to try the fast clipping on."""
         generator = torch.Generator().manual_seed(1)
-        inputs = torch.rand(4, *self.network.input_shape, generator=generator).to(self.network.dtype) * 2 - 1
-        labels = torch.arange(4) % self.network.num_classes
+        inputs = torch.rand(count, *self.network.input_shape, generator=generator).to(self.network.dtype) * 2 - 1
+        labels = torch.arange(count) % self.network.num_classes
         device = self.network.device
         coins = normal_coins(generator, device)
-        return self.objective.prepare(self.network, inputs.to(device), labels.to(device), 1.0, coins)
+        batch, losses = self.objective.prepare(self.network, inputs.to(device), labels.to(device), 1.0, coins)
+        return losses, batch
 
     def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
         self.average = AveragedSGD(

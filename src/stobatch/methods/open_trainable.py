@@ -39,6 +39,7 @@ class OpenTrainable(Trainable):
     """Stochastic gradient descent on cross-entropy."""
 
     monitored = "weight_norm"
+    claims_privacy = False
 
     def __init__(
         self,

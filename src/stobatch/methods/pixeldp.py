@@ -12,7 +12,7 @@ from torch import Tensor
 from stobatch.certification import LayerLaplace, NoiseLayerVerifier, Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
-from stobatch.methods.base import Method, split_network
+from stobatch.methods.base import Method, require_per_example_at_size, split_network
 from stobatch.methods.dpsgd_settings import view_noise
 from stobatch.methods.noise_layer import (
     NoiseLayerSettings,
@@ -141,10 +141,12 @@ class PixelDp(Method):
         method = config.method
         assert isinstance(method, PixelDpConfig)
         require_per_example(network)
-        return _LAYERS[method.layer_noise](
+        trainable = _LAYERS[method.layer_noise](
             _split(network), train, seeds, size=method.size, batch_size=method.batch_size,
             memory_mb=config.machine.memory_mb, pieces=config.machine.pieces,
         )  # fmt: skip
+        require_per_example_at_size(config, network, min(trainable.chunk, method.batch_size))
+        return trainable
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         """The weights are all there is."""

@@ -100,6 +100,8 @@ class EvenLayer(DpSgdTrainable):
 class VulnerableLayer(RelevanceTrainable, EvenLayer):
     """The same; one step releases how much the loss depends on each hidden value, and the noise follows."""
 
+    released_state = frozenset({"noise_spread"})
+
     @property
     def relevance_step(self) -> int:
         assert isinstance(self.config, SecureSgdConfig)

@@ -18,7 +18,7 @@ from stobatch.certification import VerifiedInference, Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples, TrainingExamples
 from stobatch.data.partition import fixed_disjoint_batches
-from stobatch.methods.base import Method, encoder_of, split_network
+from stobatch.methods.base import Method, encoder_of, require_per_example_at_size, split_network
 from stobatch.methods.stobatch_releases import EncoderStep, LabelCoefficients, PerturbedInputs
 from stobatch.methods.stobatch_settings import StoBatchConfig, schedule_of
 from stobatch.methods.stobatch_stack import StoBatchStack
@@ -189,7 +189,9 @@ class StoBatch(Method):
         require_per_example(network := _split(network))
         noise = self.draw_noise(config.method, plan, network, seeds)
         memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
-        return StoBatchTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb, pieces=pieces)
+        trainable = StoBatchTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb, pieces=pieces)
+        require_per_example_at_size(config, network, min(trainable.chunk, config.method.batch_size))
+        return trainable
 
     @staticmethod
     def draw_noise(config: StoBatchConfig, plan: PublishedPlan, network: Network, seeds: Seeds) -> PrivateNoise:

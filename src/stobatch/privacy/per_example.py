@@ -198,8 +198,31 @@ def clipper_for(network: nn.Module, losses: Losses, probe: Batch) -> Clipper:
             fast = clipped_sum(network, losses, probe, 1.0)
         except ModelError:
             return clipped_sum_by_example
+    return clipped_sum if _agree(fast, slow, slow, _TOLERANCE) else clipped_sum_by_example
+
+
+def is_right_in_full(network: nn.Module, losses: Losses, batch: Batch, *, rough: bool) -> bool:
+    """Whether the fast way is right for some examples of a batch as large as those of training.
+
+    Formed gradients of the whole batch would not fit. So the norms of a few of its examples are compared with formed
+    ones, and so is what their removal takes from the sum. `rough` is for passes in bfloat16, which keep eight bits.
+    """
+    count = len(batch[0])
+    few = torch.tensor(sorted({0, count // 3, 2 * count // 3, count - 1}), device=batch[0].device)
+    rest = torch.ones(count, dtype=torch.bool, device=batch[0].device).index_fill(0, few, False)
+    with _stirred(network):
+        whole = clipped_sum(network, losses, batch, 1.0)
+        others = clipped_sum(network, losses, tuple(entry[rest] for entry in batch), 1.0)
+        slow = clipped_sum_by_example(network, losses, tuple(entry[few] for entry in batch), 1.0)
+    taken = {name: value - others.gradients[name] for name, value in whole.gradients.items()}
+    return _agree(ClippedSum(taken, whole.norms[few]), slow, whole, _ROUGH_TOLERANCE if rough else _TOLERANCE)
+
+
+_TOLERANCE, _ROUGH_TOLERANCE = 1e-2, 0.2
+
+
+def _agree(fast: ClippedSum, slow: ClippedSum, whole: ClippedSum, tolerance: float) -> bool:
     # A gradient that vanishes but for rounding is compared with the whole.
-    rounding = 1e-5 * torch.cat([value.flatten() for value in slow.gradients.values()]).norm()
+    rounding = 1e-3 * tolerance * torch.cat([value.flatten() for value in whole.gradients.values()]).norm()
     pairs = [(fast.gradients[name], value) for name, value in slow.gradients.items()] + [(fast.norms, slow.norms)]
-    same = all(bool((one - other).norm() <= 1e-2 * other.norm() + rounding) for one, other in pairs)
-    return clipped_sum if same else clipped_sum_by_example
+    return all(bool((one - other).norm() <= tolerance * other.norm() + rounding) for one, other in pairs)

@@ -6,18 +6,18 @@ import torch
 
 from stobatch.config import MachineConfig
 from stobatch.errors import SettingError
+from stobatch.models.arithmetic import use_plain_float32
 
 
 def use_device(machine: MachineConfig) -> torch.device:
-    """The configured device, tried out; also sets threads and keeps TF32 off."""
+    """The configured device, tried out; also sets threads and has products made in float32."""
     try:
         device = torch.device(machine.device)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n", maxsplit=1)[0].rstrip(".")
         raise SettingError(f"device '{machine.device}' cannot be used: {reason}.", remedy="Use --device cpu.") from None
-    # TF32 keeps ten bits: next to noise a hundred times larger than the signal that is nothing.
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    use_plain_float32()
     if machine.threads:
         torch.set_num_threads(machine.threads)
     if device.type == "cuda" and device.index is not None:

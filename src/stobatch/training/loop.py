@@ -62,7 +62,8 @@ def train(
             state.step += 1
             last = state.step == config.training.steps
             if engine.leads and (state.step % config.training.monitor_every == 0 or last):
-                correct = monitored.accuracy(network)
+                with trainable.keeping_state():
+                    correct = monitored.accuracy(network)
                 state.history.append((float(state.step), correct, trainable.monitor(state.step)))
                 note = f"test accuracy {correct:.3f}"
             if state.step % every == 0 or last or averaged.stopping:

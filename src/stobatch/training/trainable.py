@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from stobatch.config import RunConfig
 from stobatch.errors import ModelError
 from stobatch.models import Classifier
+from stobatch.models.state import unchanged
 from stobatch.privacy.canaries import Planted
 from stobatch.training.engines import Averaged, Engine, Gradients, InProcessEngine, Stop, TrainerTask, never
 from stobatch.training.pieces import Share
@@ -27,6 +29,10 @@ class Trainable(ABC):
     """What `monitor` measures."""
     history_of: ClassVar[str] = "the parameters of that step"
     """Whose accuracy is monitored along the way; the saved model's is measured apart."""
+    claims_privacy: ClassVar[bool] = True
+    """Whether a guarantee is claimed, so that passes must leave nothing of the examples behind in the network."""
+    released_state: ClassVar[frozenset[str]] = frozenset()
+    """Buffers of the network that the method itself computes from its releases, by name."""
 
     @abstractmethod
     def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
@@ -49,7 +55,13 @@ class Trainable(ABC):
         return InProcessEngine().average([task], partial(self._parts_of, step), self.targets(step)).gradients
 
     def _parts_of(self, step: int, task: TrainerTask, share: Share) -> Iterator[Gradients]:
-        return self.parts(task, step, share)
+        # Checked before the parts are added to those of other devices, so nothing is released.
+        with self.keeping_state():
+            yield from self.parts(task, step, share)
+
+    def keeping_state(self) -> AbstractContextManager[None]:
+        """Raise if examples that pass in the block change the network, where a guarantee is claimed."""
+        return unchanged(self.network) if self.claims_privacy else nullcontext()
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

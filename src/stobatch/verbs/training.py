@@ -17,6 +17,7 @@ from stobatch.files import PRIVATE, write_tensors
 from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of
 from stobatch.methods import method_of
 from stobatch.models import Classifier
+from stobatch.models.state import SavedState
 from stobatch.privacy.plan import Plan
 from stobatch.processes import attempt, first_on_its_node
 from stobatch.runs import Run
@@ -80,6 +81,7 @@ def _train(
     dataset = dataset or _read_by_turns(engine, config, seeds, quiet)
     net = make_network(config, dataset.info, seeds, network).to(device, parameter_precision(config.machine.precision))
     trainable = _with_canaries(config, the_plan, dataset, net, seeds)
+    saved = SavedState(net, trainable.released_state) if trainable.claims_privacy else None
     trainable.ready(engine.arrange(len(trainable.tasks(0))))
     trained_on = dataset.train.fingerprint()
     if run.has("data", private=True) and run.read("data", private=True)["sha256"] != trained_on:
@@ -101,7 +103,7 @@ def _train(
             state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
-                _write_end(run, config, trainable, state, dataset.test, spent, engine.processes)
+                _write_end(run, config, trainable, saved, state, dataset.test, spent, engine.processes)
             engine.note("done")
             engine.exchange("trained", "")
     return load(run.path, network=network, device=str(device), threads=config.machine.threads)
@@ -111,6 +113,7 @@ def _write_end(
     run: Run,
     config: RunConfig,
     trainable: Trainable,
+    saved: SavedState | None,
     state: TrainingState,
     held_out: Examples,
     spent: dict[str, float | str | None],
@@ -119,6 +122,10 @@ def _write_end(
     """What a finished training leaves; the model comes last, since it says that all is there."""
     kept = trainable.finish(run.path)
     monitored = Monitored.of(held_out, config, trainable.network)
+    with trainable.keeping_state():
+        measured = monitored.saved(trainable.network)
+    if saved is not None:
+        saved.require_same()
     if carried := trainable.carried():
         path = run.path / PRIVATE / CANARY_SCORES
         write_tensors(path, carried, {"config_hash": config.training_hash}, private=True)
@@ -131,7 +138,7 @@ def _write_end(
             "device": str(trainable.network.device),
             "processes": processes,
             "torch": torch.__version__,
-            **monitored.saved(trainable.network),
+            **measured,
             "history_of": trainable.history_of,
             "history": [
                 {"step": int(step), "test_accuracy": accuracy, trainable.monitored: monitored}

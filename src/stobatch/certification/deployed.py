@@ -1,0 +1,101 @@
+"""Whether what is certified is what is deployed: the function that a call of the network computes.
+
+A certificate follows a network's layers, or the part of it behind the noise. A subclass with a forward of its own, a
+hook, a patched method or a compiled one makes the call compute something else. So where layers are followed, nothing
+may stand between them and the call; and every verifier compares scores with the network's own on the inputs that it
+certifies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from stobatch.errors import ModelError
+from stobatch.models import Classifier, Layered
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_AGREEMENT = 1e-3
+"""Of the largest score: far above what another order of float32 sums makes, far below what another function makes."""
+_REMEDY = "Certify a stobatch.models.Layered that is made of the layers and is called as it is."
+
+
+def require_stack(network: nn.Module) -> nn.Sequential:
+    """The layers whose composition a call of the network computes; raises unless that is certain.
+
+    Of the class itself: a subclass may compute anything.
+    """
+    if type(network) is not Layered:
+        raise ModelError(
+            f"the network is a {type(network).__name__}, not a plain stack of layers.",
+            why="Bounds follow the layers, and its forward may compute something else.",
+            remedy=_REMEDY,
+        )
+    require_unaltered("the network", network)
+    return network.layers
+
+
+def require_unaltered(name: str, module: nn.Module) -> None:
+    """Raise if a call of the module may compute something else than its class's `forward` of its parameters."""
+    kind = type(module)
+    found = {
+        "a hook": any(getattr(module, hooks) for hooks in _HOOKS),
+        "a hook on all modules": any(getattr(torch_module, f"_global{hooks}", None) for hooks in _HOOKS),
+        "a compiled call": getattr(module, "_compiled_call_impl", None) is not None,
+        # An attribute of the instance hides a method, a parameter or a layer of the same name.
+        "an attribute in place of a method or a parameter": any(
+            callable(getattr(kind, key, None)) or any(key in held for held in _held(module)) for key in vars(module)
+        ),
+    }
+    for what, is_there in found.items():
+        if is_there:
+            raise ModelError(
+                f"{name} has {what}.",
+                why="What a call computes is then not what its layers say, and the certificate is about the call.",
+                remedy=_REMEDY,
+            )
+
+
+def _held(module: nn.Module) -> tuple[dict[str, object], ...]:
+    return module._parameters, module._buffers, module._modules  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def require_same_scores(
+    network: Classifier, certified: Callable[[Tensor], Tensor], inputs: Tensor, rows_at_once: int
+) -> None:
+    """Raise unless the network itself, called as it is and in evaluation, gives these inputs the certified scores.
+
+    `certified` is the function that is certified, its noise left out. Votes assume exact arithmetic, so scores may
+    differ by rounding; a difference of functions is a thousand times that.
+    """
+    for part in torch.split(inputs.to(network.device, network.dtype), rows_at_once):
+        # Scores that are no numbers are another error, which comes later.
+        expected = certified(part.clone()).nan_to_num()
+        allowed = _AGREEMENT * expected.abs().max()
+        found = {"the network that is called": network(part.clone())}
+        if any(module.training for module in network.modules()):
+            with _evaluating(network):
+                found["the network in evaluation mode"] = network(part.clone())
+        for which, scores in found.items():
+            if scores.shape != expected.shape or not bool(((scores.nan_to_num() - expected).abs() <= allowed).all()):
+                raise ModelError(
+                    f"{which} gives other scores than the function that is certified.",
+                    why="A forward of its own, a hook or a mode makes it another function than its parts.",
+                    remedy="Certify the network whose calls are deployed, without hooks, in evaluation mode.",
+                )
+
+
+@contextmanager
+def _evaluating(network: nn.Module) -> Iterator[None]:
+    before = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training

@@ -1,0 +1,126 @@
+"""Whether passes leave a network as it was: parameters, buffers, extra state, and what its modules keep beside them.
+
+What a pass writes down it remembers of the examples that passed. Saved with the model it is published without noise;
+used by a later pass it lets one example reach another. Both void a guarantee that is about one example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stobatch.errors import ModelError
+
+_INTERNAL = frozenset(vars(nn.Module()))
+_DEEPEST = 4
+"""How far into lists and dictionaries of a module's attributes is looked."""
+
+
+@contextmanager
+def unchanged(network: nn.Module) -> Iterator[None]:
+    """Raise if what happens in the block changes a bit of the network's state."""
+    before = _State(network)
+    yield
+    before.require_same()
+
+
+class _State:
+    """A copy of everything that a network holds."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.tensors = {name: value.detach().clone() for name, value in _tensors(network).items()}
+        self.rest = _attributes(network)
+
+    def require_same(self) -> None:
+        now, rest = _tensors(self.network), _attributes(self.network)
+        changed = [
+            name for name in now.keys() | self.tensors.keys() if not _same(now.get(name), self.tensors.get(name))
+        ]
+        changed += [name for name in rest.keys() | self.rest.keys() if rest.get(name) != self.rest.get(name)]
+        if changed:
+            raise ModelError(
+                f"passing examples through the network changes its '{min(changed)}'.",
+                why="What a module writes down while examples pass is a statement about them, without noise, and lets "
+                "one example reach another.",
+                remedy="Use modules that keep nothing: no running statistics, counters or caches.",
+            )
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    # Bit by bit: NaN is as good a value as any.
+    return torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Parameters, trained or not, and buffers, saved or not."""
+    return dict(network.named_parameters(remove_duplicate=False)) | dict(network.named_buffers(remove_duplicate=False))
+
+
+def _attributes(network: nn.Module) -> dict[str, object]:
+    """What modules keep beside parameters and buffers, as far as it is plain: numbers, tensors, and lists of them."""
+    found: dict[str, object] = {}
+    for prefix, module in network.named_modules():
+        kept = {key: value for key, value in vars(module).items() if key not in _INTERNAL}
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            kept["extra state"] = module.get_extra_state()
+        found |= {f"{prefix}.{key}".removeprefix("."): _frozen(value, _DEEPEST) for key, value in kept.items()}
+    return found
+
+
+def _frozen(value: object, depth: int) -> object:
+    """A copy that can be compared; of what is not plain only the kind."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), str(value.dtype), _bytes(value).cpu().numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return value.shape, str(value.dtype), value.tobytes()
+    if isinstance(value, int | float | complex | str | bytes | bool | None):
+        return repr(value)
+    if depth and isinstance(value, Mapping):
+        return tuple((repr(key), _frozen(entry, depth - 1)) for key, entry in value.items())
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return tuple(_frozen(entry, depth - 1) for entry in value)
+    return type(value).__qualname__
+
+
+def untrained(network: nn.Module) -> dict[str, Tensor]:
+    """What `state_dict` holds beside trained parameters; raises at what is no tensor: no model file holds it."""
+    trained = {id(p) for p in network.parameters() if p.requires_grad}
+    found = {name: value for name, value in network.state_dict(keep_vars=True).items() if id(value) not in trained}
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"the network's state has the entry '{name}', a {type(value).__name__}.",
+                why="A model file holds tensors alone.",
+                remedy="Return a tensor from get_extra_state, or do without it.",
+            )
+    return found
+
+
+class SavedState:
+    """What will be saved beside trained parameters, as it is before the first example passes."""
+
+    def __init__(self, network: nn.Module, released: frozenset[str] = frozenset()) -> None:
+        self.network, self.released = network, released
+        self.first = {name: value.detach().clone() for name, value in untrained(network).items()}
+
+    def require_same(self) -> None:
+        """Raise unless it still has the same bits, but for what the method has released with noise."""
+        now = untrained(self.network)
+        for name in sorted(now.keys() | self.first.keys()):
+            if name not in self.released and not _same(now.get(name), self.first.get(name)):
+                raise ModelError(
+                    f"the state '{name}' is not trained, and is not what it was before training.",
+                    why="Saved with the model it would publish what it holds of the training data, without noise.",
+                    remedy="Use modules that write nothing down; the run keeps its last checkpoint, nothing was saved.",
+                )
