@@ -174,7 +174,7 @@ class AdLmPlan(Plan):
             return self.guarantee
         repeated = (
             f"{again} steps beyond the {self.steps} planned are counted as steps of the relevance estimation: a crash "
-            "cut them off, and they were made again"
+            "cut them off, and they were made again with draws of their own"
         )
         epsilon = self.relevance_epsilon(self.relevance.steps + again) + sum(self.epsilons[1:])
         return replace(self.guarantee, epsilon=epsilon, assumptions=(*self.guarantee.assumptions, repeated))
