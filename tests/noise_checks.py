@@ -5,10 +5,24 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
+import torch
 from scipy.stats import binom, kstwo, norm
 from torch import Tensor
 
+from stobatch.streams import Stream
+
 FALSE_ALARM = 1e-9
+
+
+def normal_of(stream: Stream, count: int) -> Tensor:
+    """The standard normal numbers of a stream, before they are rounded to a grid: Box and Muller, block by block."""
+    drawn = []
+    for words in stream.blocks(count + count % 2):
+        uniform, turn = np.split(words, 2)
+        radius = np.sqrt(-2 * np.log((uniform.astype(float) + 0.5) / 2**64))
+        angle = np.pi * turn.view(np.int64).astype(float) / 2**63
+        drawn += [radius * np.cos(angle), radius * np.sin(angle)]
+    return torch.from_numpy(np.concatenate(drawn)[:count])
 
 
 def dependent(streams: list[Tensor]) -> bool:

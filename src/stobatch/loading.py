@@ -21,6 +21,7 @@ from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import use_device
+from stobatch.training.ledger import require_possible_count
 
 
 @dataclass(frozen=True)
@@ -144,5 +145,7 @@ def load(
     network.to(use_device(config.machine)).eval().requires_grad_(False)
     network.calibrate()
     training = directory.read("training")
-    accounted = int(training.get("accounted_steps", 0))
+    accounted = 0
+    if "accounted_steps" in training:
+        accounted = require_possible_count(training["accounted_steps"], training.get("steps"), directory.path)
     return TrainedModel(network, config, the_plan.recorded(training), directory, accounted)

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from stobatch.streams import Stream
+
 
 @dataclass(frozen=True)
 class Seeds:
     """The root of all randomness of a run.
 
-    **Guarantee.** Streams with different paths are draws of a pseudo-random generator keyed by SHA-256.
+    **Guarantee.** Streams with different paths have keys that SHA-256 makes of the root and the path.
     A root that someone else knows lets them rebuild the private noise, so a root is public only when the user asked
     for a reproducible experiment (`--seed`); otherwise it comes from the operating system and stays in `private/`.
 
@@ -53,8 +55,12 @@ class Seeds:
         """
         return torch.Generator().manual_seed(int.from_bytes(self._digest(*path)[:8], "little") >> 1)
 
+    def stream(self, *path: str | int) -> Stream:
+        """The cryptographic stream of this path, for noise and samples that privacy rests on."""
+        return Stream(self._digest(*path))
+
     def wide_generator(self, *path: str | int) -> np.random.Generator:
-        """A generator with a key of 128 bits (Philox), for noise and samples that privacy rests on."""
+        """A generator with a key of 128 bits (Philox), for what is drawn often and need not be secret."""
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self._digest(*path)[:16], "little")))
 
     def normal(self, shape: tuple[int, ...], *path: str | int) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from watched import Watched
 
+from stobatch.privacy.rounded_gaussian import Grid
 from stobatch.training.engines import Averaged, Engine, Gradients, Stop, TrainerTask, never
 from stobatch.training.engines.base import Parts
 from stobatch.training.exact_sum import ExactSum
@@ -31,10 +32,15 @@ class Noting(Engine):
         self.began_at: list[Gradients] = []
 
     def average(
-        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, Tensor], stop: Stop = never
+        self,
+        tasks: Sequence[TrainerTask],
+        parts: Parts,
+        parameters: Mapping[str, Tensor],
+        stop: Stop = never,
+        grid: Grid | None = None,
     ) -> Averaged:
         self.began_at.append(copied(parameters))
-        total = ExactSum(parameters)
+        total = ExactSum(parameters, grid)
         for task in tasks:
             for part in self._watching(parts(task, ALONE)):
                 total.add(part)
@@ -73,9 +79,14 @@ class Devices(Engine):
         self.parts_of = [0] * count
 
     def average(
-        self, tasks: Sequence[TrainerTask], parts: Parts, parameters: Mapping[str, Tensor], stop: Stop = never
+        self,
+        tasks: Sequence[TrainerTask],
+        parts: Parts,
+        parameters: Mapping[str, Tensor],
+        stop: Stop = never,
+        grid: Grid | None = None,
     ) -> Averaged:
-        total = ExactSum(parameters)
+        total = ExactSum(parameters, grid)
         for task in reversed(tasks):
             for device in reversed(range(self.count)):
                 own = ExactSum(parameters)

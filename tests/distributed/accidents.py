@@ -216,7 +216,7 @@ def one_seed_for_all(yes: bool) -> None:
     from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 
     def noise(self: DpSgdTrainable, step: int, trainer: int) -> Any:
-        return self.seeds.wide_generator(*self._path(step, 0), "noise")
+        return self.seeds.stream(*self._path(step, 0), "noise")
 
     DpSgdTrainable._noise = noise  # type: ignore[method-assign]
 

@@ -14,7 +14,7 @@ import checkpoints
 import numpy as np
 import pytest
 import torch
-from noise_checks import FALSE_ALARM, dependent
+from noise_checks import FALSE_ALARM, dependent, normal_of
 from private_steps import sampling
 from safetensors.torch import load_file
 from scipy.stats import kstwo, laplace, norm
@@ -334,9 +334,8 @@ def test_the_release_is_the_sum_of_clipped_relevances_and_noise(
         assert leaf.grad is not None
         own = (leaf.grad * train.inputs[row : row + 1]).abs()[0].double()
         total += own * min(1.0, CLIP / float(own.norm()))
-    stream = Seeds.reproducible(4).wide_generator("step", step, "noise")
-    noise = torch.from_numpy(stream.standard_normal((1, SIDE, SIDE))) * trainable.plan.relevance.noise_stddev
-    assert torch.allclose(found, total + noise, atol=1e-5)
+    noise = normal_of(Seeds.reproducible(4).stream("step", step, "noise"), SIDE * SIDE).view(1, SIDE, SIDE)
+    assert torch.allclose(found, total + noise * trainable.plan.relevance.noise_stddev, atol=1e-5)
 
 
 @pytest.mark.parametrize("step", range(RELEVANCE_STEPS + 1))
@@ -616,7 +615,7 @@ def test_any_number_of_devices_gives_the_same_bits(step: int) -> None:
     alone = released(trainable, step)
     (task,) = trainable.tasks(step)
     for devices in (1, 2, 3):
-        total = ExactSum(trainable.targets(step))
+        total = ExactSum(trainable.targets(step), trainable.grid(step))
         worked = 0
         for device in reversed(range(devices)):
             parts = list(trainable.parts(task, step, Share(device, devices)))
@@ -625,7 +624,7 @@ def test_any_number_of_devices_gives_the_same_bits(step: int) -> None:
                 total.add(part)
         assert worked == devices
         assert same(total.mean(1), alone)
-    missing = ExactSum(trainable.targets(step))
+    missing = ExactSum(trainable.targets(step), trainable.grid(step))
     for part in trainable.parts(task, step, Share(0, 2)):
         missing.add(part)
     assert not same(missing.mean(1), alone)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from noise_checks import normal_of
 from private_steps import BATCH, CLASSES, CLIP, COUNT, flat, pictures, prepared, sampling, settings, step_of
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -54,9 +55,9 @@ def natural_loss(network: nn.Module, inputs: Tensor, labels: Tensor, place: int)
 def sample_of(trainable: DpSgdTrainable, step: int) -> list[int]:
     """Each example by a coin of its own."""
     plan = trainable.plan
-    tossed = trainable.seeds.wide_generator("step", step, "sample").random(plan.num_examples)
+    (tossed,) = trainable.seeds.stream("step", step, "sample").blocks(plan.num_examples)
     rate = plan.expected_batch_size / plan.num_examples
-    return [row for row, coin in enumerate(tossed) if coin < rate]
+    return [row for row, coin in enumerate(tossed.tolist()) if coin / 2**64 < rate]
 
 
 def gradient_of(loss: Tensor, network: nn.Module) -> Tensor:
@@ -79,10 +80,10 @@ def contributions(trainable: DpSgdTrainable, rows: list[int], loss: Loss) -> Ten
 
 
 def noise_of(trainable: DpSgdTrainable, step: int) -> Tensor:
-    """Drawn from the step's stream, parameter by parameter."""
-    stream, shapes = trainable.seeds.wide_generator("step", step, "noise"), trainable.network.parameters()
-    drawn = [torch.from_numpy(stream.standard_normal(tuple(p.shape))).flatten() for p in shapes]
-    return torch.cat(drawn) * trainable.plan.noise_multiplier * trainable.plan.clip_norm
+    """Drawn from the step's stream, one parameter after another."""
+    count = sum(p.numel() for p in trainable.network.parameters())
+    drawn = normal_of(trainable.seeds.stream("step", step, "noise"), count)
+    return drawn * trainable.plan.noise_multiplier * trainable.plan.clip_norm
 
 
 def slow_step(trainable: DpSgdTrainable, step: int, loss: Loss) -> Tensor:

@@ -6,11 +6,13 @@ The oracle goes through the sample example by example, in float64. Seeds are fix
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from noise_checks import normal_of
 from private_steps import BATCH, CLASSES, CLIP, pictures, sampling, settings
 from safetensors.torch import load_file
 from torch import Tensor
@@ -84,8 +86,8 @@ def slow_release(trainable: VulnerableLayer) -> Tensor:
     plan, seeds, step = trainable.plan, trainable.seeds, trainable.relevance_step
     assert isinstance(trainable.config, SecureSgdConfig)
     network, shape = copy.deepcopy(trainable.network).double(), trainable.relevance_shape
-    tossed = seeds.wide_generator("step", step, "sample").random(plan.num_examples)
-    rows = [row for row, coin in enumerate(tossed) if coin < BATCH / plan.num_examples]
+    (tossed,) = seeds.stream("step", step, "sample").blocks(plan.num_examples)
+    rows = [row for row, coin in enumerate(tossed.tolist()) if coin / 2**64 < BATCH / plan.num_examples]
     assert 2 <= len(rows) < 64, "one block of coins, and more than one example"
     coins = torch.randn((64, *shape), generator=seeds.generator("step", step, "views", 0, 0)).double()
     total = torch.zeros(shape, dtype=torch.float64)
@@ -94,7 +96,7 @@ def slow_release(trainable: VulnerableLayer) -> Tensor:
         noise = coins[place : place + 1] * trainable.config.layer_stddev * spread_of(network)
         found = relevance_of(network, inputs.double(), labels, noise)
         total += found * min(1.0, plan.clip_norm / float(found.norm()))
-    drawn = torch.from_numpy(seeds.wide_generator("step", step, "noise").standard_normal(shape))
+    drawn = normal_of(seeds.stream("step", step, "noise"), math.prod(shape)).view(shape)
     return (total + plan.noise_multiplier * plan.clip_norm * drawn) / (plan.clip_norm * BATCH)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from noise_checks import FALSE_ALARM, dependent, not_gaussian
+from noise_checks import FALSE_ALARM, dependent, normal_of, not_gaussian
 from scipy.stats import binom, chi2
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -34,6 +34,7 @@ from stobatch.privacy import per_example
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.plan import OpenPlan
 from stobatch.seeds import Seeds
+from stobatch.streams import Stream
 from stobatch.training.averaging import AveragedSGD
 
 CLASSES, COUNT, BATCH = 3, 24, 8
@@ -144,6 +145,10 @@ class Recording(Seeds):
         self.asked.append(("wide", *path))
         return super().wide_generator(*path)
 
+    def stream(self, *path: str | int) -> Stream:
+        self.asked.append(("cryptographic", *path))
+        return super().stream(*path)
+
 
 @pytest.mark.parametrize("chunk", [512, 3])
 def test_every_draw_of_a_step_has_a_stream_of_its_own(chunk: int) -> None:
@@ -154,11 +159,11 @@ def test_every_draw_of_a_step_has_a_stream_of_its_own(chunk: int) -> None:
     trainable.seeds = seeds
     for step in range(3):
         step_of(trainable, step)
-    # What privacy rests on has a key of 128 bits; view noise is for accuracy alone.
+    # What privacy rests on comes from a cryptographic stream; view noise is for accuracy alone.
     expected: list[tuple[str | int, ...]] = []
     for step in range(3):
-        sample = poisson_sample(COUNT, BATCH / COUNT, Seeds.reproducible(4).wide_generator("step", step, "sample"))
-        expected += [("wide", "step", step, "sample"), ("wide", "step", step, "noise")]
+        sample = poisson_sample(COUNT, BATCH / COUNT, Seeds.reproducible(4).stream("step", step, "sample"))
+        expected += [("cryptographic", "step", step, "sample"), ("cryptographic", "step", step, "noise")]
         # Views go with a block of the sample, however it is cut: here there is one shard, and one block of it.
         expected += [("narrow", "step", step, "views", 0, 0)] * -(-len(sample) // chunk)
     assert sorted(seeds.asked, key=str) == sorted(expected, key=str)
@@ -191,9 +196,11 @@ def test_samples_views_and_noise_are_independent() -> None:
     owners = [(), ("trainer", 0), ("trainer", 1), ("shard", 0), ("trainer", 1, "shard", 0)]
     paths = [("step", step, purpose) for step in range(1, 4) for purpose in ("sample", "noise")]
     paths += [("step", 0, *owner, purpose) for owner in owners for purpose in ("sample", "noise")]
-    sample = [torch.from_numpy(seeds.wide_generator(*path).standard_normal(20_000)) for path in paths]
-    # As samples take them: uniform, compared with a half.
-    sample += [0.5 - torch.from_numpy(seeds.wide_generator("step", step, "sample").random(20_000)) for step in (7, 8)]
+    sample = [normal_of(seeds.stream(*path), 20_000) for path in paths]
+    # As samples take them: chosen with probability a half.
+    sample += [
+        torch.from_numpy(seeds.stream("step", step, "sample").chosen(20_000, 0.5)).double() - 0.5 for step in (7, 8)
+    ]
     views = [("step", step, "views", shard, piece) for step in range(2) for shard in range(2) for piece in range(2)]
     sample += [torch.randn(20_000, generator=seeds.generator(*path)) for path in views]
     assert not dependent(sample)
@@ -206,7 +213,7 @@ def test_samples_views_and_noise_are_independent() -> None:
 def oracle(trainable: DpSgdTrainable, step: int) -> Gradients:
     """(Σ min(1, C/‖g_i‖) g_i + noise)/(C B), example by example, with draws named by the seeds."""
     plan, network, seeds = trainable.plan, trainable.network, trainable.seeds
-    sample = poisson_sample(plan.num_examples, plan.sampling_rate, seeds.wide_generator("step", step, "sample"))
+    sample = poisson_sample(plan.num_examples, plan.sampling_rate, seeds.stream("step", step, "sample"))
     share = Ramp(0.0, 0.5).share(step / plan.steps)
     assert isinstance(network, Layered)
     parameters = dict(network.named_parameters())
@@ -220,11 +227,12 @@ def oracle(trainable: DpSgdTrainable, step: int) -> Gradients:
         length = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
         for name, gradient in zip(parameters, gradients, strict=True):
             total[name] += min(1.0, plan.clip_norm / length) * gradient
-    generator = seeds.wide_generator("step", step, "noise")
-    for name, value in total.items():
-        noise = torch.from_numpy(generator.standard_normal(tuple(value.shape))) * plan.noise_stddev
-        total[name] = (value + noise.to(value)) / (plan.clip_norm * BATCH)
-    return total
+    noise = normal_of(seeds.stream("step", step, "noise"), sum(p.numel() for p in parameters.values()))
+    own = noise.split([p.numel() for p in parameters.values()])
+    return {
+        name: (value + drawn.view(value.shape) * plan.noise_stddev).to(value) / (plan.clip_norm * BATCH)
+        for (name, value), drawn in zip(total.items(), own, strict=True)
+    }
 
 
 @pytest.mark.parametrize("step", [0, 2, 7])
@@ -238,11 +246,10 @@ def test_the_released_gradient_is_the_clipped_sum_with_noise_over_a_constant(ste
 def test_an_empty_sample_releases_noise_over_the_same_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling(monkeypatch)
     trainable = prepared(settings())
-    generator = trainable.seeds.wide_generator("step", 3, "noise")
-    for value in step_of(trainable, 3).values():
-        noise = torch.from_numpy(generator.standard_normal(tuple(value.shape))) * trainable.plan.noise_stddev
-        assert torch.equal(value, noise.float().mul(1 / (0.5 * BATCH)))
-        assert value.any()
+    released, planned = flat(step_of(trainable, 3)), trainable.plan.noise_stddev
+    noise = normal_of(trainable.seeds.stream("step", 3, "noise"), len(released)) * planned
+    assert torch.allclose(released.double(), noise / (0.5 * BATCH), rtol=1e-6, atol=1e-9 * planned)
+    assert released.all()
 
 
 def test_the_denominator_does_not_depend_on_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +294,7 @@ RATE = 0.1
 
 
 def poisson(step: int) -> Tensor:
-    return poisson_sample(1000, RATE, Seeds.reproducible(4).wide_generator("step", step, "sample"))
+    return poisson_sample(1000, RATE, Seeds.reproducible(4).stream("step", step, "sample"))
 
 
 def fixed_size(step: int) -> Tensor:

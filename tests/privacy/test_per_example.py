@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 import torch
@@ -446,7 +447,7 @@ def test_long_parts_that_cancel_are_clipped_all_the_same(losses: Losses, picture
 
 
 def test_trusting_rounded_inner_products_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_gradients, "_hidden", lambda size, num_terms: torch.zeros_like(size))
+    monkeypatch.setattr(layer_gradients, "_hidden", lambda size, *_: torch.zeros_like(size))
     with pytest.raises(AssertionError):
         test_long_parts_that_cancel_are_clipped_all_the_same(opposed, False)
     with pytest.raises(AssertionError):
@@ -803,7 +804,61 @@ def test_chunks_add_up(chunk: int, by: Clipper) -> None:
 
 def test_weights_shorten_and_never_lengthen() -> None:
     norms = torch.tensor([0.0, 1e-30, 0.5, 2.0, 8.0, math.inf, math.nan])
-    assert clipping_weights(norms, 2.0).tolist() == [1.0, 1.0, 1.0, 1.0, 0.25, 0.0, 0.0]
+    weights, exact = clipping_weights(norms, 2.0), [1.0, 1.0, 1.0, 1.0, 0.25, 0.0, 0.0]
+    assert weights.tolist() == pytest.approx(exact, rel=1e-6)
+    assert all(found <= wanted for found, wanted in zip(weights.tolist(), exact, strict=True))
+
+
+@settings(max_examples=300)
+@given(
+    norm=st.floats(1e-6, 1e30), clip_norm=st.floats(1e-6, 1e6), dtype=st.sampled_from([torch.float32, torch.float64])
+)
+def test_a_weight_times_a_norm_is_at_most_c_in_exact_arithmetic(
+    norm: float, clip_norm: float, dtype: torch.dtype
+) -> None:
+    """Norms are in float64 and never too short; the weight is rounded to the precision of the gradients."""
+    (weight,) = clipping_weights(torch.tensor([norm], dtype=torch.float64), clip_norm, dtype).tolist()
+    assert Fraction(weight) * Fraction(norm) <= Fraction(clip_norm)
+    assert weight >= min(1.0, clip_norm / norm) * (1 - 1e-6)
+
+
+def exact_square(values: Tensor) -> Fraction:
+    return sum((Fraction(value) ** 2 for value in values.flatten().tolist()), Fraction(0))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("spread", [1e-6, 1e-3, 1.0], ids=["cancelling", "nearly", "unrelated"])
+def test_a_norm_in_float32_is_never_below_the_exact_one(rows: int, spread: float) -> None:
+    """Against rational arithmetic, with rows that all but cancel; without the allowance some are too short."""
+    generator = torch.Generator().manual_seed(rows)
+    a = torch.randn(40, 1, 30, generator=generator) + spread * torch.randn(40, rows, 30, generator=generator)
+    g = torch.randn(40, 1, 20, generator=generator) + spread * torch.randn(40, rows, 20, generator=generator)
+    signs = torch.tensor([1.0 if row % 2 == 0 else -1.0 for row in range(rows)])
+    g = g * signs[:, None]
+    total, size = layer_gradients._gram(a, g)
+    hidden = layer_gradients._hidden(size, 30 + 20 + 8, 2.0**-24) if rows > 1 else torch.zeros_like(total)
+    found = total.clamp(min=0) + hidden
+    short = 0
+    for example in range(40):
+        formed = [
+            [
+                sum((Fraction(x) * Fraction(y) for x, y in zip(column, other, strict=True)), Fraction(0))
+                for other in a[example].T.tolist()
+            ]
+            for column in g[example].T.tolist()
+        ]
+        exact = sum((entry**2 for row in formed for entry in row), Fraction(0))
+        assert Fraction(found[example].item()) >= exact
+        short += Fraction(total[example].item()) < exact
+    assert short or rows == 1, "nothing would be too short without the allowance"
+
+
+def test_lengths_are_never_below_the_exact_ones() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((20, 1), (20, 700), (20, 3, 90), (20, 2, 5, 7), (20,)):
+        values = torch.randn(shape, generator=generator) * 10.0 ** torch.randint(-8, 8, shape, generator=generator)
+        for row, found in zip(values, layer_gradients.squared_lengths(values).tolist(), strict=True):
+            assert exact_square(row) <= Fraction(found) <= exact_square(row) * Fraction(10001, 10000)
 
 
 def test_the_tape_is_closed_after_an_error() -> None:

@@ -230,7 +230,7 @@ def shared(trainable: Trainable, task: TrainerTask, step: int, devices: int) -> 
     """Each device by itself, and the sums of all of them added, the last first."""
     sums = []
     for device in range(devices):
-        own = ExactSum(trainable.parameters)
+        own = ExactSum(trainable.parameters, trainable.grid(step))
         for part in trainable.parts(task, step, Share(device, devices)):
             own.add(part)
         sums.append(own)
@@ -305,7 +305,7 @@ def test_devices_that_all_add_the_noise_are_caught(name: str) -> None:
     """The broken twin: χ3 of the published method, and the Gaussian noise of the sound one, counted twice."""
     trainable = TRAINABLES[name]()
     (task,) = trainable.tasks(0)
-    alone, total = trainable.gradients(task, 0), ExactSum(trainable.parameters)
+    alone, total = trainable.gradients(task, 0), ExactSum(trainable.parameters, trainable.grid(0))
     for device in range(2):
         for part in trainable.parts(task, 0, Everyone(device, 2)):
             total.add(part)
@@ -322,7 +322,8 @@ def test_the_average_over_trainers_is_that_of_their_sums() -> None:
         return trainable.parts(task, 0, share)
 
     averaged, reversed_ = (
-        InProcessEngine().average(order, parts, trainable.parameters).gradients for order in (tasks, tasks[::-1])
+        InProcessEngine().average(order, parts, trainable.parameters, grid=trainable.grid(0)).gradients
+        for order in (tasks, tasks[::-1])
     )
     assert same(averaged, reversed_)
     assert same(averaged, trainable.release(0, InProcessEngine()).gradients)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import checkpoints
 import pytest
 import torch
+from noise_checks import dependent, normal_of
 from safetensors.torch import load_file
 
 import stobatch
@@ -22,6 +25,9 @@ from stobatch.interrupts import Interrupted
 from stobatch.methods import SoundConfig
 from stobatch.methods.dpsgd_trainable import DpSgdTrainable
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
+from stobatch.seeds import Seeds
+from stobatch.training.checkpoint import TrainingState, tensors_digest
+from stobatch.training.engines import InProcessEngine
 from stobatch.training.ledger import Ledger
 
 STEPS, EVERY = 8, 3
@@ -118,39 +124,129 @@ def test_the_model_is_the_average_and_not_the_last_step(undisturbed: Path) -> No
         assert not torch.equal(model[name], checkpoint[f"network.{name}"]), (index, name)
 
 
-@pytest.mark.parametrize(("step", "repeated"), [(0, 3), (1, 3), (3, 3), (5, 3), (6, 2), (7, 2)])
-def test_a_crash_is_paid_for_by_its_whole_stretch(
-    step: int, repeated: int, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def releases_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
+    """What is released from now on: the step, a digest of its noise, and one of the sum under it."""
+    noise, released, seen = DpSgdTrainable._drawn, DpSgdTrainable.released, list[tuple[int, str, str]]()
+    drawn = [""]
+
+    def drawing(self: DpSgdTrainable, step: int, trainer: int) -> Any:
+        values = noise(self, step, trainer)
+        drawn[0] = tensors_digest(values)
+        return values
+
+    def releasing(self: DpSgdTrainable, step: int, gradients: Any) -> None:
+        seen.append((step, drawn[0], tensors_digest(gradients)))
+        released(self, step, gradients)
+
+    monkeypatch.setattr(DpSgdTrainable, "_drawn", drawing)
+    monkeypatch.setattr(DpSgdTrainable, "released", releasing)
+    return seen
+
+
+def leaks(releases: list[tuple[int, str, str]]) -> bool:
+    """Whether two different sums were released under one noise: their difference shows the data as they are."""
+    sums: dict[str, set[str]] = {}
+    for _, noise, total in releases:
+        sums.setdefault(noise, set()).add(total)
+    return any(len(of_one_noise) > 1 for of_one_noise in sums.values())
+
+
+@pytest.mark.parametrize(("step", "begun"), [(0, 0), (1, 0), (3, 3), (5, 3), (6, 6), (7, 6)])
+def test_a_repetition_with_the_same_bits_is_the_same_release(
+    step: int, begun: int, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stretches are 0-2, 3-5 and 6-7; any of their steps may have been made."""
+    """Stretches are 0-2, 3-5 and 6-7; any of their steps may have been made, and each is released once."""
     out = tmp_path / "run"
-    made = accident_at(step, monkeypatch, crash)
+    made, releases = accident_at(step, monkeypatch, crash), releases_of(monkeypatch)
     with pytest.raises(Crash):
         train(out)
-    begun = step // EVERY * EVERY
-    assert Ledger.of(out) == Ledger(begun, repeated)
+    assert Ledger.of(out) == Ledger(begun, min(begun + EVERY, STEPS) - begun)
     model = train(out, resume=True)
     assert made == [*range(step + 1), *range(begun, STEPS)]
     assert_same_bits(out, undisturbed)
-    plan = model.plan
-    assert isinstance(plan, DpSgdPlan)
-    assert model.accounted_steps == STEPS + repeated >= len(made)
-    assert model.guarantee.epsilon == plan.mechanism(STEPS + repeated).epsilon(plan.delta) > plan.guarantee.epsilon
-    assert f"{repeated} steps beyond the {STEPS} planned" in model.guarantee.assumptions[-1]
+    assert len(set(releases)) == model.accounted_steps == STEPS
+    assert model.guarantee == model.plan.guarantee
 
 
-def test_two_crashes_are_paid_for_twice_and_every_verb_says_so(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+OTHER_BITS = {
+    "threads": {"machine.threads": 2},
+    "pieces": {"machine.pieces": 3},
+    "memory": {"machine.memory_mb": 256},
+}
+
+
+@pytest.mark.parametrize("change", OTHER_BITS)
+def test_a_repetition_with_other_bits_draws_its_own_noise_and_is_counted(
+    change: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    for resume in (False, True):
+    releases = releases_of(monkeypatch)
+    with monkeypatch.context() as patch:
+        accident_at(5, patch, crash)
+        with pytest.raises(Crash):
+            train(out)
+    before = list(releases)
+    model = stobatch.train(
+        settings().override_all(OTHER_BITS[change]), out, dataset=pictures(), resume=True, quiet=True
+    )
+    torch.set_num_threads(1)
+    again = releases[len(before) :]
+    assert [step for step, _, _ in before] == [0, 1, 2, 3, 4]
+    assert [step for step, _, _ in again] == [3, 4, 5, 6, 7]
+    assert not leaks(releases)
+    assert len({noise for _, noise, _ in releases}) == len(releases), "no noise is drawn twice"
+    assert model.accounted_steps == STEPS + EVERY
+    plan = model.plan
+    assert isinstance(plan, DpSgdPlan)
+    assert model.guarantee.epsilon == plan.mechanism(STEPS + EVERY).epsilon(plan.delta) > plan.guarantee.epsilon
+    assert f"{EVERY} steps beyond the {STEPS} planned" in model.guarantee.assumptions[-1]
+    assert model.run.read("training")["history"][-1]["epsilon_spent"] == model.guarantee.epsilon
+
+
+def test_noise_that_is_used_again_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin: the names of a step's draws do not say which attempt it is."""
+    out = tmp_path / "run"
+    monkeypatch.setattr(DpSgdTrainable, "_path", lambda self, step, trainer: ("step", step))
+    releases = releases_of(monkeypatch)
+    with monkeypatch.context() as patch:
+        accident_at(5, patch, crash)
+        with pytest.raises(Crash):
+            train(out)
+    other = settings().override_all({"machine.memory_mb": 256})
+    # As another machine would: the same sums, rounded otherwise.
+    with monkeypatch.context() as patch:
+        clipped = DpSgdTrainable._clipped
+        patch.setattr(
+            DpSgdTrainable,
+            "_clipped",
+            lambda self, *rest: {name: value * (1 + 2**-20) for name, value in clipped(self, *rest).items()},
+        )
+        stobatch.train(other, out, dataset=pictures(), resume=True, quiet=True)
+    assert leaks(releases)
+
+
+def test_attempts_are_independent() -> None:
+    """The signs of the noise of two attempts agree as often as those of two steps."""
+    seeds, paths = Seeds.reproducible(4), [("step", 3), ("step", 3, "attempt", 1), ("step", 3, "attempt", 2)]
+    streams = [normal_of(seeds.stream(*path, "noise"), 20_000) for path in paths]
+    assert not dependent(streams)
+    assert dependent([*streams, streams[1]])
+
+
+def test_two_crashes_elsewhere_are_paid_for_twice_and_every_verb_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    releases = releases_of(monkeypatch)
+    for memory in (512, 256, 128):
+        config = settings().override_all({"machine.memory_mb": memory})
         with monkeypatch.context() as patch:
-            accident_at(4, patch, crash)
-            with pytest.raises(Crash):
-                train(out, resume=resume)
-    model = train(out, resume=True)
+            accident_at(4 if memory > 128 else STEPS, patch, crash)
+            with pytest.raises(Crash) if memory > 128 else nullcontext():
+                stobatch.train(config, out, dataset=pictures(), resume=memory < 512, quiet=True)
+    model = stobatch.load(out)
     assert model.accounted_steps == STEPS + 2 * EVERY
-    assert_same_bits(out, undisturbed)
+    assert not leaks(releases)
     for scores in (
         stobatch.attack(out, dataset=pictures(), quiet=True),
         stobatch.evaluate(out, dataset=pictures(), quiet=True),
@@ -177,12 +273,19 @@ def damaged(part: Path) -> None:
     part.write_bytes(content)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 @pytest.mark.parametrize(("crashed_at", "repeated"), [(None, 2), (7, 5)])
-def test_steps_behind_a_damaged_checkpoint_are_made_again_and_paid_for(
-    crashed_at: int | None, repeated: int, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_steps_behind_a_damaged_checkpoint_are_made_again(
+    crashed_at: int | None,
+    repeated: int,
+    elsewhere: bool,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One bit of the newest is flipped: the one before counts. Checkpoints are those of steps 3, 6 and 8."""
     out = tmp_path / "run"
+    releases = releases_of(monkeypatch)
     made = accident_at(STEPS if crashed_at is None else crashed_at, monkeypatch, crash)
     if crashed_at is None:
         train(out)
@@ -197,9 +300,14 @@ def test_steps_behind_a_damaged_checkpoint_are_made_again_and_paid_for(
     (part,) = checkpoints.parts(newer)
     damaged(part)
     made.clear()
-    model = train(out, resume=True)
+    config = settings().override_all({"machine.memory_mb": 256} if elsewhere else {})
+    model = stobatch.train(config, out, dataset=pictures(), resume=True, quiet=True)
     assert made == list(range(6 if crashed_at is None else 3, STEPS))
-    assert_same_bits(out, undisturbed)
+    assert not leaks(releases)
+    if not elsewhere:
+        assert_same_bits(out, undisturbed)
+        assert model.accounted_steps == STEPS == len(set(releases))
+        return
     # Of the crash the stretch of 6 and 7, of the damage that of 3 to 5; or of the damage that of 6 and 7 alone.
     assert model.accounted_steps == STEPS + repeated
     assert f"{repeated} steps beyond the {STEPS} planned" in model.guarantee.assumptions[-1]
@@ -250,17 +358,78 @@ def test_a_run_whose_count_is_lost_is_refused(tmp_path: Path) -> None:
         stobatch.load(tmp_path / "run")
 
 
-def test_the_ledger_never_forgets() -> None:
-    """Whatever the order of beginnings and settlements, what was begun and not settled stays counted."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(200):
-        ledger, least = Ledger(), 0
-        for _ in range(10):
-            length = int(torch.randint(1, 9, (), generator=generator))
-            made = int(torch.randint(0, length + 1, (), generator=generator))
-            ledger = ledger.begun(length)
-            least += made
-            assert ledger.accounted >= least
-            if torch.rand((), generator=generator) < 0.5:
-                ledger = ledger.made(made)
-            assert ledger.accounted >= least
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({"accounted_steps": STEPS - 1}, "too few"),
+        ({"accounted_steps": STEPS + 1}, "the ledger knows"),
+        ({"accounted_steps": -1}, "is -1"),
+        ({"accounted_steps": "8"}, "is '8'"),
+        ({"accounted_steps": True}, "is True"),
+        ({"steps": None}, "is None"),
+    ],
+)
+def test_counts_that_cannot_be_right_are_refused(
+    counts: dict[str, Any], words: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(undisturbed, out)
+    document = json.loads((out / "training.json").read_text())
+    (out / "training.json").write_text(json.dumps(document | counts))
+    with pytest.raises(stobatch.errors.RunError, match=f"cannot be right: .*{words}"):
+        stobatch.load(out)
+
+
+@pytest.mark.parametrize("lost", ["missing", "set back"])
+def test_a_checkpoint_that_the_ledger_does_not_know_is_refused(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Going on would count too few steps; nothing is computed, and nothing written."""
+    out = tmp_path / "run"
+    ledger, earlier = out / "private" / "ledger.json", list[str]()
+    with monkeypatch.context() as patch:
+        accident_at(4, patch, lambda: earlier.append(ledger.read_text()))
+        made = accident_at(7, patch, crash)
+        with pytest.raises(Crash):
+            train(out)
+    ledger.unlink()
+    if lost == "set back":
+        ledger.write_text(earlier[0].replace('"open": 3', '"open": 2').replace('"last": 6', '"last": 5'))
+    made = accident_at(STEPS, monkeypatch, crash)
+    with pytest.raises(stobatch.errors.RunError, match=r"knows of [05] steps, and a checkpoint is of step 6"):
+        train(out, resume=True)
+    assert made == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"done": -3},
+        {"done": 1.5},
+        {"open": None},
+        {"stretches": 7},
+        {"stretches": [{"first": 0}]},
+        {"stretches": [["first", 0]]},
+        {"past_steps": 10**6},
+        {"past_attempts": "many"},
+    ],
+)
+def test_a_ledger_that_cannot_be_right_is_refused(change: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(undisturbed, out)
+    (out / "model.safetensors").unlink()
+    file = out / "private" / "ledger.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(stobatch.errors.RunError, match="cannot be right"):
+        Ledger.of(out)
+
+
+def test_a_checkpoint_of_a_step_that_is_not_planned_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    """A folder, its list and its parts that agree on a step beyond the last one."""
+    out = tmp_path / "run"
+    shutil.copytree(undisturbed, out)
+    (out / "model.safetensors").unlink()
+    state = TrainingState(stobatch.load(undisturbed).network, [], {}, step=STEPS + 1)
+    state.save(out, settings().training_hash, InProcessEngine())
+    with pytest.raises(stobatch.errors.RunError, match=f"it is of step {STEPS + 1} of {STEPS}"):
+        TrainingState(state.network, []).restore(out, settings().training_hash, STEPS)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from stobatch.errors import DataError
 from stobatch.seeds import Seeds
+from stobatch.streams import Stream
 
 
 def fixed_disjoint_batches(num_examples: int, batch_size: int, generator: torch.Generator) -> Tensor:
@@ -95,11 +95,11 @@ def take_turns(step: int, num_trainers: int, count: int, seeds: Seeds) -> list[i
     return [int(trainer) for trainer in order[first : first + count]]
 
 
-def poisson_sample(num_examples: int, rate: float, generator: np.random.Generator) -> Tensor:
+def poisson_sample(num_examples: int, rate: float, stream: Stream) -> Tensor:
     """Indices in which each record stands with probability `rate`, independently; there may be none.
 
-    Drawn in double precision: 24 random bits would miss a small rate by a noticeable part of itself.
+    **Guarantee.** The probability is never above `rate`, and below it by less than 2⁻⁶⁴.
     """
     if not 0 <= rate <= 1:
         raise DataError(f"a sampling rate of {rate} is not a probability.", remedy="Use a rate from 0 to 1.")
-    return torch.from_numpy(generator.random(num_examples) < rate).nonzero().flatten()
+    return torch.from_numpy(stream.chosen(num_examples, rate)).nonzero().flatten()

@@ -21,9 +21,10 @@ from stobatch.objectives import label_noise_term, taylor_loss
 from stobatch.objectives.private import Coins
 from stobatch.privacy.adlm_plan import AdLmPlan
 from stobatch.privacy.noise import laplace
+from stobatch.privacy.rounded_gaussian import Grid
 from stobatch.seeds import Seeds
 from stobatch.training.engines import Averaged, Engine, Gradients, Stop, TrainerTask, never
-from stobatch.training.ledger import Ledger
+from stobatch.training.ledger import Ledger, Stretch
 from stobatch.training.pieces import Share, cut
 
 
@@ -138,7 +139,11 @@ class AdLmTrainable(OpenTrainable):
     def targets(self, step: int) -> Mapping[str, Tensor]:
         return self.estimation.targets(step) if self._estimates(step) else super().targets(step)
 
+    def grid(self, step: int) -> Grid | None:
+        return self.estimation.grid(step) if self._estimates(step) else None
+
     def release(self, step: int, engine: Engine, stop: Stop = never) -> Averaged:
+        self.estimation.attempt = self.attempt
         if not self._estimates(step):
             return super().release(step, engine, stop)
         averaged, parameters = self.estimation.release(step, engine, stop), self.parameters
@@ -178,7 +183,8 @@ class AdLmTrainable(OpenTrainable):
         return laplace(tuple(weight.shape), self.plan.loss_noise_scale, self._stream(step, "loss noise")).to(weight)
 
     def _stream(self, step: int, purpose: str) -> torch.Generator:
-        return self.seeds.generator("step", step, purpose)
+        again = ("attempt", self.attempt) if self.attempt else ()
+        return self.seeds.generator("step", step, *again, purpose)
 
     def noisy(self, inputs: Tensor, noise: Tensor) -> Tensor:
         """What training sees of some examples."""
@@ -189,11 +195,14 @@ class AdLmTrainable(OpenTrainable):
         loss = taylor_loss(scores, labels, self.config.taylor).sum() / self.batch_size
         return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
-    def begin(self, run: Path, first: int, last: int) -> None:
-        Ledger.of(run).begun(last - first).save(run)
+    def begin(self, run: Path, stretch: Stretch) -> int:
+        return self.estimation.begin(run, stretch)
 
-    def saved(self, run: Path, first: int, last: int) -> None:
-        Ledger.of(run).made(last - first).save(run)
+    def saved(self, run: Path, step: int, state: str) -> None:
+        self.estimation.saved(run, step, state)
+
+    def require_counted(self, run: Path, step: int) -> None:
+        self.estimation.require_counted(run, step)
 
     def finish(self, run: Path) -> dict[str, Any]:
         return {**super().finish(run), "accounted_steps": Ledger.of(run).accounted}

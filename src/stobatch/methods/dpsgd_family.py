@@ -69,6 +69,7 @@ class DpSgdFamily(Method):
             delta=method.delta,
             tuned_on_private_data=method.tuned_on_private_data,
             records_per_person=info.copies,
+            spare_steps=method.spare_steps,
         )
         trainers = config.trainers
         if trainers.num == 1:

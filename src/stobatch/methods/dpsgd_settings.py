@@ -6,6 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,18 @@ class DpSgdSettings(MethodConfig):
     tuned_on_private_data: bool = setting(
         True, doc="Whether these settings were chosen by looking at the training data; said in the guarantee"
     )
+
+    spare_steps: int = setting(
+        0,
+        at_least=0,
+        doc="Steps that may be made again within ε after a crash on a GPU, or on another machine: noise is chosen for "
+        "as many more",
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Left out where it is 0: settings from before it have the same hashes as ever."""
+        plain = super().to_dict()
+        return plain if self.spare_steps else {name: value for name, value in plain.items() if name != "spare_steps"}
 
     @abstractmethod
     def objective(self, attack_chunk: int) -> Objective:

@@ -7,11 +7,12 @@ that gradient is clipped; Gaussian noise goes on the sum of a Poisson sample, an
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from math import frexp, sqrt
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,12 +36,15 @@ from stobatch.privacy.per_example import (
     clipper_for,
     is_right_in_full,
 )
+from stobatch.privacy.rounded_gaussian import Grid, rounded_normal
 from stobatch.seeds import Seeds
+from stobatch.streams import Stream
 from stobatch.training import Trainable
 from stobatch.training.averaging import AveragedSGD
+from stobatch.training.checkpoint import tensors_digest
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.exact_sum import ExactSum
-from stobatch.training.ledger import Ledger
+from stobatch.training.ledger import Ledger, Stretch
 from stobatch.training.monitoring import BEFORE_AVERAGING
 from stobatch.training.pieces import Share, cut
 from stobatch.training.precision import working_precision
@@ -70,8 +74,14 @@ class DpSgdTrainable(Trainable):
         precision: str = "float32",
     ) -> None:
         self.config, self.plan, self.network, self.seeds, self.trainers = config, plan, network, seeds, trainers
-        self.clip_norm, self.noise_stddev = plan.clip_norm, plan.noise_stddev
+        # A power of two, so that nothing is rounded before the sum is.
+        self.shrink = 2.0 ** -max(-100, min(100, frexp(plan.clip_norm * plan.denominator)[1]))
+        self._grid = Grid.for_noise(
+            plan.noise_stddev * self.shrink, scale=1 / (plan.clip_norm * plan.denominator * self.shrink)
+        )
+        self.clip_norm, self.noise_stddev = self._clip_norm(), plan.noise_stddev
         self.canaries: GradientCanaries | None = None
+        self._repeated = 0
         self.pieces = pieces
         self.examples = train
         self._read()
@@ -166,11 +176,35 @@ class DpSgdTrainable(Trainable):
 
     def _path(self, step: int, trainer: int) -> tuple[str | int, ...]:
         """The name of a trainer's randomness in a step; no two of either share one."""
-        return ("step", step) if self.trainers.num == 1 else ("step", step, "trainer", trainer)
+        again = ("attempt", self.attempt) if self.attempt else ()
+        return ("step", step, *again, *(() if self.trainers.num == 1 else ("trainer", trainer)))
 
-    def _noise(self, step: int, trainer: int) -> np.random.Generator:
-        """The generator of a trainer's noise in a step."""
-        return self.seeds.wide_generator(*self._path(step, trainer), "noise")
+    def _clip_norm(self) -> float:
+        """C, less what rounding two sums to the grid may put between them."""
+        return self.plan.clip_norm - sqrt(self.largest_release) * self._grid.step / self.shrink
+
+    @property
+    def largest_release(self) -> int:
+        """The most values that a step releases."""
+        return sum(value.numel() for value in self.parameters.values())
+
+    def grid(self, step: int) -> Grid:
+        return self._grid
+
+    def _noise(self, step: int, trainer: int) -> Stream:
+        """The stream of a trainer's noise in a step."""
+        return self.seeds.stream(*self._path(step, trainer), "noise")
+
+    def _drawn(self, step: int, trainer: int) -> Gradients:
+        """A trainer's noise in a step, in the units of `parts`: multiples of the grid's step."""
+        targets = self.targets(step)
+        sizes = [value.numel() for value in targets.values()]
+        stddev = self.noise_stddev * self.shrink
+        flat = torch.from_numpy(rounded_normal(self._noise(step, trainer), sum(sizes), stddev, self._grid.step))
+        return {
+            name: drawn.view(value.shape).to(self.network.device)
+            for (name, value), drawn in zip(targets.items(), flat.split(sizes), strict=True)
+        }
 
     def _samples(self, step: int, trainer: int, share: Share) -> Iterator[tuple[int, Tensor, bool]]:
         """Poisson samples of the trainer's shards that this device reads: which, positions, and whether it does all.
@@ -184,7 +218,7 @@ class DpSgdTrainable(Trainable):
                 continue
             path = self._path(step, trainer) + (("shard", index) if len(owned) > 1 else ())
             planted = len(self.canaries_in) if self._holds_canaries(trainer, index) else 0
-            stream = self.seeds.wide_generator(*path, "sample")
+            stream = self.seeds.stream(*path, "sample")
             yield index, poisson_sample(len(shard) + planted, self.plan.sampling_rate, stream), len(owned) > 1
 
     def ready(self, share: Share) -> None:
@@ -204,8 +238,11 @@ class DpSgdTrainable(Trainable):
         return self.canaries is not None and trainer == 0 and shard == len(self.holdings[0]) - 1
 
     def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
-        """(Σ clipped contributions + noise) / (C · denominator): an example adds at most `unit` to the average."""
-        device, scale = self.network.device, 1 / (self.plan.clip_norm * self.plan.denominator)
+        """Σ clipped contributions + noise, shrunk. The grid makes it (Σ + noise) / (C · denominator).
+
+        So an example adds at most `unit` to the average.
+        """
+        device, scale = self.network.device, self.shrink
         for index, sample, whole in self._samples(step, task.trainer, share):
             shard = self.holdings[task.trainer][index]
             own = sample[sample < len(shard)]
@@ -222,9 +259,7 @@ class DpSgdTrainable(Trainable):
                 yield {name: value.mul_(scale) for name, value in total.items()}
         if share.first:
             # Once for the trainer, however many devices it has.
-            generator = self._noise(step, task.trainer)
-            drawn = {name: generator.standard_normal(tuple(p.shape)) for name, p in self.targets(step).items()}
-            yield {name: torch.from_numpy(n).mul_(self.noise_stddev * scale).to(device) for name, n in drawn.items()}
+            yield self._drawn(step, task.trainer)
 
     def released(self, step: int, gradients: Gradients) -> None:
         if self.canaries is not None:
@@ -249,11 +284,26 @@ class DpSgdTrainable(Trainable):
     def save_private(self, run: Path, config_hash: str) -> None:
         """The privacy noise lives in the steps alone; the model carries none."""
 
-    def begin(self, run: Path, first: int, last: int) -> None:
-        Ledger.of(run).begun(last - first).save(run)
+    def begin(self, run: Path, stretch: Stretch) -> int:
+        ledger = Ledger.of(run).entered(replace(stretch, bits=self._bits(stretch.bits)))
+        ledger.save(run)
+        self._repeated = ledger.accounted - ledger.reached
+        return ledger.attempt
 
-    def saved(self, run: Path, first: int, last: int) -> None:
-        Ledger.of(run).made(last - first).save(run)
+    def _bits(self, machine: str) -> str:
+        """The fingerprint of a step's arithmetic: the machine's, the seeds', and how public points are clipped now.
+
+        The points tell a network whose code was changed, or that draws numbers of its own, from one that repeats
+        itself. The digest is mixed with the seeds, so that it confirms no guess about them.
+        """
+        clipped = self.clip(self.network, *self._probe(FEW_ROWS), self.clip_norm)
+        return format(self.seeds.child("ledger", machine, tensors_digest(clipped.gradients)).root, "064x")[:32]
+
+    def saved(self, run: Path, step: int, state: str) -> None:
+        Ledger.of(run).settled(step, state).save(run)
+
+    def require_counted(self, run: Path, step: int) -> None:
+        Ledger.of(run).require_covers(step, run)
 
     def adopt(self) -> None:
         self.average.adopt_average()
@@ -264,4 +314,5 @@ class DpSgdTrainable(Trainable):
         return {"accounted_steps": Ledger.of(run).accounted}
 
     def monitor(self, step: int) -> float:
-        return self.plan.spent(step)
+        """ε of the steps so far, those included that were made again with other bits."""
+        return self.plan.mechanism(step + self._repeated).epsilon(self.plan.delta)

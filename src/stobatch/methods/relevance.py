@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from math import prod
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ class RelevanceTrainable(DpSgdTrainable):
     @abstractmethod
     def relevance_shape(self) -> tuple[int, ...]:
         """The layer's."""
+
+    @property
+    def largest_release(self) -> int:
+        return max(super().largest_release, prod(self.relevance_shape))
 
     def targets(self, step: int) -> Mapping[str, Tensor]:
         if step != self.relevance_step:

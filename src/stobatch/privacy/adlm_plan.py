@@ -173,7 +173,7 @@ class AdLmPlan(Plan):
             return self.claim
         repeated = (
             f"{again} steps beyond the {self.steps} planned are counted as steps of the relevance estimation: a crash "
-            "cut them off, and they were made again"
+            "cut them off, and they were made again with draws of their own"
         )
         epsilon = self.relevance_epsilon(self.relevance.steps + again) + sum(self.epsilons[1:])
         return replace(self.claim, epsilon=epsilon, assumptions=(*self.claim.assumptions, repeated))

@@ -45,11 +45,13 @@ class DpSgdPlan(Plan):
     delta: float
     tuned_on_private_data: bool
     records_per_person: int = 1
+    spare_steps: int = 0
+    """Steps that may be made again, with other bits, within the budget."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
         self._check_budget()
-        PoissonGaussian(self.sampling_rate, 1.0, self.steps)  # checks the steps
+        PoissonGaussian(self.sampling_rate, 1.0, self.most_steps)  # checks the steps
 
     def _check_sizes(self) -> None:
         if not 1 <= self.expected_batch_size <= self.num_examples:
@@ -103,9 +105,14 @@ class DpSgdPlan(Plan):
         return self.steps * self.sampling_rate
 
     @property
+    def most_steps(self) -> int:
+        """Releases that the noise is chosen for."""
+        return self.steps + self.spare_steps
+
+    @property
     def noise_multiplier(self) -> float:
         """σ, the noise's standard deviation over the clipping norm."""
-        return noise_for(self.target_epsilon, self.delta, self.sampling_rate, self.steps)
+        return noise_for(self.target_epsilon, self.delta, self.sampling_rate, self.most_steps)
 
     @property
     def noise_stddev(self) -> float:
@@ -118,22 +125,22 @@ class DpSgdPlan(Plan):
 
     @property
     def curve(self) -> PoissonGaussian:
-        return self.mechanism(self.steps)
+        return self.mechanism(self.most_steps)
 
     def spent(self, steps: int) -> float:
         """ε after that many steps; the whole run spends `claim.epsilon`."""
-        if not 0 <= steps <= self.steps:
+        if not 0 <= steps <= self.most_steps:
             raise SettingError(
-                f"{steps} steps are not part of a plan of {self.steps}.",
+                f"{steps} steps are not part of a plan of {self.most_steps}.",
                 why="The noise was chosen for the planned number, so further steps would exceed the budget.",
-                remedy=f"Stop after {self.steps} steps, or make a new plan before reading any data.",
+                remedy=f"Stop after {self.most_steps} steps, or make a new plan before reading any data.",
             )
         return self.mechanism(steps).epsilon(self.delta) if steps else 0.0
 
     @property
     def claim(self) -> PrivacyGuarantee:
         return PrivacyGuarantee(
-            epsilon=self.spent(self.steps),
+            epsilon=self.spent(self.most_steps),
             delta=self.delta,
             neighbours=Neighbours.ADD_REMOVE,
             unit="training example",
@@ -145,16 +152,19 @@ class DpSgdPlan(Plan):
         )
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
-        if accounted_steps <= self.steps:
-            return self.claim
-        repeated = (
-            f"{accounted_steps - self.steps} steps beyond the {self.steps} planned are counted: a crash cut them off, "
-            "and they were made again"
-        )
-        return replace(
-            self.claim,
-            epsilon=self.mechanism(accounted_steps).epsilon(self.delta),
-            assumptions=(*self.claim.assumptions, repeated),
+        counted, planned = max(accounted_steps, self.steps), self.claim
+        if counted > self.most_steps:
+            planned = replace(planned, epsilon=self.mechanism(counted).epsilon(self.delta))
+        elif counted < self.most_steps:
+            planned = replace(planned, epsilon=self.spent(counted))
+        repeated = (self._repeated(counted - self.steps),) if counted > self.steps else ()
+        return replace(planned, assumptions=(*planned.assumptions, *repeated))
+
+    def _repeated(self, steps: int) -> str:
+        spare = f", {self.spare_steps} of them planned as spare" if self.spare_steps else ""
+        return (
+            f"{steps} steps beyond the {self.steps} planned are counted{spare}: a crash cut them off, and they were made "
+            "again with samples and noise of their own"
         )
 
     def _assumptions(self) -> tuple[str, ...]:
@@ -170,19 +180,27 @@ class DpSgdPlan(Plan):
             f"{self.clip_norm:g} as one vector",
             f"fresh Gaussian noise of standard deviation {self.noise_stddev:.6g} on the sum at every step, empty "
             "batches included; drawn once for it, however many processes share the work",
-            f"at most {self.steps} steps, and nothing else is computed from the training examples",
+            f"at most {self.steps} steps{self._spare()}, and nothing else is computed from the training examples",
             f"the sum is divided by the public constant {self.expected_batch_size}, never by the realised batch size",
             f"the number of training examples, {self.num_examples}, is public: sampling rate and denominator are "
             "constants fixed before looking, and stay as they are when an example is added or removed",
             "the network and the attacks mix no examples: an example's gradient depends on no other example",
-            "floating-point Gaussian noise is treated as ideal",
+            "the noise is an ideal Gaussian rounded to a public grid, exactly; its random bits and the samples' come from "
+            "SHAKE-256, which is taken to be indistinguishable from fair coins",
+            "norms are taken with an allowance for rounding at its worst; the rounding of sums of clipped contributions "
+            "in the precision of training is not bounded",
+            "a step that a crash cut off is repeated bit by bit, which is the same release, or else with samples and noise "
+            "of its own, and counted again; the run's directory is never set back to an older copy",
             "the seeds of sampling and noise stay secret; processes that share the work belong to one owner",
             "a person has one record",
             f"hyper-parameters and preprocessing were chosen {tuning}",
         )
 
+    def _spare(self) -> str:
+        return f", {self.spare_steps} more that a crash makes again" if self.spare_steps else ""
+
     def rows(self) -> list[PlanRow]:
-        accounted = self.mechanism(self.steps)
+        accounted = self.curve
         epsilon, renyi = accounted.epsilon(self.delta), accounted.renyi_epsilon(self.delta)
         on_mean = self.noise_stddev / self.expected_batch_size
         return [
@@ -190,6 +208,11 @@ class DpSgdPlan(Plan):
             PlanRow("expected batch size", "B", self.expected_batch_size, "the public denominator", ""),
             PlanRow("sampling rate", "q", self.sampling_rate, "B / N, Poisson", ""),
             PlanRow("steps", "T", self.steps, "", ""),
+            *(
+                [PlanRow("spare steps", "", self.spare_steps, "made again after a crash", "")]
+                if self.spare_steps
+                else []
+            ),
             PlanRow("epochs, on average", "", self.epochs, "q T", ""),
             PlanRow("records per person", "", self.records_per_person, "", ""),
             PlanRow("clipping norm", "C", self.clip_norm, "of an example's whole contribution", ""),

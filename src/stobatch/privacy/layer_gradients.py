@@ -7,7 +7,6 @@ and the cross term of both is (g ⊙ h)ᵀ S (a ⊙ r), a matrix product for all
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -68,7 +67,7 @@ class LayerGradients(ABC):
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """‖g_i‖² over this layer's trained parameters, for every example; never less than it, up to rounding."""
+        """‖g_i‖² over this layer's trained parameters, for every example, in float64; never less than it."""
 
     def _trained(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: value for name, value in values.items() if name in self.trained}
@@ -89,19 +88,37 @@ def _gram(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     Both come from the same inner products, since the rows are too long to be read twice.
     """
     if first.shape[1] == 1:
-        single = first.square().sum((1, 2)) * second.square().sum((1, 2))
+        single = squared_lengths(first) * squared_lengths(second)
         return single, single.sqrt()
     a, g = torch.bmm(first, first.mT), torch.bmm(second, second.mT)
-    return (a * g).sum((1, 2)), (a.diagonal(dim1=1, dim2=2) * g.diagonal(dim1=1, dim2=2)).sqrt().sum(1)
+    size = (a.diagonal(dim1=1, dim2=2) * g.diagonal(dim1=1, dim2=2)).double().sqrt().sum(1)
+    return (a * g).sum((1, 2), dtype=torch.float64), size
 
 
-def _hidden(size: Tensor, num_terms: int) -> Tensor:
-    """How much of a squared norm rounding can hide where terms of this size in total cancel.
+def _unit(values: Tensor) -> float:
+    """The most that an operation on such values errs by, relative to its result."""
+    rough = values.is_cuda and values.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return 2.0**-11 if rough else torch.finfo(values.dtype).eps / 2
 
-    Without it an example whose rows all but cancel would seem short, and would be added unclipped. Errors of sums grow
-    with the root of the number of terms; 4 is the margin.
+
+def _allowance(num_terms: int, unit: float) -> float:
+    """At least nu/(1 - nu) and its square together: no order of n operations errs by more (Higham, 2002, chapter 3)."""
+    return 1.25 * num_terms * unit
+
+
+def squared_lengths(values: Tensor) -> Tensor:
+    """Σ of squares over all but the first dimension, in float64, and never less than that."""
+    rows = values.reshape(len(values), -1, values.shape[-1] if values.ndim > 1 else 1)
+    total = rows.square().sum(2).sum(1, dtype=torch.float64)
+    return total * (1 + _allowance(rows.shape[2] + 2, torch.finfo(values.dtype).eps / 2))
+
+
+def _hidden(size: Tensor, num_terms: int, unit: float) -> Tensor:
+    """How much of a squared norm rounding can hide where terms of this size in total cancel, at its worst.
+
+    Without it an example whose rows all but cancel would seem short, and would be added unclipped.
     """
-    return 4 * math.sqrt(num_terms) * torch.finfo(size.dtype).eps * size.square()
+    return _allowance(num_terms, unit) * size.square()
 
 
 class LinearGradients(LayerGradients):
@@ -124,31 +141,32 @@ class LinearGradients(LayerGradients):
         return _joined(pairs)
 
     def squared_norms(self) -> Tensor:
-        total = self.weight.new_zeros(self.num_examples)
+        total = self.weight.new_zeros(self.num_examples, dtype=torch.float64)
         if "weight" in self.trained:
             total = self._of_weight()
         if "bias" in self.trained:
-            total = total + self.g.sum(1).square().sum(1)
+            total = total + squared_lengths(self.g.sum(1))
         return total
 
     def _of_weight(self) -> Tensor:
         if self.formed is not None:
-            return self.formed.square().sum((1, 2))
+            return squared_lengths(self.formed)
         total, size = _gram(self.a, self.g)
         if self.met[Meets.ABSOLUTE]:
             # Every row of one kind meets every row of the other.
             mixed_out = (self.g[:, :, None] * self.h[:, None]).flatten(1, 2)
             mixed_in = (self.a[:, :, None] * self.r[:, None]).flatten(1, 2)
-            cross = (F.linear(mixed_in, sign(self.weight)) * mixed_out).sum((1, 2))
+            cross = (F.linear(mixed_in, sign(self.weight)) * mixed_out).sum((1, 2), dtype=torch.float64)
             of_absolute, size_of_absolute = _gram(self.r, self.h)
             total, size = total + of_absolute + 2 * cross, size + size_of_absolute
         for met in self.met[Meets.DIFFERENCES]:
             radius, pulled = met.rows(self.num_examples)
             total = total + self._differences(met)
-            size = size + 2 * pulled.abs().sum((1, 2)) * radius.square().sum((1, 2)).sqrt()
+            size = size + 2 * pulled.abs().sum((1, 2), dtype=torch.float64) * squared_lengths(radius).sqrt()
         if self.a.shape[1] == 1 and not self.met[Meets.ABSOLUTE] and not self.met[Meets.DIFFERENCES]:
             return total
-        return total.clamp(min=0) + _hidden(size, sum(self.weight.shape))
+        pairs = len(self.weight) ** 2 if self.met[Meets.DIFFERENCES] else 0
+        return total.clamp(min=0) + _hidden(size, sum(self.weight.shape) + pairs + 8, _unit(self.weight))
 
     def _formed(self) -> Tensor:
         """Each example's gradient of W, as examples x outputs x inputs."""
@@ -176,10 +194,10 @@ class LinearGradients(LayerGradients):
         first, second = class_pairs(len(self.weight), self.weight.device)
         signs = self._signs_of_pairs()
         of_label = torch.where(labels[:, None] == first, 1.0, -1.0).to(pulled) * pulled
-        total = pulled.square().sum(1) * radius.square().sum(1) + ((of_label @ signs) * radius).square().sum(1)
+        total = squared_lengths(pulled) * squared_lengths(radius) + squared_lengths((of_label @ signs) * radius)
         for row in range(self.a.shape[1]):
             gap = self.g[:, row][:, first] - self.g[:, row][:, second]
-            total = total + 2 * (((gap * pulled) @ signs) * self.a[:, row] * radius).sum(1)
+            total = total + 2 * (((gap * pulled) @ signs) * self.a[:, row] * radius).sum(1, dtype=torch.float64)
         return total
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
@@ -224,7 +242,7 @@ class ConvGradients(LayerGradients):
         positions = sum(m.gradient.numel() for m in usual) // (num_examples * maps)
         by_rows = not moved and positions * (patch + maps) < patch * maps
         self.formed = None if by_rows else self._formed()
-        self.of_weight = self._of_rows() if self.formed is None else self.formed.square().sum((1, 2))
+        self.of_weight = self._of_rows() if self.formed is None else squared_lengths(self.formed)
         none = self.weight.new_zeros(num_examples, maps)
         self.bias = sum((_channels(m.gradient, num_examples) for m in usual), start=none)
 
@@ -262,7 +280,7 @@ class ConvGradients(LayerGradients):
         parts = []
         for a, g in self._rows(Meets.WEIGHT):
             total, size = _gram(a, g)
-            parts.append(total.clamp(min=0) + _hidden(size, a.shape[2] + g.shape[2]))
+            parts.append(total.clamp(min=0) + _hidden(size, a.shape[2] + g.shape[2] + 8, _unit(a)))
         return torch.cat(parts)
 
     def _formed(self) -> Tensor:
@@ -276,7 +294,7 @@ class ConvGradients(LayerGradients):
         return total
 
     def squared_norms(self) -> Tensor:
-        norms = self._trained({"weight": self.of_weight, "bias": self.bias.square().sum(1)})
+        norms = self._trained({"weight": self.of_weight, "bias": squared_lengths(self.bias)})
         return torch.stack(list(norms.values())).sum(0)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
@@ -313,7 +331,7 @@ class GroupNormGradients(LayerGradients):
         self.of = self._trained({"weight": torch.stack(scales).sum(0), "bias": torch.stack(shifts).sum(0)})
 
     def squared_norms(self) -> Tensor:
-        return torch.stack([value.square().sum(1) for value in self.of.values()]).sum(0)
+        return torch.stack([squared_lengths(value) for value in self.of.values()]).sum(0)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         return {name: weights @ value for name, value in self.of.items()}

@@ -1,8 +1,9 @@
 """Sums of clipped per-example gradients: what DP-SGD adds noise to.
 
 **Guarantee.** Whatever the network, the losses and the data are, adding or removing one example changes the sum by a
-vector of norm at most `clip_norm` (up to rounding), because each example's gradient depends on that example alone and
-is shortened to that norm; an example whose gradient is not finite adds nothing.
+vector of norm at most `clip_norm`, because each example's gradient depends on that example alone and is shortened to
+that norm, with an allowance for rounding; an example whose gradient is not finite adds nothing. What is rounded when
+contributions are summed is not part of this bound.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from stobatch.errors import ModelError
-from stobatch.privacy.layer_gradients import KNOWN, LayerGradients, Met, is_known
+from stobatch.privacy.layer_gradients import KNOWN, LayerGradients, Met, is_known, squared_lengths
 from stobatch.privacy.tape import Tape
 
 Batch = tuple[Tensor, ...]
@@ -34,10 +35,12 @@ class ClippedSum:
     norms: Tensor
 
 
-def clipping_weights(norms: Tensor, clip_norm: float) -> Tensor:
-    """min(1, C/norm), and 0 for what is not finite."""
-    weights = (clip_norm / norms.clamp(min=1e-12)).clamp(max=1.0)
-    return torch.where(norms.isfinite(), weights, 0.0)
+def clipping_weights(norms: Tensor, clip_norm: float, dtype: torch.dtype | None = None) -> Tensor:
+    """min(1, C/norm) in some precision, less its own rounding, and 0 for what is not finite."""
+    dtype = dtype or norms.dtype
+    shortest = clip_norm * (1 - 4 * torch.finfo(dtype).eps)
+    weights = (shortest / norms.clamp(min=1e-12)).clamp(max=1.0)
+    return torch.where(norms.isfinite(), weights, 0.0).to(dtype)
 
 
 def clipped_sum(network: nn.Module, losses: Losses, batch: Batch, clip_norm: float) -> ClippedSum:
@@ -46,14 +49,14 @@ def clipped_sum(network: nn.Module, losses: Losses, batch: Batch, clip_norm: flo
     Every parameter has to belong to a layer that the tape records; `clipped_sum_by_example` serves any network.
     """
     if len(batch[0]) == 0:
-        return ClippedSum(_zeros(network), batch[0].new_zeros(0))
+        return ClippedSum(_zeros(network), batch[0].new_zeros(0, dtype=torch.float64))
     with Tape(network) as tape, torch.enable_grad():
         values = losses(network, batch)
         total = values.sum()
     tape.require_intact()
     uses = [(layer, use) for layer, all_uses in tape.uses.items() for use in all_uses]
     if not uses:
-        return ClippedSum(_zeros(network), values.new_zeros(len(values)))
+        return ClippedSum(_zeros(network), values.new_zeros(len(values), dtype=torch.float64))
     gradients = torch.autograd.grad(total, [use.at for _, use in uses], allow_unused=True)
     met: dict[nn.Module, list[Met]] = {}
     for (layer, use), gradient in zip(uses, gradients, strict=True):
@@ -61,13 +64,14 @@ def clipped_sum(network: nn.Module, losses: Losses, batch: Batch, clip_norm: flo
             met.setdefault(layer, []).append(_in_full(Met(use, gradient), layer))
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         layers = {layer: KNOWN[type(layer)](layer, parts, len(values)) for layer, parts in met.items()}
-        norms = sum((part.squared_norms() for part in layers.values()), start=values.new_zeros(len(values))).sqrt()
+        none = values.new_zeros(len(values), dtype=torch.float64)
+        norms = sum((part.squared_norms() for part in layers.values()), start=none).sqrt()
         finite = norms.isfinite()
         if not bool(finite.all()):
             # Zero times infinity is no number, so such examples are left out rather than weighted by zero.
             rest = clipped_sum(network, losses, tuple(entry[finite] for entry in batch), clip_norm)
             return ClippedSum(rest.gradients, norms)
-        weights = clipping_weights(norms, clip_norm)
+        weights = clipping_weights(norms, clip_norm, next(next(iter(layers)).parameters(recurse=False)).dtype)
         return ClippedSum(_summed(network, layers, weights), norms)
 
 
@@ -123,7 +127,7 @@ def _places(network: nn.Module) -> dict[str, str]:
 def clipped_sum_by_example(network: nn.Module, losses: Losses, batch: Batch, clip_norm: float) -> ClippedSum:
     """By forming every example's gradient with `torch.func`: for any network, and the test of the fast path."""
     if len(batch[0]) == 0:
-        return ClippedSum(_zeros(network), batch[0].new_zeros(0))
+        return ClippedSum(_zeros(network), batch[0].new_zeros(0, dtype=torch.float64))
     module = _LossOf(network, losses)
     parameters = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
     places = _places(network)
@@ -135,9 +139,12 @@ def clipped_sum_by_example(network: nn.Module, losses: Losses, batch: Batch, cli
 
     formed: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0))(parameters, batch)
     with torch.autocast(batch[0].device.type, enabled=False):
-        norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in formed.values()]).sum(0).sqrt()
-        weights, finite = clipping_weights(norms, clip_norm), norms.isfinite()
-        total = {name: torch.tensordot(weights[finite], g[finite], 1) for name, g in formed.items()}
+        norms = torch.stack([squared_lengths(g) for g in formed.values()]).sum(0).sqrt()
+        finite = norms.isfinite()
+        total = {
+            name: torch.tensordot(clipping_weights(norms, clip_norm, g.dtype)[finite], g[finite], 1)
+            for name, g in formed.items()
+        }
     return ClippedSum(total, norms)
 
 

@@ -67,8 +67,8 @@ class TrainersPlan(DpSgdPlan):
 
     @property
     def noise_multiplier(self) -> float:
-        participations = self.participations(self.steps)
-        return noise_for(self.target_epsilon, self.delta, self.sampling_rate, participations)
+        releases = self.participations(self.steps) + self.spare_steps
+        return noise_for(self.target_epsilon, self.delta, self.sampling_rate, releases)
 
     @property
     def noise_stddev(self) -> float:
@@ -82,24 +82,16 @@ class TrainersPlan(DpSgdPlan):
         return self.expected_batch_size / self.per_step
 
     def mechanism(self, steps: int) -> PoissonGaussian:
-        return PoissonGaussian(self.sampling_rate, self.noise_multiplier, self.participations(steps))
+        # Which trainers a crash made repeat their steps is not kept: each is counted for all of them.
+        again = max(0, steps - self.steps)
+        return PoissonGaussian(self.sampling_rate, self.noise_multiplier, self.participations(steps - again) + again)
 
     @property
     def claim(self) -> PrivacyGuarantee:
         return replace(super().claim, unit="training example of any one trainer")
 
-    def after(self, accounted_steps: int) -> PrivacyGuarantee:
-        if accounted_steps <= self.steps:
-            return self.claim
-        # Which trainers a crash made repeat their steps is not kept: each is counted for all of them.
-        repeated = accounted_steps - self.steps
-        counted = PoissonGaussian(self.sampling_rate, self.noise_multiplier, self.participations(self.steps) + repeated)
-        said = f"{repeated} steps beyond the {self.steps} planned are counted for every trainer: a crash cut them off"
-        return replace(
-            self.claim,
-            epsilon=counted.epsilon(self.delta),
-            assumptions=(*self.claim.assumptions, said),
-        )
+    def _repeated(self, steps: int) -> str:
+        return f"{super()._repeated(steps)}; each trainer is counted for all of them"
 
     def _assumptions(self) -> tuple[str, ...]:
         if self.noise_shares:

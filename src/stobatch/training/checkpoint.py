@@ -52,6 +52,11 @@ class TrainingState:
 
     @property
     def digest(self) -> str:
+        """Of all that the next step reads, to the last bit."""
+        return tensors_digest({name: value for name, value in sorted(self.tensors().items()) if name != "history"})
+
+    @property
+    def parameters_digest(self) -> str:
         """Tells processes whether they hold the same parameters, to the last bit."""
         return tensors_digest(dict(self.network.named_parameters()))
 
@@ -63,7 +68,7 @@ class TrainingState:
         write_tensors(folder / name, own, identity, private=True)
         digests = engine.exchange(f"checkpoint {self.step}", _digest(folder / name))
         # The same all-reduced gradients moved the same parameters: where they differ, hardware or memory is at fault.
-        engine.require_equal(f"after step {self.step}", {"parameters": self.digest}, DRIFTED)
+        engine.require_equal(f"after step {self.step}", {"parameters": self.parameters_digest}, DRIFTED)
         if engine.leads:
             names = [f"part-{rank + 1}-of-{engine.processes}.safetensors" for rank in range(engine.processes)]
             write_json(
@@ -73,7 +78,7 @@ class TrainingState:
             for old in sorted((run / FOLDER).glob("step-*"), reverse=True)[KEPT:]:
                 shutil.rmtree(old, ignore_errors=True)
 
-    def restore(self, run: Path, config_hash: str) -> bool:
+    def restore(self, run: Path, config_hash: str, steps: int) -> bool:
         """Continue from the run's last whole checkpoint, if it has one. Returns whether there was one."""
         folders = sorted((run / FOLDER).glob("step-*"), reverse=True)
         found = next(_whole(folders), None)
@@ -93,6 +98,14 @@ class TrainingState:
             )
         self._adopt(run, tensors)
         self.step = int(document["step"])
+        latest = max((row[0] for row in self.history), default=0)
+        if not latest <= self.step <= steps:
+            raise RunError(
+                f"the checkpoint in {run} cannot be right: it is of step {self.step} of {steps}, and its history is "
+                f"of step {latest:g}.",
+                why="It was edited or damaged.",
+                remedy="Restore private/checkpoints as it was, or train again into a new --out.",
+            )
         return True
 
     def _adopt(self, run: Path, tensors: dict[str, Tensor]) -> None:
@@ -143,6 +156,8 @@ def _whole(folders: list[Path]) -> Iterator[tuple[dict[str, Any], dict[str, Tens
     for folder in folders:
         try:
             document = read_json(folder / LIST, "checkpoint")
+            if folder.name != f"step-{int(document['step']):08d}":
+                continue
             identity = {"step": document["step"], "config_hash": document["config_hash"]}
             tensors: dict[str, Tensor] = {}
             for name, digest in document["parts"].items():

@@ -3,6 +3,9 @@
 Rounding makes floating-point addition depend on its order, and an all-reduce over four processes adds in another order
 than one process does. Numbers on a common grid that stay below 2⁵³ grid steps add up without rounding. Two grids hold
 a part: a coarse one, and a fine one for what the coarse one leaves over. Both sums are exact, and exact sums commute.
+
+What is released under noise is rounded once more, to the grid of the noise, and only then scaled and shortened to the
+precision of the parameters.
 """
 
 from __future__ import annotations
@@ -12,21 +15,27 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from stobatch.privacy.rounded_gaussian import Grid
+
 _COARSE, _FINE = 2.0**-22, 2.0**-64
 """Coarse steps add exactly up to ±2³⁰; what they leave over, at most 2⁻²³ each, does so for 4,096 parts."""
-_TO_COARSE, _TO_FINE = (1.5 * 2.0**52 * step for step in (_COARSE, _FINE))
-"""Adding and taking away so large a number leaves the nearest multiple of the step."""
+_TO_NEAREST = 1.5 * 2.0**52
+"""Adding and taking away so many steps leaves the nearest multiple of the step."""
+_TO_COARSE, _TO_FINE = _TO_NEAREST * _COARSE, _TO_NEAREST * _FINE
+_CARRY_EVERY = 2048
 _BLOCK = 2**16
 
 
 class ExactSum:
     """The sum of gradients, parameter by parameter.
 
-    **Guarantee.** For parts below 2³⁰ in total, and at most 4,096 of them, the result has the same bits whatever the
+    **Guarantee.** For parts below 2³⁰ in total, and at most 4,096 processes, the result has the same bits whatever the
     order and the grouping of `add` and whatever adds up `message`; it misses the sum by at most 2⁻⁶⁵ a part, and
-    float32 parts above 2⁻⁴⁰ are not rounded at all. Larger gradients are summed as float64 sums them.
+    float32 parts above 2⁻⁴⁰ are not rounded at all. Larger gradients are summed as float64 sums them. With a grid, the
+    result is a function of the multiple of the grid's step that is nearest to that sum.
 
-    `message` is all of it in one flat vector, with a place at its end for votes of processes.
+    `message` is all of it in one flat vector, with a place at its end for votes of processes; `carry` comes before it
+    is sent.
 
     >>> weight = nn.Parameter(torch.zeros(2))
     >>> sums = ExactSum({"weight": weight})
@@ -35,8 +44,8 @@ class ExactSum:
     tensor([1.0000e-08, 1.5000e+00])
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter | Tensor]) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: Mapping[str, nn.Parameter | Tensor], grid: Grid | None = None) -> None:
+        self.parameters, self.grid, self._added = parameters, grid, 0
         sizes = [parameter.numel() for parameter in parameters.values()]
         self.size = sum(sizes)
         device = next(iter(parameters.values())).device
@@ -47,6 +56,7 @@ class ExactSum:
     def clear(self) -> None:
         """Begin again, in the same memory."""
         self.message.zero_()
+        self._added = 0
 
     def take(self, rounded: Tensor) -> None:
         """Replace the sum by one that was rounded on its way, with the votes behind it."""
@@ -56,6 +66,9 @@ class ExactSum:
     @torch.no_grad()
     def add(self, part: Mapping[str, Tensor]) -> None:
         """Add the part of some parameters; what it does not name counts as zero."""
+        self._added += 1
+        if self._added % _CARRY_EVERY == 0:
+            self.carry()
         if self.size <= _BLOCK and part.keys() == self.parameters.keys():
             # Of a small network all at once: audits make millions of such steps.
             flat = torch.cat([part[name].detach().reshape(-1).to(torch.float64) for name in self.parameters])
@@ -68,9 +81,21 @@ class ExactSum:
                 block = slice(start, start + _BLOCK)
                 _add(whole[block].to(torch.float64), self._coarse[name][block], self._fine[name][block])
 
+    def carry(self) -> None:
+        """Move whole coarse steps out of the fine sum, so that it has room for as many parts again."""
+        whole = (self.buffer[1] + _TO_COARSE).sub_(_TO_COARSE)
+        self.buffer[0] += whole
+        self.buffer[1] -= whole
+
     def mean(self, count: int) -> dict[str, Tensor]:
         """The sum over `count`, in each parameter's own precision and shape."""
-        whole = (self.buffer[0] + self.buffer[1]).div_(count)
+        coarse, fine = self.buffer
+        if self.grid is None:
+            whole = (coarse + fine).div_(count)
+        else:
+            # Coarse steps are multiples of the grid's, so rounding what is fine rounds the sum.
+            nearest = _TO_NEAREST * self.grid.step
+            whole = (fine + nearest).sub_(nearest).add_(coarse).mul_(self.grid.scale / count)
         sizes = [parameter.numel() for parameter in self.parameters.values()]
         return {
             name: value.to(parameter.dtype).view(parameter.shape)

@@ -14,6 +14,8 @@ from stobatch.models import Network
 from stobatch.progress import progress
 from stobatch.training.checkpoint import TrainingState
 from stobatch.training.engines import Engine, Gradients
+from stobatch.training.fingerprint import fingerprint
+from stobatch.training.ledger import Stretch
 from stobatch.training.monitoring import Monitored
 from stobatch.training.precision import working_precision
 from stobatch.training.trainable import Trainable
@@ -35,12 +37,15 @@ def train(
 
     **Guarantee.** On a CPU with the same number of threads in each process, a run that was killed at any moment and
     resumed ends with the same bits as an undisturbed one, whatever the number of processes before and after: a step
-    depends on the parameters, the optimiser and the seeds alone. Steps are accounted for before they are made.
+    depends on the parameters, the optimiser and the seeds alone. Where bits may differ, a step that is made again is
+    another attempt, with draws of its own. Steps are accounted for before they are made.
     """
     network = trainable.network
     state = TrainingState(network, trainable.optimisers(config), trainable.carried())
-    if resume and state.restore(run, config.training_hash):
+    if resume and state.restore(run, config.training_hash, config.training.steps):
+        trainable.require_counted(run, state.step)
         trainable.after_update()
+    arithmetic = fingerprint(config.machine, network.device, engine)
     parameters = dict(network.named_parameters())
     monitored = Monitored.of(held_out, config, network)
     note, every, stretch_end = "", config.machine.checkpoint_every, state.step
@@ -51,9 +56,12 @@ def train(
         while state.step < config.training.steps:
             if state.step == stretch_end:
                 first, stretch_end = state.step, min(config.training.steps, (state.step // every + 1) * every)
-                # No sum is whole without the leader's part, so no step is released before the leader has entered it.
+                # The leader enters the steps and says which attempt they are; nobody begins before it is on disk.
+                attempt = 0
                 if engine.leads:
-                    trainable.begin(run, first, stretch_end)
+                    stretch = Stretch(first, stretch_end, state.digest, arithmetic.digest, arithmetic.repeatable)
+                    attempt = trainable.begin(run, stretch)
+                trainable.attempt = int(engine.exchange(f"attempt of step {first}", str(attempt))[0])
                 engine.note(f"steps {first} to {stretch_end} begin")
             with working_precision(config.machine.precision, network.device):
                 averaged = trainable.release(state.step, engine, lambda: stop.asked)
@@ -69,7 +77,7 @@ def train(
             if state.step % every == 0 or last or averaged.stopping:
                 state.save(run, config.training_hash, engine)
                 if engine.leads:
-                    trainable.saved(run, first, state.step)
+                    trainable.saved(run, state.step, state.digest)
             advance(1, note=note)
             if averaged.stopping and not last:
                 raise Interrupted

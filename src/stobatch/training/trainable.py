@@ -17,7 +17,9 @@ from stobatch.errors import ModelError
 from stobatch.models import Classifier
 from stobatch.models.state import unchanged
 from stobatch.privacy.canaries import Planted
+from stobatch.privacy.rounded_gaussian import Grid
 from stobatch.training.engines import Averaged, Engine, Gradients, InProcessEngine, Stop, TrainerTask, never
+from stobatch.training.ledger import Stretch
 from stobatch.training.pieces import Share
 
 
@@ -33,6 +35,8 @@ class Trainable(ABC):
     """Whether a guarantee is claimed, so that passes must leave nothing of the examples behind in the network."""
     released_state: ClassVar[frozenset[str]] = frozenset()
     """Buffers of the network that the method itself computes from its releases, by name."""
+    attempt: int = 0
+    """Of the present steps: how often they were begun before with other bits. Part of the names of their draws."""
 
     @abstractmethod
     def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
@@ -52,7 +56,8 @@ class Trainable(ABC):
 
     def gradients(self, task: TrainerTask, step: int) -> Gradients:
         """What one trainer adds to a step at the present parameters, all computed here."""
-        return InProcessEngine().average([task], partial(self._parts_of, step), self.targets(step)).gradients
+        parts, targets = partial(self._parts_of, step), self.targets(step)
+        return InProcessEngine().average([task], parts, targets, grid=self.grid(step)).gradients
 
     def _parts_of(self, step: int, task: TrainerTask, share: Share) -> Iterator[Gradients]:
         # Checked before the parts are added to those of other devices, so nothing is released.
@@ -72,9 +77,14 @@ class Trainable(ABC):
         """What a step's release is for, by name: the parameters, unless the step releases something else."""
         return self.parameters
 
+    def grid(self, step: int) -> Grid | None:
+        """What the sum of a step's parts is rounded to, where the step's noise has a grid."""
+        return None
+
     def release(self, step: int, engine: Engine, stop: Stop = never) -> Averaged:
         """The gradients of a step as everybody may see them, averaged over its trainers."""
-        averaged = engine.average(self.tasks(step), partial(self._parts_of, step), self.targets(step), stop)
+        parts, targets = partial(self._parts_of, step), self.targets(step)
+        averaged = engine.average(self.tasks(step), parts, targets, stop, self.grid(step))
         self.released(step, averaged.gradients)
         return averaged
 
@@ -122,12 +132,16 @@ class Trainable(ABC):
         """What has to survive a restart beside parameters and optimisers; changed in place."""
         return {}
 
-    def begin(self, run: Path, first: int, last: int) -> None:
-        """Steps from `first` to `last` are about to be made; called again for those that a crash cut off."""
+    def begin(self, run: Path, stretch: Stretch) -> int:
+        """Enter steps that are about to be made, also those that a crash cut off; says which attempt they are."""
+        return 0
+
+    def saved(self, run: Path, step: int, state: str) -> None:
+        """The steps of the stretch up to this one were made, and their outcome, with that digest, is safe on disk."""
         return
 
-    def saved(self, run: Path, first: int, last: int) -> None:
-        """The steps from `first` to `last` were made and are safe on disk."""
+    def require_counted(self, run: Path, step: int) -> None:
+        """Refuse to go on from a checkpoint whose steps are not counted."""
         return
 
     def adopt(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from stobatch.privacy.rounded_gaussian import Grid
 from stobatch.training.pieces import ALONE, Share
 
 Gradients = dict[str, Tensor]
@@ -57,9 +58,17 @@ class Engine(ABC):
 
     @abstractmethod
     def average(
-        self, tasks: Sequence[TrainerTask], parts: Parts, targets: Mapping[str, Tensor], stop: Stop = never
+        self,
+        tasks: Sequence[TrainerTask],
+        parts: Parts,
+        targets: Mapping[str, Tensor],
+        stop: Stop = never,
+        grid: Grid | None = None,
     ) -> Averaged:
-        """(1/𝒩) Σᵢ ∇ᵢθ over the tasks, shaped like the targets; `stop` is asked once the own parts are computed."""
+        """(1/𝒩) Σᵢ ∇ᵢθ over the tasks, shaped like the targets; `stop` is asked once the own parts are computed.
+
+        With a grid the sum is exact, is rounded to it, and scaled as it says.
+        """
 
     @abstractmethod
     def exchange(self, topic: str, text: str) -> list[str]:

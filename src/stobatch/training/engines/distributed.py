@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from stobatch.config import MachineConfig
 from stobatch.errors import SettingError
 from stobatch.files import PRIVATE
+from stobatch.privacy.rounded_gaussian import Grid
 from stobatch.training.engines.base import Averaged, Engine, Parts, Stop, TrainerTask, never
 from stobatch.training.engines.group import Group
 from stobatch.training.exact_sum import ExactSum
@@ -81,12 +82,18 @@ class DistributedEngine(Engine):
         return self.share
 
     def average(
-        self, tasks: Sequence[TrainerTask], parts: Parts, targets: Mapping[str, Tensor], stop: Stop = never
+        self,
+        tasks: Sequence[TrainerTask],
+        parts: Parts,
+        targets: Mapping[str, Tensor],
+        stop: Stop = never,
+        grid: Grid | None = None,
     ) -> Averaged:
         started = time.perf_counter()
         if self.total is None or self.total.parameters.keys() != targets.keys():
             self.total = ExactSum(targets)
         total = self.total
+        total.grid = grid
         total.clear()
         for position, task in enumerate(tasks):
             if position % self.rows == self.row:
@@ -101,7 +108,8 @@ class DistributedEngine(Engine):
 
     def _all_reduce(self, total: ExactSum) -> None:
         with self.group.contact("adding up gradients"):
-            if self.machine.exact_sums:
+            if self._exact(total):
+                total.carry()
                 dist.all_reduce(total.message)
                 return
             # A quarter of the bytes: sums are rounded to float32 once here and once by each addition.
@@ -109,12 +117,16 @@ class DistributedEngine(Engine):
             dist.all_reduce(rounded)
             total.take(rounded)
 
+    def _exact(self, total: ExactSum) -> bool:
+        """Whether the sum keeps all its bits on the way. What is released under noise does: the proof needs it."""
+        return self.machine.exact_sums or total.grid is not None
+
     @property
     def message_bytes(self) -> int:
         """What one process hands to the all-reduce of a step."""
         assert self.total is not None
-        count = self.total.message.numel() if self.machine.exact_sums else self.total.size + 1
-        return count * (8 if self.machine.exact_sums else 4)
+        exact = self._exact(self.total)
+        return self.total.message.numel() * 8 if exact else (self.total.size + 1) * 4
 
     def common_root(self, own: int) -> int:
         """By a collective: what is said through the store stays there, for whoever can reach its port."""
