@@ -197,7 +197,8 @@ class Records:
         """All columns, in row order, or an error that names the file and the command which mends it."""
         import pyarrow as arrow
 
-        tables, rows = [], 0
+        tables: list[Any] = []
+        rows = 0
         for part in self.parts():
             table = self._read_part(part, rows, limits)
             if tables and table.schema != tables[0].schema:
@@ -244,9 +245,7 @@ class Records:
         return table
 
     def _refused(self, path: Path, reason: str) -> RunError:
-        return RunError(
-            f"{path} {reason}.", remedy=f"Remove it, and make its rows again with `{self.resume_command}`."
-        )
+        return RunError(f"{path} {reason}.", remedy=f"Remove it, and make its rows again with `{self.resume_command}`.")
 
 
 def _outside(values: list[Any], limits: tuple[float, float] | None) -> str:

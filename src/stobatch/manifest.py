@@ -82,7 +82,7 @@ def require_unchanged(run: Run, rewritten: tuple[str, ...]) -> None:
         return
     for name, how in differences(run):
         # Rows that a stopped verb left are nobody's yet: they are checked by themselves when it is resumed.
-        stray = how == NOT_LISTED and (name.startswith("records/") or not _is_ours(name))
+        stray = how == NOT_LISTED and (name.startswith("records/") or not is_ours(name))
         if name not in rewritten and not stray:
             verb = next((verb for verb, names in WRITES.items() if name.startswith(names)), "train")
             raise RunError(
@@ -113,16 +113,15 @@ def differences(run: Run) -> Iterator[tuple[str, str]]:
 def entries(run: Run) -> dict[str, dict[str, Any]]:
     """The manifest's list of files; raises where it is not one."""
     files = run.read(MANIFEST).get("files")
-    sound = isinstance(files, dict) and all(
+    if not isinstance(files, dict) or not all(
         isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and isinstance(entry.get("size"), int)
         for entry in files.values()
-    )
-    if not sound:
+    ):
         raise RunError(f"{run.path / 'manifest.json'} has no list of files.", remedy="Restore it.")
-    return dict(files)
+    return files
 
 
-def _is_ours(name: str) -> bool:
+def is_ours(name: str) -> bool:
     """Whether a verb writes files of this name."""
     return any(name.startswith(names) for names in WRITES.values())
 
