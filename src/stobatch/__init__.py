@@ -15,6 +15,7 @@ from stobatch.models import Network, from_layers
 from stobatch.paper import where
 from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
 from stobatch.verbs import attack, audit, certify, compare, evaluate, plan, report, shard, train
+from stobatch.verification import sign, verify
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,8 @@ __all__ = [
     "plan",
     "report",
     "shard",
+    "sign",
     "train",
+    "verify",
     "where",
 ]

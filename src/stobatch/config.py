@@ -32,6 +32,9 @@ class DataConfig(Settings):
     augment: bool = setting(False, doc="Augment the training images as Appendix P describes, once, before batching")
 
 
+PUBLIC_DATA = ("mnist", "small_digits", "cifar10", "tiny_imagenet")
+"""Data sets that everybody can download: digests and pictures of their test images tell nothing new."""
+
 PAPER_NETWORKS = ("mnist_cnn", "cifar10_cnn", "resnet18", "small_cnn", "custom")
 
 

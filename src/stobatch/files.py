@@ -6,11 +6,14 @@ A verb reads the previous stage's files and adds its own. Private things (noise,
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
@@ -94,10 +97,34 @@ def read_json(path: Path, kind: str) -> dict[str, Any]:
 
 def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str], *, private: bool) -> None:
     """A safetensors file with string metadata; no pickle, so loading one runs no code."""
+    blob = serialise_tensors(tensors, metadata)
+    write_atomically(path, lambda out: out.write(blob), private=private)
+
+
+def serialise_tensors(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
+    """The bytes of a safetensors file."""
     from safetensors.torch import save
 
-    blob = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(metadata))
-    write_atomically(path, lambda out: out.write(blob), private=private)
+    blob: bytes = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(metadata))
+    return blob
+
+
+def tensors_sha256(blob: bytes) -> str:
+    """SHA-256 over the tensors of a safetensors file, ordered by name, whatever its metadata and its layout are."""
+    size = int.from_bytes(blob[:8], "little")
+    header, body = json.loads(blob[8 : 8 + size]), memoryview(blob)[8 + size :]
+    digest = hashlib.sha256()
+    for name in sorted(header.keys() - {"__metadata__"}):
+        begin, end = header[name]["data_offsets"]
+        # Names, types and shapes are written as JSON, so that no two lists of tensors give the same bytes.
+        digest.update(json.dumps([name, header[name]["dtype"], header[name]["shape"], end - begin]).encode())
+        digest.update(body[begin:end])
+    return digest.hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -112,40 +139,51 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise RunError(f"{path} is damaged ({error}).", remedy="Restore it or train again into a new --out.") from None
 
 
+Limits = Callable[[str], tuple[float, float] | None]
+"""What the values of a column may be, from and to; None where nothing is known of the column."""
+
+
 class Records:
     """Per-example rows in Parquet, written part by part so that a killed verb resumes where it stopped.
 
-    The table is complete when its parts hold exactly the expected number of rows; a short one is refused.
+    The table is complete when its parts hold exactly the rows 0 to expected_rows - 1, each once and in order. Pages
+    have checksums; a part that is damaged, of another table or of other weights is refused, never left out.
     """
 
     def __init__(
-        self, folder: Path, *, config_hash: str, expected_rows: int, resume_command: str, private: bool = False
+        self,
+        folder: Path,
+        *,
+        config_hash: str,
+        expected_rows: int,
+        resume_command: str,
+        private: bool = False,
+        weights_sha256: str | None = None,
     ) -> None:
         self.folder, self.config_hash, self.private = folder, config_hash, private
         self.expected_rows, self.resume_command = expected_rows, resume_command
+        self.weights_sha256 = weights_sha256
 
     def _part(self, start: int) -> Path:
         return self.folder / f"rows-{start:08d}.parquet"
 
     def _identity(self) -> dict[str, str]:
+        weights = {"weights_sha256": self.weights_sha256} if self.weights_sha256 else {}
         return {
             "schema": "stobatch.records",
             "version": str(SCHEMA_VERSION),
             "config_hash": self.config_hash,
             "expected_rows": str(self.expected_rows),
+            **weights,
         }
 
     def has(self, start: int) -> bool:
-        """Whether the part that begins at this row is readable and was written by this very configuration."""
-        from pyarrow import parquet
-
+        """Whether the part that begins at this row is whole and was written for this very table."""
         try:
-            metadata = parquet.read_metadata(self._part(start)).metadata or {}
-            parquet.read_table(self._part(start), columns=["index"])
-        except (OSError, ValueError):
+            self._read_part(self._part(start), start)
+        except (OSError, RunError):
             return False
-        found = {k.decode(): v.decode() for k, v in metadata.items()}
-        return all(found.get(key) == value for key, value in self._identity().items())
+        return True
 
     def write(self, start: int, columns: Mapping[str, Any]) -> None:
         import pyarrow as arrow
@@ -153,20 +191,69 @@ class Records:
 
         table = arrow.table(dict(columns)).replace_schema_metadata(self._identity())
         with _replacing(self._part(start), private=self.private) as temporary:
-            parquet.write_table(table, temporary)
+            parquet.write_table(table, temporary, write_page_checksum=True)
 
-    def read(self) -> dict[str, list[Any]]:
-        """All columns, in row order, or an error that names the command which completes them."""
+    def read(self, limits: Limits = lambda column: None) -> dict[str, list[Any]]:
+        """All columns, in row order, or an error that names the file and the command which mends it."""
         import pyarrow as arrow
-        from pyarrow import parquet
 
-        parts = sorted(p for p in self.folder.glob("rows-*.parquet") if self.has(int(p.stem.removeprefix("rows-"))))
-        table = arrow.concat_tables([parquet.read_table(part) for part in parts]) if parts else None
-        rows = table.num_rows if table is not None else 0
-        if table is None or rows != self.expected_rows:
+        tables: list[Any] = []
+        rows = 0
+        for part in self.parts():
+            table = self._read_part(part, rows, limits)
+            if tables and table.schema != tables[0].schema:
+                raise self._refused(part, "has other columns than the parts before it")
+            tables.append(table)
+            rows += table.num_rows
+        if not tables or rows != self.expected_rows:
             raise RunError(
                 f"{self.folder} has {rows} of {self.expected_rows} rows for configuration {self.config_hash}.",
                 remedy=f"Complete it with `{self.resume_command}`.",
             )
-        columns: dict[str, list[Any]] = table.to_pydict()
+        columns: dict[str, list[Any]] = arrow.concat_tables(tables).to_pydict()
         return columns
+
+    def parts(self) -> list[Path]:
+        """The files of the table in the order of their rows; a file that is no part is refused."""
+        there = sorted(path for path in self.folder.glob("*") if not path.name.startswith("."))
+        for path in there:
+            if not re.fullmatch(r"rows-\d{8}\.parquet", path.name):
+                raise self._refused(path, "is no part of the table")
+        return there
+
+    def _read_part(self, path: Path, start: int, limits: Limits = lambda column: None) -> Any:
+        """One part as a table: its pages match their checksums, its rows are numbered from `start` on."""
+        from pyarrow import ArrowException, parquet
+
+        try:
+            table = parquet.read_table(path, page_checksum_verification=True)
+            found = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+            columns = table.to_pydict()
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, ArrowException) as error:
+            reason = str(error).strip().splitlines()[0][:200]
+            raise self._refused(path, f"is damaged ({reason})") from None
+        for key, value in self._identity().items():
+            if found.get(key) != value:
+                raise self._refused(path, f"is of another table: its {key} is {found.get(key)}, not {value}")
+        if path != self._part(start) or columns.get("index") != list(range(start, start + table.num_rows)):
+            raise self._refused(path, f"does not hold the rows from {start} on, each once and in order")
+        for name, values in columns.items():
+            if wrong := _outside(values, limits(name)):
+                raise self._refused(path, f"has a row whose {name} is {wrong}")
+        return table
+
+    def _refused(self, path: Path, reason: str) -> RunError:
+        return RunError(f"{path} {reason}.", remedy=f"Remove it, and make its rows again with `{self.resume_command}`.")
+
+
+def _outside(values: list[Any], limits: tuple[float, float] | None) -> str:
+    """The first value that is not a finite number within the limits, as text; nothing where all are."""
+    if limits is None:
+        return ""
+    low, high = limits
+    for value in values:
+        if not isinstance(value, (int, float)) or not isfinite(value) or not low <= value <= high:
+            return repr(value)
+    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +13,8 @@ from stobatch.certification import Answers, Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.errors import ModelError, RunError, SettingError
-from stobatch.files import read_tensors
+from stobatch.files import PRIVATE, read_tensors, tensors_sha256
+from stobatch.manifest import commit
 from stobatch.methods import method_of
 from stobatch.models import Classifier, Network, build
 from stobatch.privacy.guarantee import PrivacyGuarantee
@@ -38,6 +40,8 @@ class TrainedModel:
     run: Run
     accounted_steps: int = 0
     """Steps that have looked at the training data, as far as the method counts them."""
+    weights_sha256: str = ""
+    """Digest of the weights (`files.tensors_sha256`): what tables and certificates are bound to."""
 
     @property
     def claim(self) -> PrivacyGuarantee:
@@ -129,6 +133,9 @@ def load(
     machine = config.machine.replace(device=device or config.machine.device, threads=threads or config.machine.threads)
     config = config.replace(machine=machine)
     tensors, metadata = read_tensors(directory.model_file)
+    training = directory.read("training")
+    weights_sha256 = tensors_sha256(directory.model_file.read_bytes())
+    _require_own(directory, training, weights_sha256)
     if not metadata.get("config_hash") == document.get("training_hash") == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
     info = DatasetInfo.from_dict(document["dataset"])
@@ -144,8 +151,30 @@ def load(
     method_of(config).restore(network, directory.path, config.training_hash)
     network.to(use_device(config.machine)).eval().requires_grad_(False)
     network.calibrate()
-    training = directory.read("training")
     accounted = 0
     if "accounted_steps" in training:
         accounted = require_possible_count(training["accounted_steps"], training.get("steps"), directory.path)
-    return TrainedModel(network, config, the_plan.recorded(training), directory, accounted)
+    return TrainedModel(network, config, the_plan.recorded(training), directory, accounted, weights_sha256)
+
+
+def _require_own(run: Run, training: dict[str, Any], weights_sha256: str) -> None:
+    """Refuse weights and private tensors that this training did not leave; old trainings have no digests to ask."""
+    if training.get("weights_sha256", weights_sha256) != weights_sha256:
+        raise RunError(
+            f"{run.model_file} does not hold the weights that training.json names.",
+            remedy="Restore both files, or train again.",
+        )
+    for name, commitment in training.get("private_files", {}).items():
+        path = run.path / PRIVATE / name
+        if path.exists() and commit(run, path.read_bytes()) not in (None, commitment):
+            raise RunError(f"{path} belongs to another training.", remedy="Restore the run's own, or train again.")
+
+
+def require_weights(model: TrainedModel, document: dict[str, Any], name: str, verb: str) -> None:
+    """Refuse a document about other weights. Only a run from before there were digests may hold one without."""
+    unnamed = model.run.read("training").get("weights_sha256") is None
+    if document.get("weights_sha256") not in (model.weights_sha256, *((None,) if unnamed else ())):
+        raise RunError(
+            f"{model.run.path / name} is about other weights than {model.run.model_file.name}.",
+            remedy=f"Make it again: `{model.run.command(verb)}`.",
+        )

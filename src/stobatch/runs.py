@@ -47,7 +47,15 @@ class Run:
     def command(self, verb: str) -> str:
         return f"stobatch {verb} {shlex.quote(str(self.path))} --resume"
 
-    def records(self, verb: str, *, config_hash: str, expected_rows: int, private: bool = False) -> Records:
+    def records(
+        self,
+        verb: str,
+        *,
+        config_hash: str,
+        expected_rows: int,
+        private: bool = False,
+        weights_sha256: str | None = None,
+    ) -> Records:
         """The per-example table of a verb; another configuration of the verb gets another folder."""
         base = self.path / PRIVATE if private else self.path
         return Records(
@@ -56,6 +64,7 @@ class Run:
             expected_rows=expected_rows,
             resume_command=self.command(verb.partition("-")[0]),
             private=private,
+            weights_sha256=weights_sha256,
         )
 
     def require_new(self, training_hash: str, *, resume: bool) -> None:

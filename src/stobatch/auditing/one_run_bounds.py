@@ -75,9 +75,26 @@ def one_run_bounds(
     if family is not None:
         check_delta(delta)
     counts = _check_counts(guess_counts, len(values))
-    failure = (1 - confidence) / (len(counts) * (1 if family is None else 2))
     ranking = np.lexsort((np.random.default_rng(tie_seed).permutation(len(values)), values))
     correct = [_correct(coins[ranking], guesses) for guesses in counts]
+    return bounds_of_guesses(
+        counts, correct, canaries=len(values), included=int(coins.sum()), delta=delta, confidence=confidence,
+        family=family,
+    )  # fmt: skip
+
+
+def bounds_of_guesses(
+    counts: Sequence[int],
+    correct: Sequence[int],
+    *,
+    canaries: int,
+    included: int,
+    delta: float,
+    confidence: float,
+    family: CurveFamily | None,
+) -> tuple[EpsilonBound, ...]:
+    """The bounds that numbers of guesses give, with how many of each were right: all that evidence has to keep."""
+    failure = (1 - confidence) / (len(counts) * (1 if family is None else 2))
 
     def bound(
         name: str,
@@ -98,21 +115,21 @@ def one_run_bounds(
 
         epsilon = search(refuted)
         details = {
-            "canaries": len(values),
-            "included": int(coins.sum()),
+            "canaries": canaries,
+            "included": included,
             "guesses": counts[best],
             "correct_guesses": correct[best],
-            "guesses_tried": counts,
-            "correct_guesses_of_each": correct,
+            "guesses_tried": list(counts),
+            "correct_guesses_of_each": list(correct),
             "failure_of_each_test": failure,
         }
         return EpsilonBound(epsilon, delta, confidence, name, assumes, details)
 
     def impossible_for_any(epsilon: float, guesses: int, right: int) -> bool:
-        return _p_value(len(values), guesses, right, epsilon, delta) < failure
+        return _p_value(canaries, guesses, right, epsilon, delta) < failure
 
     def impossible_for_curve(curve: Curve, guesses: int, right: int) -> bool:
-        return _is_impossible(curve, len(values), guesses, right, failure)
+        return _is_impossible(curve, canaries, guesses, right, failure)
 
     bounds = [bound("one_run", "", most_refuted, impossible_for_any)]
     if family is not None:

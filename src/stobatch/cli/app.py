@@ -1,9 +1,9 @@
 """`stobatch plan | train | certify | attack | evaluate | audit | report | where | demo`.
 
-`shard`, `federate`, `parties` and `doctor` have files of their own.
+`shard`, `federate`, `parties`, `verify`, `sign` and `doctor` have files of their own.
 
 Results go to standard output (as JSON with `--json`), progress and errors to standard error. Exit codes: 0 done,
-1 an audit refuted a claim or a proved certificate was broken,
+1 an audit refuted a claim, a proved certificate was broken, or `verify` found a difference,
 2 something to mend in the call, 130 interrupted with everything saved.
 """
 
@@ -60,6 +60,10 @@ OutOfRun = Annotated[Path | None, typer.Option("--out", help="The run directory,
 Radii = Annotated[list[float] | None, typer.Option("--radius", help="Over [-1, 1]; may be repeated.")]
 NormName = Annotated[str | None, typer.Option("--norm", help="linf, l2 or l1")]
 Section = Annotated[str | None, typer.Option("--recipe", help="Take this recipe's settings for the verb.")]
+Signers = Annotated[
+    Path | None, typer.Option(help="Check the signature: ssh-keygen's allowed signers, or a minisign key.")
+]
+Identity = Annotated[str | None, typer.Option(help="Who has to have signed, as in the file of signers.")]
 Draws = Annotated[int | None, typer.Option(help="Draw other random numbers, reproducibly.")]
 
 
@@ -316,13 +320,17 @@ def _refuted(audit: dict[str, Any], *statuses: Status) -> bool:
 def report(
     runs: Annotated[list[Path], typer.Argument(help="One run directory, or several to compare.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; RUN/report.html for a single run.")] = None,
-    images: Annotated[bool, typer.Option(help="Show a few test images, clean and attacked.")] = True,
+    images: Annotated[
+        bool | None, typer.Option(help="Show a few test images; by default those of public data sets only.")
+    ] = None,
+    signers: Signers = None,
+    identity: Identity = None,
     as_json: Json = False,
 ) -> None:
-    """One HTML file that can be mailed: curves, attacked images, the guarantee with its status, the flags."""
+    """One HTML file that can be mailed: curves, the guarantee with its status, the flags; computed again from rows."""
     from stobatch import verbs
 
-    document = verbs.report(runs, out, images=images)
+    document = verbs.report(runs, out, images=images, signers=signers, identity=identity)
     _print(document, as_json, f"report: {document['report']}")
 
 
@@ -349,8 +357,10 @@ def demo(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """The whole job on the embedded data: plan, train, certify, evaluate, audit, an HTML report. Resumes itself."""
+    """The whole job on the embedded data: plan, train, certify, evaluate, audit, report, verify. Resumes itself."""
     from stobatch import verbs
+    from stobatch.reporting.verified import verified_page
+    from stobatch.verification import verify
 
     settings = _config(recipe, None, set_, seed, device)
     the_plan = verbs.plan(settings).to_dict()
@@ -366,10 +376,12 @@ def demo(
     scores = verbs.evaluate(out, overrides=changed, resume=True, quiet=as_json, device=device)
     audited = verbs.audit(out, overrides=changed, resume=True, quiet=as_json, device=device)
     written = verbs.report([out])["report"]
+    verified = verify(out).to_dict()
     shown = (tables.score_table(scores), tables.certificate_table(certificates), *tables.audit_tables(audited))
-    _print({**scores, "audit": audited}, as_json, *shown, f"report: {written}")
+    page = (f"report: {written}", verified_page(verified))
+    _print({**scores, "audit": audited, "verification": verified}, as_json, *shown, *page)
     _exit_if_refuted(scores)
-    if _refuted(audited, Status.PROVED):
+    if _refuted(audited, Status.PROVED) or verified["verdict"] == "differs":
         raise SystemExit(1)
 
 

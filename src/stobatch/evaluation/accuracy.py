@@ -54,6 +54,8 @@ class AttackedTable:
     records: Columns
     rules: tuple[str, ...] = ()
     """Of a vote: the kinds of certificate that come with every answer."""
+    identity: str = ""
+    """The name of the table of records."""
 
     @property
     def label(self) -> NDArray[np.int64]:

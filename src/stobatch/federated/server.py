@@ -12,18 +12,20 @@ from torch import Tensor
 
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
+from stobatch.environment import environment
 from stobatch.errors import RunError, StobatchError
 from stobatch.federated.party import Answer, Statement
 from stobatch.federated.plan import FederatedPlan
 from stobatch.federated.settings import method_of_terms, sizes_of, terms_hash
-from stobatch.files import PRIVATE, read_tensors, write_tensors
+from stobatch.files import PRIVATE, read_tensors, serialise_tensors, tensors_sha256, write_atomically, write_tensors
 from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of
+from stobatch.manifest import seal
 from stobatch.runs import Run
 from stobatch.training.averaging import AveragedSGD
 from stobatch.training.device import use_device
 from stobatch.training.loop import descend
 from stobatch.training.monitoring import BEFORE_AVERAGING, Monitored
-from stobatch.verbs.training import write_start
+from stobatch.verbs.training import described, write_start
 
 STATE = Path(PRIVATE) / "federation.safetensors"
 WATCHED = Path(PRIVATE) / "held_out.safetensors"
@@ -196,6 +198,7 @@ class Federation:
         final = self.plan.recorded({"rounds": rounds})
         self.optimiser.adopt_average()
         self.network.calibrate()
+        model = serialise_tensors(self.network.state_dict(), {"config_hash": self.terms.training_hash})
         self.run.write(
             "federation",
             {
@@ -214,11 +217,19 @@ class Federation:
                 "torch": torch.__version__,
                 **self.monitored.saved(self.network),
                 "history_of": BEFORE_AVERAGING,
+                "weights_sha256": tensors_sha256(model),
+                "network": described(self.network, given=None),
+                "data": {
+                    "name": self.info.name,
+                    "public": False,
+                    "training_records": sum(plan.num_examples for plan in self.plan.plans.values()),
+                    "test_records": self.info.num_test,
+                },
                 "history": self.history,
             },
         )
-        metadata = {"config_hash": self.terms.training_hash}
-        write_tensors(self.run.model_file, self.network.state_dict(), metadata, private=False)
+        write_atomically(self.run.model_file, lambda out: out.write(model))
+        seal(self.run, "train", environment(self.network.device))
         return load(self.run.path, device=str(self.network.device), threads=self.terms.machine.threads)
 
     def _save(self) -> None:

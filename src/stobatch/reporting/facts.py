@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Facts:
-    """A run's public files, read once. Nothing under `private/` is ever opened."""
+    """A run's public files, read once. Under `private/` only pictures are ever opened, where they may be shown."""
 
     run: Run
     config: dict[str, Any]
@@ -28,6 +28,9 @@ class Facts:
     plan: dict[str, Any] | None
     audit: dict[str, Any] | None
     certificates_are_stale: bool
+    manifest: dict[str, Any] | None = None
+    provenance: dict[str, Any] | None = None
+    """What `verify` said of the run; None where it was not asked."""
 
     @classmethod
     def read(cls, run: Run) -> Facts:
@@ -47,7 +50,8 @@ class Facts:
             )
         latest = _if_there(run, "certificates")
         stale = latest is not None and latest != scores["certificates"]
-        return cls(run, config, scores, _if_there(run, "training"), _if_there(run, "plan"), audit, stale)
+        training, plan, manifest = (_if_there(run, kind) for kind in ("training", "plan", "manifest"))
+        return cls(run, config, scores, training, plan, audit, stale, manifest)
 
     @property
     def name(self) -> str:

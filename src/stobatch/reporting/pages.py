@@ -20,6 +20,6 @@ def whole_page(title: str, eyebrow: str, *content: object, footer: str) -> Html:
         tag("style", Html(CSS)),
     )
     header = tag("header", tag("p", eyebrow, class_="eyebrow"), tag("h1", title))
-    foot = tag("footer", f"Made by stobatch {footer}; nothing private was read.")
+    foot = tag("footer", f"Made by stobatch {footer}; nothing about training data was read.")
     body = tag("body", tag("main", header, *content, foot))
     return join([Html("<!doctype html>\n"), tag("html", head, body, lang="en")])

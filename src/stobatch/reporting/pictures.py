@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stobatch.config import PUBLIC_DATA
 from stobatch.errors import RunError
+from stobatch.files import PRIVATE
+from stobatch.manifest import commit
 from stobatch.reporting.facts import Facts
 from stobatch.reporting.markup import Html, join, tag, void
 
@@ -21,12 +24,17 @@ _WIDEST = 96
 Pixels = NDArray[np.uint8]
 
 
-def pictures_section(facts: Facts, *, images: bool) -> Html:
+def pictures_section(facts: Facts, *, images: bool | None) -> Html:
     title, kept = tag("h2", "Attacked images"), facts.scores["images"]
-    if not images:
+    if images is False:
         return join([title, tag("p", "Pictures were left out of this report on request.", class_="muted")])
     if kept is None:
         return join([title, tag("p", "The evaluation kept no pictures.", class_="muted")])
+    if images is None and not _are_public(facts, kept):
+        note = "Pictures were left out: the test images are not those of a public data set. To show them: "
+        return join([title, tag("p", note, tag("code", "stobatch report RUN --images"), class_="muted")])
+    if images is None and not _file(facts, kept).exists():
+        return join([title, tag("p", "This copy of the run holds no pictures: they are private.", class_="muted")])
     pixels = _read(facts, kept)
     count = min(len(kept["labels"]), _MOST_EXAMPLES)
     note = (
@@ -43,19 +51,35 @@ def _read(facts: Facts, kept: dict[str, Any]) -> dict[str, Pixels]:
     """The pixels, from the run's own folder and nowhere else."""
     from safetensors import SafetensorError, safe_open
 
-    path = facts.run.path / Path(kept["file"]).name
+    path = _file(facts, kept)
     remedy = f"Evaluate again: `{facts.evaluate_command}`; or report without images."
     try:
         with safe_open(path, framework="np") as file:
-            found = (file.metadata() or {}).get("config_hash")
+            metadata = file.metadata() or {}
             pixels = {name: file.get_tensor(name) for name in kept["predictions"]}
     except FileNotFoundError:
         raise RunError(f"{path} is not there.", remedy=remedy) from None
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} is damaged ({error}).", remedy=remedy) from None
+    found = metadata.get("config_hash")
     if found != facts.scores["training_hash"]:
         raise RunError(f"{path} is of configuration {found}, not of this run.", remedy=remedy)
+    if metadata.get("weights") != facts.scores.get("weights_sha256"):
+        raise RunError(f"{path} shows attacks on other weights than those of this run.", remedy=remedy)
+    if kept.get("commitment") not in (None, commit(facts.run, path.read_bytes())):
+        raise RunError(f"{path} is not what the evaluation wrote.", remedy=remedy)
     return pixels
+
+
+def _file(facts: Facts, kept: dict[str, Any]) -> Path:
+    """In the private folder; older runs have it beside the others. Never anywhere else."""
+    name = Path(kept["file"])
+    return facts.run.path / PRIVATE / name.name if name.parts[0] == PRIVATE else facts.run.path / name.name
+
+
+def _are_public(facts: Facts, kept: dict[str, Any]) -> bool:
+    """Whether everybody can have these images; older evaluations say so by the name of the data set only."""
+    return bool(kept.get("public", facts.config.get("dataset", {}).get("name") in PUBLIC_DATA))
 
 
 def _example(facts: Facts, kept: dict[str, Any], pixels: dict[str, Pixels], place: int) -> Html:

@@ -10,8 +10,10 @@ from stobatch.config import RunConfig
 from stobatch.data import Examples
 from stobatch.errors import ModelError
 from stobatch.interrupts import Interrupted, finish_first
+from stobatch.manifest import mark
 from stobatch.models import Network
 from stobatch.progress import progress
+from stobatch.runs import Run
 from stobatch.training.checkpoint import TrainingState
 from stobatch.training.engines import Engine, Gradients
 from stobatch.training.fingerprint import fingerprint
@@ -41,8 +43,10 @@ def train(
     another attempt, with draws of its own. Steps are accounted for before they are made.
     """
     network = trainable.network
+    # Another run of the same settings has other secrets: its checkpoints are not this run's.
+    identity = f"{config.training_hash} {mark(Run(run))}".strip()
     state = TrainingState(network, trainable.optimisers(config), trainable.carried())
-    if resume and state.restore(run, config.training_hash, config.training.steps):
+    if resume and state.restore(run, identity, config.training.steps):
         trainable.require_counted(run, state.step)
         trainable.after_update()
     arithmetic = fingerprint(config.machine, network.device, engine)
@@ -75,7 +79,7 @@ def train(
                 state.history.append((float(state.step), correct, trainable.monitor(state.step)))
                 note = f"test accuracy {correct:.3f}"
             if state.step % every == 0 or last or averaged.stopping:
-                state.save(run, config.training_hash, engine)
+                state.save(run, identity, engine)
                 if engine.leads:
                     trainable.saved(run, state.step, state.digest)
             advance(1, note=note)

@@ -7,25 +7,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from stobatch.attacks import ATTACKS, FGSM, IFGSM, Attack, Ball, Budget, Goal, Plain
 from stobatch.certification import Verifier
-from stobatch.config import EvaluationConfig
+from stobatch.config import PUBLIC_DATA, EvaluationConfig
 from stobatch.data import Dataset, Examples
 from stobatch.errors import DataError, SettingError
-from stobatch.evaluation.accuracy import WORST, AttackedTable, Gap, gaps
+from stobatch.evaluation.accuracy import AttackedTable
 from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.protocols import PROTOCOLS, radii_of
-from stobatch.evaluation.sanity import Certified, Evidence, Probe, certified_from, flags
-from stobatch.evaluation.side_by_side import same_images
-from stobatch.evaluation.statistics import proportion
-from stobatch.files import write_tensors
-from stobatch.loading import TrainedModel, seeds_of
+from stobatch.evaluation.sanity import Certified, Evidence, Probe, certified_from
+from stobatch.evaluation.summaries import attack_summary, probe_of, probe_radius, probed, score_summary
+from stobatch.files import PRIVATE, serialise_tensors, write_atomically
+from stobatch.loading import TrainedModel, require_weights, seeds_of
+from stobatch.manifest import commit
 from stobatch.models import Classifier
 from stobatch.types import PAPER_RANGE, Norm, Radius
-from stobatch.verbs.tables import Columns, Tick, open_run, tabulate, test_examples
+from stobatch.verbs.tables import Columns, Tick, begin, end, open_run, tabulate, test_examples
+
+IMAGES = "images.safetensors"
+"""In the private folder: a few test images, clean and attacked."""
 
 _PROBED = 100
 """Test inputs that the sanity flags' own attacks are run on."""
@@ -42,6 +44,8 @@ class _Opened:
     seed: int | None
     resume: bool
     quiet: bool
+    public: bool
+    """Whether the test images are those of a data set that everybody can download."""
 
     @property
     def settings(self) -> EvaluationConfig:
@@ -83,12 +87,12 @@ class _Opened:
             return protocol.rows(function, *self.on_device(part), generator, tick)
 
         title = f"{protocol_name}, {function_name.replace('_', ' ')}"
-        _, records = tabulate(
+        name, records = tabulate(
             *("attack", self.model, identity, test, rows_of),
             title=title, seed=self.seed, resume=self.resume, quiet=self.quiet,
         )  # fmt: skip
         attacks = protocol.attack_names(function)
-        return AttackedTable(protocol.name, function.name, attacks, tuple(radii), records, function.rules)
+        return AttackedTable(protocol.name, function.name, attacks, tuple(radii), records, function.rules, name)
 
 
 def _begin(
@@ -104,7 +108,8 @@ def _begin(
 ) -> _Opened:
     model = open_run(run, overrides, network, device)
     test = test_examples(model, dataset, model.config.evaluation.limit, quiet)
-    return _Opened(model, test, seed, resume, quiet)
+    public = dataset is None and model.config.data.name in PUBLIC_DATA
+    return _Opened(model, test, seed, resume, quiet, public)
 
 
 def attack(
@@ -125,14 +130,17 @@ def attack(
         if value not in known:
             raise SettingError(f"there is no '{value}' to attack.", remedy=f"Use one of {', '.join(known)}.")
     opened = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
+    begin(opened.model, "attack.json")
     table = opened.table(protocol, function)
     document = {
         "training_hash": opened.model.config.training_hash,
+        "weights_sha256": opened.model.weights_sha256,
         "settings": opened.settings.to_dict(),
         "guarantee": opened.model.guarantee.to_dict(),
-        **_under_attack(table),
+        **attack_summary(table),
     }
     opened.model.run.write("attack", document)
+    end(opened.model, "attack")
     return document
 
 
@@ -153,58 +161,37 @@ def evaluate(
     names = [name for name in settings.functions if name == "single_pass" or opened.votes is not None]
     if not names:
         raise SettingError("this method has no vote to evaluate.", remedy="Set evaluation.functions=single_pass.")
+    begin(model, "scores.json")
     certificates = model.run.read("certificates") if model.run.has("certificates") else None
     certified = _certified(opened, certificates)
     tables = [opened.table(protocol, name) for name in names for protocol in settings.protocols]
-    evidence = Evidence(tables, _probe(opened, tables), certified)
-    unit = tables[0].radii[0]
+    probe, probe_records = _probe(opened, tables)
+    lowest = float(opened.test.inputs.min())
     scores = {
         "training_hash": model.config.training_hash,
+        "weights_sha256": model.weights_sha256,
         "settings": settings.to_dict(),
         "rows": len(opened.test),
-        "norm": str(unit.norm),
-        "input_range": str(unit.range),
         "guarantee": model.guarantee.to_dict(),
-        "clean_accuracy": proportion(tables[0].clean()).to_dict(),
-        "under_attack": [_under_attack(table) for table in tables],
-        "gaps": {name: [gap.to_dict() for gap in _gaps(evidence, name)] for name in names},
-        "same_images": same_images(tables, certified),
-        "flags": [flag.to_dict() for flag in flags(evidence, lowest_input=float(opened.test.inputs.min()))],
+        **score_summary(Evidence(tables, probe, certified), lowest),
+        "lowest_input": lowest,
+        "probe": probe_records,
         "images": _keep_images(opened) if settings.num_images else None,
         "certificates": certificates,
     }
     model.run.write("scores", scores)
+    end(model, "evaluate")
     return scores
 
 
-def _under_attack(table: AttackedTable) -> dict[str, Any]:
-    """What one table says: accuracy for each attack and radius, and for votes the paper's certified accuracy, too."""
-    return {
-        "protocol": {"name": table.protocol, "meaning": PROTOCOLS[table.protocol].meaning},
-        "function": table.function,
-        "attacks": list(table.attacks),
-        "rows": len(table.label),
-        "clean_accuracy": proportion(table.clean()).to_dict(),
-        "accuracy": [score.to_dict() for score in table.conventional()],
-        "certified_at_attacked": {
-            rule: [score.to_dict() for score in table.certified_at_attacked(rule)] for rule in table.rules
-        },
-    }
-
-
-def _gaps(evidence: Evidence, function: str) -> list[Gap]:
-    published, adaptive = evidence.table("published", function), evidence.table("adaptive", function)
-    return gaps(published, adaptive) if published and adaptive else []
-
-
-def _probe(opened: _Opened, tables: list[AttackedTable]) -> Probe | None:
-    """The sanity flags' own attacks: on a few inputs, at the radius that breaks about half of them."""
-    adaptive = next((t for t in tables if (t.protocol, t.function) == ("adaptive", "single_pass")), None)
+def _probe(opened: _Opened, tables: list[AttackedTable]) -> tuple[Probe | None, dict[str, Any] | None]:
+    """The sanity flags' own attacks on a few inputs, at the radius that breaks about half; and where the rows are."""
+    adaptive = probed(tables)
     if adaptive is None:
-        return None
+        return None, None
     settings, model, function = opened.settings, opened.model, opened.function("single_pass")
     steps, widest = settings.adaptive_steps, Radius(PAPER_RANGE.width, Norm.LINF, PAPER_RANGE)
-    radius = min(adaptive.radii, key=lambda r: abs(float(adaptive.survives(WORST, r).mean()) - 0.5))
+    radius = probe_radius(adaptive)
     tries: dict[str, tuple[Attack, Radius]] = {
         "one_step": (FGSM(), radius),
         "usual_steps": (IFGSM(steps), radius),
@@ -223,20 +210,26 @@ def _probe(opened: _Opened, tables: list[AttackedTable]) -> Probe | None:
         return columns
 
     identity = {"radius": radius.size, "norm": str(radius.norm), "steps": steps, "restarts": settings.restarts}
-    _, records = tabulate(
+    name, records = tabulate(
         *("probe", model, identity, opened.test.limit(_PROBED), rows_of),
         seed=opened.seed, resume=opened.resume, quiet=opened.quiet,
     )  # fmt: skip
-    columns = {name: np.asarray(records[name]) for name in ("label", *tries)}
-    return Probe(**columns, radius=radius, num_classes=model.network.num_classes)
+    probe = probe_of(records, radius, model.network.num_classes)
+    return probe, {"records": name, "rows": len(probe.label), "radius": radius.size}
 
 
 def _certified(opened: _Opened, certificates: dict[str, Any] | None) -> list[Certified]:
     """What `certify` left; read before anything is attacked, so that damage and other data are found in time."""
     if certificates is None:
         return []
-    identity, rows = certificates["config_hash"], certificates["rows"]
-    records = opened.model.run.records("certify", config_hash=identity, expected_rows=rows).read()
+    require_weights(opened.model, certificates, "certificates.json", "certify")
+    rows = certificates["rows"]
+    records = opened.model.run.records(
+        "certify",
+        config_hash=certificates["config_hash"],
+        expected_rows=rows,
+        weights_sha256=certificates.get("weights_sha256"),
+    ).read()
     common = min(rows, len(opened.test))
     if opened.test.labels[:common].tolist() != records["label"][:common]:
         raise DataError(
@@ -263,9 +256,17 @@ def _keep_images(opened: _Opened) -> dict[str, Any] | None:
         ball, name = Ball.around(inputs, radius), f"{radius.size:g}"
         points = strong.run(Plain(model.network), ball, Goal(labels), generator, chunk=function.rows)
         pixels[name], predictions[name] = _pixels(points), function.answer(points, generator)["prediction"]
-    path = model.run.path / "images.safetensors"
-    write_tensors(path, pixels, {"config_hash": model.config.training_hash}, private=False)
-    return {"file": path.name, "attack": "madry", "labels": labels.tolist(), "predictions": predictions}
+    blob = serialise_tensors(pixels, {"config_hash": model.config.training_hash, "weights": model.weights_sha256})
+    # Test images are somebody's, too: only the owner has them, and the report shows them when they are public anyway.
+    write_atomically(model.run.path / PRIVATE / IMAGES, lambda out: out.write(blob), private=True)
+    return {
+        "file": f"{PRIVATE}/{IMAGES}",
+        "commitment": commit(model.run, blob),
+        "public": opened.public,
+        "attack": "madry",
+        "labels": labels.tolist(),
+        "predictions": predictions,
+    }
 
 
 def _pixels(inputs: torch.Tensor) -> torch.Tensor:

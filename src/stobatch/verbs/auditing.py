@@ -9,15 +9,17 @@ from typing import Any
 from stobatch.auditing.finding import Finding
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
+from stobatch.environment import environment
 from stobatch.errors import RunError, SettingError
 from stobatch.loading import load, seeds_of
+from stobatch.manifest import seal
 from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.runs import Run
 from stobatch.training.device import use_device
 from stobatch.types import Status, Verdict
 from stobatch.verbs.instruments import MAKERS, Audited
-from stobatch.verbs.tables import allowed, read_data
+from stobatch.verbs.tables import allowed, begin, read_data
 from stobatch.verbs.training import plan as plan_of
 
 
@@ -46,19 +48,23 @@ def audit(
         quiet=quiet, device=device,
     )  # fmt: skip
     names = audited.settings.instruments or _fitting(audited)
-    audited, known = replace(audited, num_tests=_tests(audited, names)), _known(audited)
+    if audited.model is not None:
+        begin(audited.model, "audit.json", *(f"evidence/{name}.json" for name in names))
+    audited, known = replace(audited, num_tests=_tests(audited, names)), _known(audited, names)
     for name in (name for name in MAKERS if name in names):
         found = [_worded(finding, name, audited).to_dict() for finding in MAKERS[name](audited)]
         evidence = {
             "training_hash": audited.config.training_hash,
+            "weights_sha256": audited.weights_sha256,
             "settings": audited.settings.to_dict(),
             "seed": seed,
             "findings": found,
         }
         audited.run.write(f"evidence/{name}", evidence)
         known = [finding for finding in known if finding["instrument"] != name] + found
-        document = summary(audited.config.training_hash, known)
+        document = summary(audited, known)
         audited.run.write("audit", document)
+    seal(audited.run, "audit", environment(audited.config.machine.device))
     return document
 
 
@@ -77,18 +83,22 @@ def _tests(audited: Audited, names: tuple[str, ...]) -> int:
     return sum(max(1, releases) if name == "release" else 1 for name in names)
 
 
-def _known(audited: Audited) -> list[dict[str, Any]]:
-    """What was found before, about this very training."""
-    if not audited.run.has("audit"):
-        return []
-    before = audited.run.read("audit")
-    return list(before["findings"]) if before["training_hash"] == audited.config.training_hash else []
+def _known(audited: Audited, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What other instruments found before about this very training, from their evidence."""
+    known: list[dict[str, Any]] = []
+    for name in (name for name in MAKERS if name not in names and audited.run.has(f"evidence/{name}")):
+        before = audited.run.read(f"evidence/{name}")
+        about = (before["training_hash"], before.get("weights_sha256", audited.weights_sha256))
+        if about == (audited.config.training_hash, audited.weights_sha256):
+            known += before["findings"]
+    return known
 
 
-def summary(training_hash: str, findings: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(audited: Audited, findings: list[dict[str, Any]]) -> dict[str, Any]:
     refuted = any(finding["verdict"] == Verdict.REFUTED for finding in findings)
     return {
-        "training_hash": training_hash,
+        "training_hash": audited.config.training_hash,
+        "weights_sha256": audited.weights_sha256,
         "verdict": str(Verdict.REFUTED if refuted else Verdict.CONSISTENT),
         "findings": findings,
     }

@@ -11,9 +11,9 @@ import torch
 from stobatch.certification import best_of
 from stobatch.data import Dataset, Examples
 from stobatch.errors import UnitError
-from stobatch.evaluation.accuracy import certified_accuracy, verified_accuracy
+from stobatch.evaluation.summaries import certificate_summary
 from stobatch.models import Classifier
-from stobatch.verbs.tables import Columns, Tick, open_run, tabulate, test_examples
+from stobatch.verbs.tables import Columns, Tick, begin, end, open_run, tabulate, test_examples
 
 
 def certify(
@@ -36,6 +36,7 @@ def certify(
             f"this method certifies in {verifiers[0].kinds[0].unit.norm}, radii in {norm} are asked about.",
             remedy=f"Ask in its norm: evaluation.norm={verifiers[0].kinds[0].unit.norm}.",
         )
+    begin(model, "certificates.json")
     test = test_examples(model, dataset, settings.limit, quiet)
     asked = {"norm": norm, "radii": list(model.config.evaluation.radii)}
     verifier, chosen = best_of(verifiers, test.inputs.to(model.network.device), model.config.evaluation.radii)
@@ -48,21 +49,16 @@ def certify(
     identity, columns = tabulate(
         "certify", model, {**settings.to_dict(), **asked}, test, rows_of, seed=seed, resume=resume, quiet=quiet
     )
-    certified = certified_accuracy(columns, verifier.kinds, model.config.evaluation.radii)
     summary = {
         "config_hash": identity,
         "training_hash": model.config.training_hash,
+        "weights_sha256": model.weights_sha256,
         "settings": settings.to_dict(),
         "rows": len(test),
         "seconds": round(time.monotonic() - started, 1),
-        "kinds": [kind.to_dict() for kind in verifier.kinds],
-        "verified_accuracy": {name: share.to_dict() for name, share in verified_accuracy(columns).items()},
-        "certified_accuracy": {
-            kind: [{"radius": radius, **share.to_dict()} for radius, share in shares.items()]
-            for kind, shares in certified.items()
-        },
-        "largest_radius": {kind.name: max(columns[kind.column]) for kind in verifier.kinds},
+        **certificate_summary(columns, verifier.kinds, model.config.evaluation.radii),
         "chosen": chosen,
     }
     model.run.write("certificates", summary)
+    end(model, "certify")
     return summary

@@ -6,18 +6,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stobatch.environment import environment
 from stobatch.errors import SettingError
+from stobatch.manifest import MANIFEST, SIGNATURE_FILES, seal
+from stobatch.models import Classifier
 from stobatch.reporting.facts import Facts
 from stobatch.runs import Run
 from stobatch.settings import content_hash
 from stobatch.verbs.t_tests import t_tests_between
+from stobatch.verification import verify
 
 Key = tuple[str, str, str, str, float]
 """What two scores must have in common to be compared: protocol, function, norm, input range, radius."""
 
 
-def report(runs: Sequence[str | Path], out: str | Path | None = None, *, images: bool = True) -> dict[str, Any]:
-    """Write the report of one run, or of several with a comparison; reads what `evaluate` left, trains nothing."""
+def report(
+    runs: Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    images: bool | None = None,
+    network: Classifier | None = None,
+    signers: Path | None = None,
+    identity: str | None = None,
+) -> dict[str, Any]:
+    """Write the report of one run, or of several with a comparison; reads what `evaluate` left, trains nothing.
+
+    Every number is computed again from configuration, ledger and rows first (`verification.verify`); a difference is
+    refused. Pictures are shown where the test data are public or `images` asks for them. A network that was handed over
+    to `train` is handed over again, or what rests on it is reported as not checked.
+    """
     from stobatch.reporting.html import write_report
 
     directories = [Run(Path(run)) for run in runs]
@@ -26,8 +43,24 @@ def report(runs: Sequence[str | Path], out: str | Path | None = None, *, images:
     if out is None and len(directories) > 1:
         raise SettingError("a report on several runs belongs to none of them.", remedy="Say where with --out FILE.")
     target = Path(out) if out is not None else directories[0].path / "report.html"
+    inside = out is None
+    if inside and any((directories[0].path / name).exists() for name in SIGNATURE_FILES):
+        raise SettingError(
+            f"{directories[0].path} is signed.",
+            why="A new report.html in it would be a file that the signature does not cover.",
+            remedy="Write the report elsewhere: --out FILE.",
+        )
+    for run in directories:
+        # What a person can mend, a run that was not evaluated, is said before anything is computed.
+        Facts.read(run)
+    checked = [verify(run.path, sample=0, network=network, signers=signers, identity=identity) for run in directories]
+    for one in checked:
+        one.require_agreement()
     comparisons = _comparisons(directories)
-    write_report(directories, target, comparisons=comparisons, images=images)
+    provenance = [one.to_dict() | {"old": one.is_old} for one in checked]
+    write_report(directories, target, comparisons=comparisons, images=images, provenance=provenance)
+    if inside and directories[0].has(MANIFEST):
+        seal(directories[0], "report", environment("cpu"))
     return {"report": str(target), "runs": [str(run.path) for run in directories], "comparisons": comparisons}
 
 

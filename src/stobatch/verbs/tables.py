@@ -12,10 +12,12 @@ import torch
 from stobatch import data
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, Examples
+from stobatch.environment import environment
 from stobatch.errors import DataError, SettingError
 from stobatch.files import Records
 from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel, load, seeds_of
+from stobatch.manifest import MANIFEST, require_unchanged, seal
 from stobatch.models import Classifier
 from stobatch.progress import Advance, progress
 from stobatch.seeds import Seeds
@@ -76,6 +78,21 @@ def open_run(
     return replace(model, config=model.config.override_all(changes))
 
 
+def begin(model: TrainedModel, *rewritten: str) -> None:
+    """Check that what a verb builds on is as the manifest says; `rewritten` are the documents it makes anew.
+
+    A training that was killed before its manifest was written has left everything else, and gets it now.
+    """
+    if not model.run.has(MANIFEST):
+        seal(model.run, "train", environment(model.network.device))
+    require_unchanged(model.run, rewritten)
+
+
+def end(model: TrainedModel, verb: str) -> None:
+    """Enter what the verb wrote into the manifest: the last thing it does."""
+    seal(model.run, verb, environment(model.network.device))
+
+
 class _Ticks:
     """Moves the bar within a part, so that a long attack shows its time left before its first part is done."""
 
@@ -105,8 +122,9 @@ def tabulate(
     """
     seeds = seeds_of(model.config, model.run) if seed is None else Seeds.reproducible(seed)
     tile = CPU_TILE if model.network.device.type == "cpu" else GPU_TILE
-    identity = content_hash([model.config.training_hash, verb, settings, test.fingerprint(), seed, tile])
-    records = model.run.records(verb, config_hash=identity, expected_rows=len(test))
+    weights = model.weights_sha256
+    identity = content_hash([model.config.training_hash, weights, verb, settings, test.fingerprint(), seed, tile])
+    records = model.run.records(verb, config_hash=identity, expected_rows=len(test), weights_sha256=weights)
 
     def part_of(start: int, count: int, tick: Tick) -> Columns:
         return rows_of(test.take(slice(start, start + count)), seeds.generator(verb, start), tick)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from stobatch import data
 from stobatch.auditing.one_run import replacing
-from stobatch.config import RunConfig
+from stobatch.config import PUBLIC_DATA, RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples
+from stobatch.environment import environment
 from stobatch.errors import RunError
-from stobatch.files import PRIVATE, write_tensors
+from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
 from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of
+from stobatch.manifest import MANIFEST, commit, make_key, seal
 from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.models.state import SavedState
@@ -77,7 +80,7 @@ def _train(
     run.require_new(config.training_hash, resume=resume)
     the_plan = plan(config, dataset=dataset, network=network)
     device = use_device(config.machine)
-    seeds = _common_seeds(engine, seeds_of(config, run))
+    seeds, given = _common_seeds(engine, seeds_of(config, run)), dataset is not None
     dataset = dataset or _read_by_turns(engine, config, seeds, quiet)
     net = make_network(config, dataset.info, seeds, network).to(device, parameter_precision(config.machine.precision))
     trainable = _with_canaries(config, the_plan, dataset, net, seeds)
@@ -103,9 +106,12 @@ def _train(
             state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
-                _write_end(run, config, trainable, saved, state, dataset.test, spent, engine.processes)
+                facts = {"data": described_data(run, dataset, given), "network": described(net, given=network)}
+                _write_end(run, config, trainable, saved, state, dataset.test, spent | facts, engine.processes)
             engine.note("done")
             engine.exchange("trained", "")
+        if engine.leads and not run.has(MANIFEST):
+            seal(run, "train", environment(device))
     return load(run.path, network=network, device=str(device), threads=config.machine.threads)
 
 
@@ -116,10 +122,10 @@ def _write_end(
     saved: SavedState | None,
     state: TrainingState,
     held_out: Examples,
-    spent: dict[str, float | str | None],
+    spent: dict[str, Any],
     processes: int,
 ) -> None:
-    """What a finished training leaves; the model comes last, since it says that all is there."""
+    """What a finished training leaves; the model comes last but for the manifest, since it says that all is there."""
     kept = trainable.finish(run.path)
     monitored = Monitored.of(held_out, config, trainable.network)
     with trainable.keeping_state():
@@ -129,6 +135,8 @@ def _write_end(
     if carried := trainable.carried():
         path = run.path / PRIVATE / CANARY_SCORES
         write_tensors(path, carried, {"config_hash": config.training_hash}, private=True)
+    model = serialise_tensors(trainable.network.state_dict(), {"config_hash": config.training_hash})
+    private = sorted((run.path / PRIVATE).glob("*.safetensors"))
     run.write(
         "training",
         {
@@ -140,13 +148,39 @@ def _write_end(
             "torch": torch.__version__,
             **measured,
             "history_of": trainable.history_of,
+            "weights_sha256": tensors_sha256(model),
+            "private_files": {path.name: commit(run, path.read_bytes()) for path in private},
             "history": [
                 {"step": int(step), "test_accuracy": accuracy, trainable.monitored: monitored}
                 for step, accuracy, monitored in state.history
             ],
         },
     )
-    write_tensors(run.model_file, trainable.network.state_dict(), {"config_hash": config.training_hash}, private=False)
+    write_atomically(run.model_file, lambda out: out.write(model))
+
+
+def described_data(run: Run, dataset: Dataset, given: bool) -> dict[str, Any]:
+    """The data of a run for its manifest: sizes, and digests that confirm no guess about anything private."""
+    train, test = dataset.train.fingerprint(), dataset.test.fingerprint()
+    public = not given and dataset.info.name in PUBLIC_DATA
+    return {
+        "name": dataset.info.name,
+        "public": public,
+        "training_records": len(dataset.train),
+        "test_records": len(dataset.test),
+        "training_commitment": commit(run, "training data", train),
+        **({"test_sha256": test} if public else {"test_commitment": commit(run, "test data", test)}),
+    }
+
+
+def described(network: Classifier, *, given: Classifier | None) -> dict[str, Any]:
+    """The network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
+    layers = [str(layer) for layer in network.modules() if not list(layer.children())]
+    return {
+        "handed_over": given is not None,
+        "layers": layers,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+    }
 
 
 def _common_seeds(engine: Engine, own: Seeds) -> Seeds:
@@ -175,6 +209,9 @@ def _require_one_directory(engine: Engine, run: Run) -> None:
 def write_start(run: Run, config: RunConfig, info: DatasetInfo, the_plan: Plan, seeds: Seeds) -> None:
     """The files that make a directory a run: its settings, its plan, and for the owner only its secret seeds."""
     content = {"config": config.to_dict(), "dataset": info.to_dict()}
+    if not run.exists:
+        # Before the files that make it a run: one that an older version started has no key and never gets one.
+        make_key(run)
     run.write("config", {"training_hash": config.training_hash, "content_hash": content_hash(content), **content})
     run.write("plan", the_plan.to_dict())
     if not seeds.public:

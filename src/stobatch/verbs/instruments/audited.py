@@ -54,6 +54,11 @@ class Audited:
         return self.config.audit
 
     @property
+    def weights_sha256(self) -> str | None:
+        """Of the model that was audited; None for settings that nothing was trained with."""
+        return self.model.weights_sha256 if self.model else None
+
+    @property
     def root(self) -> Seeds:
         """Where the audit's own randomness comes from; never that of the training itself."""
         return (self.seeds if self.seed is None else Seeds.reproducible(self.seed)).child("audit")
@@ -74,8 +79,11 @@ class Audited:
         if self.model is None:
             # Here and no sooner: an instrument that refuses its settings leaves nothing behind.
             write_start(self.run, self.config, self.info, self.plan, self.seeds)
-        key = content_hash([self.config.training_hash, name, identity, self.seed])
-        records = self.run.records(f"audit-{name}", config_hash=key, expected_rows=total, private=True)
+        weights = self.weights_sha256
+        key = content_hash([self.config.training_hash, weights, name, identity, self.seed])
+        records = self.run.records(
+            f"audit-{name}", config_hash=key, expected_rows=total, private=True, weights_sha256=weights
+        )
         fill(records, total, tile, rows_of, title=name.replace("_", " "), resume=self.resume, quiet=self.quiet)
         return records.read()
 

@@ -14,7 +14,8 @@ from stobatch.certification import CertificateKind, Verifier
 from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import Examples
 from stobatch.errors import DataError, RunError
-from stobatch.files import write_tensors
+from stobatch.files import PRIVATE, write_tensors
+from stobatch.loading import require_weights
 from stobatch.verbs.instruments.audited import Audited
 from stobatch.verbs.tables import Columns, Tick, test_examples
 
@@ -28,9 +29,15 @@ def of_certificates(audited: Audited) -> list[Finding]:
     if not run.has("certificates"):
         raise RunError(f"{run.path} is not certified.", remedy=f"Certify it first: `{run.command('certify')}`.")
     document = run.read("certificates")
+    require_weights(trained, document, "certificates.json", "certify")
     model = replace(trained, config=_as_certified(audited.config, document))
     made_by = document["config_hash"]
-    records = run.records("certify", config_hash=made_by, expected_rows=document["rows"]).read()
+    records = run.records(
+        "certify",
+        config_hash=made_by,
+        expected_rows=document["rows"],
+        weights_sha256=document.get("weights_sha256"),
+    ).read()
     test = test_examples(model, audited.dataset, document["rows"], audited.quiet)
     if test.labels.tolist() != records["label"]:
         raise DataError(
@@ -100,9 +107,9 @@ class _Falsified:
         )
 
     def _keep_broken(self, table: Columns) -> None:
-        """The inputs whose certificate broke, and the points that broke it, for whoever wants to see it again."""
+        """The inputs whose certificate broke, and the points that broke it, for the owner: test data are private."""
         broken = [row for row, point in enumerate(table["point"]) if point is not None]
-        path = self.audited.run.path / "evidence" / f"certificates-{self.kind.name}.safetensors"
+        path = self.audited.run.path / PRIVATE / "evidence" / f"certificates-{self.kind.name}.safetensors"
         path.unlink(missing_ok=True)
         if broken:
             which = torch.tensor([table["row"][row] for row in broken])
@@ -114,4 +121,6 @@ class _Falsified:
                 "radius": torch.tensor([table["radius"][row] for row in broken], dtype=torch.float64),
                 "certified_label": torch.tensor([table["label"][row] for row in broken]),
             }
-            write_tensors(path, tensors, {"config_hash": self.audited.config.training_hash}, private=False)
+            weights = self.audited.trained().weights_sha256
+            metadata = {"config_hash": self.audited.config.training_hash, "weights_sha256": weights}
+            write_tensors(path, tensors, metadata, private=True)

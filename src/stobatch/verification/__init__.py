@@ -1,0 +1,200 @@
+"""`verify`: for an auditor, whether a run's documents say what its files, its rows and its weights give.
+
+Nothing is believed because a document says so. What cannot be checked from outside is part of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stobatch.data import Dataset
+from stobatch.errors import RunError, StobatchError
+from stobatch.loading import load
+from stobatch.manifest import MANIFEST, NOT_LISTED, differences, is_ours, source
+from stobatch.models import Classifier
+from stobatch.runs import Run
+from stobatch.seeds import Seeds
+from stobatch.verification import audits, documents
+from stobatch.verification.checks import Check, Outcome, agrees, differs, not_checked
+from stobatch.verification.sampling import sample_checks, test_data
+from stobatch.verification.signatures import sign, signature_check
+from stobatch.verification.subject import Subject
+
+__all__ = ["BEYOND", "Verification", "sign", "verify"]
+
+BEYOND = (
+    "that the noise and the samples of the training were drawn as its plan says, with seeds that stayed secret",
+    "that the training data were the records that are named, one for each person, and that no test record was one",
+    "that this is the only training that looked at them, and that nothing was tuned on them unless it is said",
+    "that the dates and the machine in the manifest are true, unless somebody you trust signed it",
+    "that the attacks were run as their settings say: attacked rows are counted again, not attacked again",
+)
+"""What no file can show to somebody who was not there."""
+
+_UNUSABLE = (StobatchError, KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration, OverflowError)
+"""What documents that were edited by hand make of code that reads them."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was checked of a run, and what was found."""
+
+    run: Run
+    checks: tuple[Check, ...]
+
+    @property
+    def differing(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.outcome is Outcome.DIFFERS)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether there is nothing to compare with because an older version made the run."""
+        training = self.run.read("training") if self.run.has("training") else {}
+        return not self.run.has(MANIFEST) and "weights_sha256" not in training
+
+    def require_agreement(self) -> None:
+        """Raise at the first difference; an old run has no manifest to differ from."""
+        for check in self.differing:
+            if not (self.is_old and check.name == "manifest"):
+                raise RunError(
+                    f"{self.run.path / check.file}, {check.name}: {check.detail}.",
+                    why="What it says is not what the run's own files give.",
+                    remedy=f"Restore the files, or see all with `stobatch verify {self.run.path}`.",
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "run": str(self.run.path),
+            "verdict": "differs" if self.differing else "agrees",
+            "checked_by": source(),
+            "checks": [check.to_dict() for check in self.checks],
+            "cannot_be_checked": list(BEYOND),
+        }
+
+
+def verify(
+    run: str | Path,
+    *,
+    sample: int = 20,
+    dataset: Dataset | None = None,
+    network: Classifier | None = None,
+    signers: Path | None = None,
+    identity: str | None = None,
+    seed: int | None = None,
+) -> Verification:
+    """Compute everything that a run publishes again, and certify a random sample of rows from the weights.
+
+    `sample` rows need the test data: handed over, or read by the name in the configuration. 0 leaves them out.
+    """
+    directory = Run(Path(run))
+    if not directory.exists:
+        raise RunError(f"{directory.path} is not a run.", remedy="Name a run directory.")
+    return Verification(directory, tuple(_checks(directory, sample, dataset, network, signers, identity, seed)))
+
+
+def _checks(
+    run: Run,
+    sample: int,
+    dataset: Dataset | None,
+    network: Classifier | None,
+    signers: Path | None,
+    identity: str | None,
+    seed: int | None,
+) -> Iterator[Check]:
+    files = list(_guarded("manifest", "manifest.json", lambda: _files(run)))
+    yield from files
+    yield from _guarded("signature", "manifest.json", lambda: [signature_check(run, signers, identity)])
+    # Bytes that are not those of the manifest are not read any further: they may be anything.
+    if run.has(MANIFEST) and any(c.outcome is Outcome.DIFFERS and NOT_LISTED not in c.detail for c in files):
+        yield not_checked("documents", "files differ from the manifest, so what they say was not looked at")
+        return
+    if not run.is_trained:
+        yield not_checked("documents", "nothing was trained here")
+        return
+    subject: Subject | None = None
+    try:
+        handed_over = bool(run.read("training").get("network", {}).get("handed_over"))
+        if handed_over and network is None:
+            yield not_checked(
+                "documents", "a network of your own: hand it over in Python, stobatch.verify(run, network=...)"
+            )
+            return
+        subject = Subject(run, load(run.path, network=network, device="cpu"))
+    except _UNUSABLE as error:
+        yield differs("model", _reason(error), "model.safetensors")
+        return
+    if "weights_sha256" not in subject.training:
+        yield from _old(subject)
+        return
+    yield agrees("model", f"{subject.model.weights_sha256[:12]}… are the weights that training.json names")
+    yield from _documents(subject)
+    if sample:
+        yield from _guarded("sample", "records", lambda: _sample(subject, sample, dataset, seed))
+
+
+def _old(subject: Subject) -> Iterator[Check]:
+    """Of a run from before there were digests: what follows from its configuration alone."""
+    yield from _guarded("plan", "plan.json", lambda: [documents.plan_check(subject)])
+    yield from _guarded("steps", "training.json", lambda: [documents.counts_check(subject)])
+    yield from _guarded("guarantee", "scores.json", lambda: documents.guarantee_checks(subject))
+    yield not_checked("documents", "an older version wrote them, without digests of the weights they are about")
+
+
+def _documents(subject: Subject) -> Iterator[Check]:
+    run = subject.run
+    yield from _guarded("identity", "manifest.json", lambda: [documents.identity_check(subject)])
+    yield from _guarded("plan", "plan.json", lambda: [documents.plan_check(subject)])
+    yield from _guarded("steps", "training.json", lambda: [documents.counts_check(subject)])
+    yield from _guarded("guarantee", "scores.json", lambda: documents.guarantee_checks(subject))
+    parts: dict[str, Callable[[], Iterable[Check]]] = {
+        "certificates": lambda: [documents.certificates_check(subject, run.read("certificates"), "certificates.json")],
+        "attack": lambda: [documents.attack_check(subject)],
+        "scores": lambda: documents.scores_checks(subject),
+        "audit": lambda: audits.audit_checks(subject),
+    }
+    for name, check in parts.items():
+        if run.has(name):
+            yield from _guarded(name, f"{name}.json", check)
+        else:
+            yield not_checked(name, f"there is no {name}.json: nothing is said about it")
+
+
+def _files(run: Run) -> Iterator[Check]:
+    """Every public file against the manifest."""
+    if not run.has(MANIFEST):
+        yield differs("manifest", "there is none: the files vouch for nothing, and cannot be verified", "manifest.json")
+        return
+    found = list(differences(run))
+    strange = [name for name, how in found if how == NOT_LISTED and not is_ours(name)]
+    for name in strange:
+        yield not_checked("files", "is not in the manifest, and no verb writes it", name)
+    others = [(name, how) for name, how in found if name not in strange]
+    for name, how in others:
+        unfinished = "; a verb was stopped before it had ended: run it again" if how == NOT_LISTED else ""
+        yield differs("files", f"{how}{unfinished}", name)
+    if not others:
+        yield agrees("files", f"{len(run.read(MANIFEST)['files'])} files have the SHA-256 of the manifest")
+
+
+def _sample(subject: Subject, size: int, dataset: Dataset | None, seed: int | None) -> Iterable[Check]:
+    test = test_data(subject, dataset)
+    if isinstance(test, str):
+        return [not_checked("sample", test)]
+    return sample_checks(subject, test, size, Seeds.secret() if seed is None else Seeds.reproducible(seed))
+
+
+def _guarded(name: str, file: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """Checks, or what made one of them impossible: a document that cannot be read is a difference, never a crash."""
+    try:
+        yield from checks()
+    except _UNUSABLE as error:
+        yield differs(name, _reason(error), file)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, StobatchError):
+        return str(error)
+    return f"it is not what the program writes ({type(error).__name__}: {error})"

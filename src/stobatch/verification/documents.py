@@ -1,0 +1,279 @@
+"""Every document of a run, computed again: plan and guarantee from the configuration, accuracies from the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stobatch.config import EvaluationConfig
+from stobatch.evaluation.accuracy import AttackedTable, Columns
+from stobatch.evaluation.sanity import Evidence, certified_from
+from stobatch.evaluation.summaries import (
+    attack_summary,
+    certificate_summary,
+    probe_of,
+    probe_radius,
+    probed,
+    score_summary,
+)
+from stobatch.loading import make_plan
+from stobatch.manifest import MANIFEST
+from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.privacy.plan import Plan
+from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
+from stobatch.types import Radius, Status
+from stobatch.verification.checks import Check, agrees, compared, differs, not_checked
+from stobatch.verification.second_accountant import bracket
+from stobatch.verification.subject import Subject
+
+_LOOSE = 1.05
+"""An ε that is recorded may be so much above the second accountant's: both are upper bounds by other means."""
+
+
+def plan_check(subject: Subject) -> Check:
+    recorded = subject.run.read("plan")
+    plan = _planned(subject, recorded)
+    detail = "every number that privacy depends on follows from the configuration"
+    return compared("plan", "plan.json", [("plan", recorded, plan.to_dict())], detail)
+
+
+def _planned(subject: Subject, recorded: dict[str, Any]) -> Plan:
+    """From the configuration; of a network that was handed over, the plan's own sizes are all there is to go by."""
+    if subject.training.get("network", {}).get("handed_over"):
+        return subject.model.plan
+    return make_plan(subject.config, subject.info, None)
+
+
+def counts_check(subject: Subject) -> Check:
+    """Steps that cannot be right: fewer counted than made, or other ones than the configuration asks for."""
+    training = subject.training
+    problems = _wrong_rounds(subject) if "rounds" in training else _wrong_steps(subject)
+    for file, problem in problems:
+        return differs("steps", problem, file)
+    counted = training.get("accounted_steps")
+    detail = f"{training['steps']} made" + ("" if counted is None else f", {counted} counted")
+    return agrees("steps", detail, "training.json")
+
+
+def _wrong_rounds(subject: Subject) -> Iterator[tuple[str, str]]:
+    """Of a federation: answers that the parties counted have to be within their plans."""
+    rounds, plans = subject.training["rounds"], getattr(subject.model.plan, "plans", {})
+    if rounds.keys() != plans.keys():
+        yield "training.json", "rounds are not those of the parties in the plan"
+        return
+    for party, count in rounds.items():
+        if not isinstance(count, int) or not 0 <= count <= plans[party].steps:
+            yield "training.json", f"{party} counts {count} rounds of at most {plans[party].steps}"
+
+
+def _wrong_steps(subject: Subject) -> Iterator[tuple[str, str]]:
+    training, asked, file = subject.training, subject.config.training.steps, "training.json"
+    steps, counted = [row["step"] for row in training["history"]], training.get("accounted_steps")
+    if training["steps"] != asked:
+        yield file, f"{training['steps']} steps were made, the configuration asks for {asked}"
+    if not steps or steps != sorted(set(steps)) or steps[0] < 1 or steps[-1] != asked:
+        yield file, "the history does not end with the last step, or runs backwards"
+    if counted is None and subject.model.plan.curve is not None:
+        yield file, "steps that looked at the data are not counted"
+    if counted is not None:
+        if not isinstance(counted, int) or counted < asked:
+            yield file, f"{counted} steps are counted, and {asked} were made"
+        yield from _against_ledger(subject, counted)
+    latest = max((int(p.name[5:]) for p in (subject.run.path / CHECKPOINTS).glob("step-*")), default=asked)
+    if latest != asked:
+        yield str(CHECKPOINTS), f"the last checkpoint is of step {latest} of {asked}"
+
+
+def _against_ledger(subject: Subject, counted: int) -> Iterator[tuple[str, str]]:
+    """The owner's ledger, where it is there."""
+    if subject.run.has("ledger", private=True):
+        ledger = subject.run.read("ledger", private=True)
+        done, open_ = int(ledger["done"]), int(ledger["open"])
+        if min(done, open_) < 0 or done + open_ != counted:
+            yield "private/ledger.json", f"the ledger counts {done + open_}, training.json {counted}"
+
+
+def guarantee_checks(subject: Subject) -> Iterator[Check]:
+    """What documents say of privacy against what configuration and counts give."""
+    for name in ("attack", "scores"):
+        if subject.run.has(name):
+            yield _guarantee(subject, f"{name}.json", subject.run.read(name)["guarantee"])
+    if subject.run.has("federation"):
+        recorded = subject.run.read("federation")
+        accounts = [account.to_dict() for account in getattr(subject.model.plan, "accounts", ())]
+        pairs = [
+            ("guarantee", recorded["guarantee"], subject.claim.to_dict()),
+            ("parties", recorded["parties"], accounts),
+        ]
+        yield compared("guarantee", "federation.json", pairs, _budget(subject.claim))
+    yield _accountant(subject)
+
+
+def _guarantee(subject: Subject, file: str, document: dict[str, Any]) -> Check:
+    """The status may be that before an audit: what the audits say is checked, and shown, by itself."""
+    recorded, claim = PrivacyGuarantee.from_dict(document), subject.claim
+    refuted = subject.guarantee.status is Status.REFUTED
+    allowed = {str(claim.status), *((str(Status.REFUTED),) if refuted else ())}
+    if document["status"] not in allowed:
+        return differs("guarantee", f"its status is {document['status']}, and it is {' or '.join(allowed)}", file)
+    told = set(subject.guarantee.audits)
+    for line in recorded.audits:
+        if line not in told:
+            return differs("guarantee", f"it quotes an audit that is not in audit.json: {line[:60]}...", file)
+    if claim.status is Status.NONE:
+        pairs: list[tuple[str, Any, Any]] = [("source", recorded.source, claim.source)]
+    else:
+        fields = ("epsilon", "delta", "neighbours", "unit", "source", "assumptions", "objections")
+        pairs = [(f"guarantee.{key}", _plain(recorded, key), _plain(claim, key)) for key in fields]
+    return compared("guarantee", file, pairs, _budget(claim))
+
+
+def _budget(guarantee: PrivacyGuarantee) -> str:
+    return str(guarantee).partition(" (")[0]
+
+
+def _plain(guarantee: PrivacyGuarantee, key: str) -> Any:
+    value = getattr(guarantee, key)
+    return list(value) if isinstance(value, tuple) else value if isinstance(value, float) else str(value)
+
+
+def _accountant(subject: Subject) -> Check:
+    """ε by the second accountant, for claims that rest on the Poisson-subsampled Gaussian mechanism."""
+    name, claim = "second accountant", subject.claim
+    mechanisms = list(_mechanisms(subject))
+    if not mechanisms:
+        return not_checked(name, f"ε is {claim.status}: there is no mechanism to account for")
+    found = [bracket(q, sigma, steps, delta) for q, sigma, steps, delta in mechanisms]
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return not_checked(name, f"δ = {claim.delta:g} is too small for it")
+    low, high = max(one.low for one in known), max(one.high for one in known)
+    detail = f"ε = {claim.epsilon:.6g} is recorded, the second accountant finds [{low:.6g}, {high:.6g}]"
+    if not low * (1 - 1e-9) <= claim.epsilon <= high * _LOOSE + 1e-6:
+        return differs(name, detail)
+    return agrees(name, detail)
+
+
+def _mechanisms(subject: Subject) -> Iterator[tuple[float, float, int, float]]:
+    """Sampling rate, noise multiplier, steps and δ of what was done, for each owner of data."""
+    plan, claim = subject.model.plan, subject.claim
+    parties = getattr(plan, "accounts", None)
+    if parties is not None:
+        for account in parties:
+            if account.rounds:
+                own = account.plan
+                yield own.sampling_rate, own.noise_multiplier, account.rounds, own.delta
+    elif plan.curve is not None and claim.status is not Status.NONE:
+        repeated = max(0, subject.model.accounted_steps - subject.config.training.steps)
+        curve = plan.curve
+        yield curve.sampling_rate, curve.noise_multiplier, curve.steps + repeated, claim.delta
+
+
+def certificates_check(subject: Subject, document: dict[str, Any], file: str) -> Check:
+    """Accuracies, statuses and largest radii of certificates from their rows."""
+    if wrong := _other(subject, document):
+        return differs("certificates", wrong, file)
+    verifier, config = subject.as_certified(document)
+    columns = subject.certified_rows(document, verifier)
+    computed = certificate_summary(columns, verifier.kinds, config.evaluation.radii)
+    pairs = [(key, document[key], computed[key]) for key in computed]
+    chosen = document["chosen"]
+    pairs.append(("chosen", chosen and chosen["certificate"], chosen and verifier.kinds[0].name))
+    detail = f"{document['rows']} rows give the accuracies that it states"
+    return compared("certificates", file, pairs, detail)
+
+
+def attack_check(subject: Subject) -> Check:
+    document, file = subject.run.read("attack"), "attack.json"
+    if wrong := _other(subject, document):
+        return differs("attack", wrong, file)
+    settings = EvaluationConfig.from_dict(document["settings"])
+    computed = attack_summary(subject.attacked_table(document, settings, document["weights_sha256"]))
+    pairs = [(key, document[key], computed[key]) for key in computed]
+    return compared("attack", file, pairs, f"{document['rows']} rows give the accuracies that it states")
+
+
+def scores_checks(subject: Subject) -> Iterator[Check]:
+    """The whole evaluation: every table, the gaps, the flags, and the certificates beside them."""
+    document, file = subject.run.read("scores"), "scores.json"
+    if wrong := _other(subject, document):
+        yield differs("evaluation", wrong, file)
+        return
+    settings, weights = EvaluationConfig.from_dict(document["settings"]), document["weights_sha256"]
+    certificates = document["certificates"]
+    certified, columns = [], None
+    if certificates is not None:
+        yield certificates_check(subject, certificates, file)
+        verifier, _ = subject.as_certified(certificates)
+        columns = subject.certified_rows(certificates, verifier)
+        kinds = [kind.to_dict() for kind in verifier.kinds]
+        certified = certified_from(columns, kinds, certificates["settings"]["failure_probability"])
+    tables = [subject.attacked_table(entry, settings, weights) for entry in document["under_attack"]]
+    adaptive, recorded = probed(tables), document["probe"]
+    probe = None
+    if adaptive is not None:
+        radius: Radius = probe_radius(adaptive)
+        probe = probe_of(subject.probe_rows(recorded, weights), radius, subject.info.num_classes)
+        recorded = {**recorded, "radius": recorded["radius"] == radius.size}
+    computed = score_summary(Evidence(tables, probe, certified), document["lowest_input"])
+    pairs = [(key, document[key], computed[key]) for key in computed]
+    pairs.append(("probe.radius", recorded and recorded["radius"], probe and True))
+    functions = [name for name in settings.functions if name in {table.function for table in tables}]
+    order = [(name, protocol) for name in functions for protocol in settings.protocols]
+    pairs.append(("tables", [[t.function, t.protocol] for t in tables], [list(each) for each in order]))
+    pairs.append(("rows", document["rows"], max(len(table.label) for table in tables)))
+    yield compared("evaluation", file, pairs, f"{len(tables)} tables of rows give every number that it states")
+    yield _between_tables(tables, columns, document)
+
+
+def _between_tables(tables: list[AttackedTable], certified: Columns | None, document: dict[str, Any]) -> Check:
+    """Tables are about the same test examples, and the single pass answers the same in all of them."""
+    name, file = "tables agree", "scores.json"
+    labels = max((table.label.tolist() for table in tables), key=len)
+    passes = [table.records["prediction"] for table in tables if table.function == "single_pass"]
+    if certified is not None:
+        labels = max(labels, certified["label"], key=len)
+        if document["certificates"]["kinds"][0]["function"] == "single_pass":
+            passes.append(certified["prediction"])
+    answers = max(passes, key=len, default=[])
+    images = document["images"]
+    if images is not None:
+        passes.append(images["predictions"]["clean"])
+    for found, wanted, what in (
+        *((table.label.tolist(), labels, "labels") for table in tables),
+        *(((certified["label"], labels, "labels"),) if certified is not None else ()),
+        *(((images["labels"], labels, "labels of the pictures"),) if images is not None else ()),
+        *((one, answers, "answers of the single pass") for one in passes),
+    ):
+        if answers or what.startswith("labels"):
+            rows = [row for row, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
+            if rows or len(found) > len(wanted):
+                return differs(name, f"{what} differ between two tables, first in row {rows[0] if rows else 0}", file)
+    return agrees(name, "labels and answers are the same wherever two tables have the same example", file)
+
+
+def _other(subject: Subject, document: dict[str, Any]) -> str:
+    """What shows that a document is about something else; nothing where it is about this run."""
+    wanted = {"training_hash": subject.config.training_hash, "weights_sha256": subject.model.weights_sha256}
+    for key, value in wanted.items():
+        if document.get(key) != value:
+            return f"its {key} is {document.get(key)}, that of the run is {value}"
+    return ""
+
+
+def identity_check(subject: Subject) -> Check:
+    """Manifest, configuration, training and weights are of one run."""
+    manifest, training = subject.run.read(MANIFEST), subject.training
+    sizes = training["data"]
+    pairs = [
+        ("training_hash", manifest["training_hash"], subject.config.training_hash),
+        ("weights_sha256", manifest["weights_sha256"], subject.model.weights_sha256),
+        ("data", manifest["data"], training["data"]),
+        ("data.name", sizes["name"], subject.info.name),
+        ("data.test_records", sizes["test_records"], subject.info.num_test),
+        ("network.parameters", training["network"]["parameters"],
+         sum(parameter.numel() for parameter in subject.model.network.parameters())),
+    ]  # fmt: skip
+    if "rounds" not in training:
+        pairs.append(("data.training_records", sizes["training_records"], subject.info.num_train))
+    return compared("identity", "manifest.json", pairs, "configuration, training, weights and data are of one run")

@@ -1,0 +1,121 @@
+"""What is verified: a run directory, its documents, and its model where it can be loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from stobatch.certification import CertificateKind, Verifier
+from stobatch.config import CertificationConfig, EvaluationConfig, RunConfig
+from stobatch.data import DatasetInfo
+from stobatch.evaluation.accuracy import AttackedTable, Columns
+from stobatch.evaluation.functions import Deployed, SinglePass, Vote
+from stobatch.evaluation.protocols import PROTOCOLS, radii_of
+from stobatch.files import Limits
+from stobatch.loading import TrainedModel
+from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.runs import Run
+from stobatch.types import Status
+
+FUNCTIONS: dict[str, Any] = {"single_pass": SinglePass, "vote": Vote}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained run, opened for checking; nothing in it is believed because a document says so."""
+
+    run: Run
+    model: TrainedModel
+
+    @property
+    def config(self) -> RunConfig:
+        return self.model.config
+
+    @cached_property
+    def info(self) -> DatasetInfo:
+        return DatasetInfo.from_dict(self.run.read("config")["dataset"])
+
+    @cached_property
+    def training(self) -> dict[str, Any]:
+        return self.run.read("training")
+
+    @cached_property
+    def findings(self) -> list[dict[str, Any]]:
+        return list(self.run.read("audit")["findings"]) if self.run.has("audit") else []
+
+    @cached_property
+    def claim(self) -> PrivacyGuarantee:
+        """From configuration and counts alone."""
+        return self.model.claim
+
+    @property
+    def guarantee(self) -> PrivacyGuarantee:
+        return self.claim.audited(self.findings)
+
+    def as_certified(self, document: dict[str, Any]) -> tuple[Verifier, RunConfig]:
+        """The verifier that a document of certificates names, made by code from its settings."""
+        first = document["kinds"][0]
+        radii = tuple(row["radius"] for row in document["certified_accuracy"][first["name"]])
+        config = self.config.replace(
+            certification=CertificationConfig.from_dict(document["settings"]),
+            evaluation=self.config.evaluation.replace(norm=first["norm"], radii=radii),
+        )
+        model = TrainedModel(self.model.network, config, self.model.plan, self.run, self.model.accounted_steps)
+        return next(way for way in model.verifiers() if way.kinds[0].name == first["name"]), config
+
+    def rows(self, verb: str, identity: str, count: int, weights: str | None, limits: Limits) -> Columns:
+        records = self.run.records(verb, config_hash=identity, expected_rows=count, weights_sha256=weights)
+        return records.read(limits)
+
+    def certified_rows(self, document: dict[str, Any], verifier: Verifier) -> Columns:
+        """The rows behind certificates, with radii that a verifier could have given."""
+        radii = {kind.column: _most(verifier, kind) for kind in verifier.kinds}
+
+        def limits(column: str) -> tuple[float, float] | None:
+            return (0.0, radii[column]) if column in radii else self._usual(column)
+
+        return self.rows("certify", document["config_hash"], document["rows"], document.get("weights_sha256"), limits)
+
+    def attacked_table(self, entry: dict[str, Any], settings: EvaluationConfig, weights: str | None) -> AttackedTable:
+        """The table behind one protocol on one function; attacks and radii follow from the settings."""
+        protocol, function = entry["protocol"]["name"], entry["function"]
+        columns = self.rows("attack", entry["records"], entry["rows"], weights, self._attacked)
+        kind: Deployed = FUNCTIONS[function]
+        names = PROTOCOLS[protocol](settings).attack_names(kind)
+        radii = tuple(radii_of(settings, prod(self.info.input_shape)))
+        rules: tuple[str, ...] = ()
+        if function == "vote":
+            config = self.config.replace(evaluation=settings)
+            model = TrainedModel(self.model.network, config, self.model.plan, self.run, self.model.accounted_steps)
+            voting = next(way for way in model.verifiers() if way.function == "vote")
+            rules = tuple(one.name for one in voting.kinds)
+        return AttackedTable(protocol, function, names, radii, columns, rules, entry["records"])
+
+    def probe_rows(self, probe: dict[str, Any], weights: str | None) -> Columns:
+        return self.rows("probe", probe["records"], probe["rows"], weights, lambda column: self._usual(column, True))
+
+    def _usual(self, column: str, classes: bool = False) -> tuple[float, float] | None:
+        if column in ("label", "prediction") or (classes and column != "index"):
+            return 0, self.info.num_classes - 1
+        return (0, 1) if column in ("abstain", "top_lower") else None
+
+    def _attacked(self, column: str) -> tuple[float, float] | None:
+        """`attack@radius` is a class; beside it stand how far the point moved, and for votes what they said."""
+        name, _, part = column.partition("/")
+        if "@" not in name:
+            return self._usual(column)
+        if not part:
+            return 0, self.info.num_classes - 1
+        if part == "distance":
+            # As measured in float64, where a float32 point may lie a little outside.
+            return 0.0, float(name.rpartition("@")[2]) * (1 + 1e-5) + 1e-6
+        return (0, 1) if part == "abstain" else (0.0, float("inf"))
+
+
+def _most(verifier: Verifier, kind: CertificateKind) -> float:
+    """The largest radius that the verifier can have written: bounds are asked about given radii only."""
+    asked = getattr(verifier, "radii", ())
+    bounded = kind.failure_probability == 0 and kind.status is Status.PROVED and asked
+    return float(max(asked)) if bounded else float("inf")
