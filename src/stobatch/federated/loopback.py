@@ -21,6 +21,7 @@ from pathlib import Path
 
 from stobatch.errors import SettingError
 from stobatch.federated.server import Federation, FederationError
+from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel, load
 
 HERE = "127.0.0.1"
@@ -129,7 +130,9 @@ def _process(command: Sequence[str], log: Path, environment: Mapping[str, str]) 
     try:
         yield
     finally:
-        for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, number)
-                process.wait(seconds)
+        # A stop waits for this: what is left behind would go on answering.
+        with finish_first():
+            for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, number)
+                    process.wait(seconds)
