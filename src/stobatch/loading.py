@@ -12,7 +12,7 @@ from stobatch.certification import Answers, Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.errors import ModelError, RunError, SettingError
-from stobatch.files import read_tensors
+from stobatch.files import PRIVATE, as_written, read_tensors
 from stobatch.methods import method_of
 from stobatch.models import Classifier, Network, build
 from stobatch.privacy.guarantee import PrivacyGuarantee
@@ -46,7 +46,8 @@ class TrainedModel:
     @property
     def guarantee(self) -> PrivacyGuarantee:
         """The claim in the light of the run's audits."""
-        return self.claim.audited(self.run.read("audit")["findings"] if self.run.has("audit") else ())
+        with as_written(self.run.path / "audit.json"):
+            return self.claim.audited(self.run.read("audit")["findings"] if self.run.has("audit") else ())
 
     @property
     def certifies(self) -> bool:
@@ -61,7 +62,8 @@ class TrainedModel:
         """A label with its certificates for a batch of inputs in [-1, 1], by the way that `certify` chose."""
         ways = self.verifiers()
         document = self.run.read("certificates") if self.run.has("certificates") else {}
-        chosen = (document.get("chosen") or {}).get("certificate")
+        with as_written(self.run.path / "certificates.json"):
+            chosen = (document.get("chosen") or {}).get("certificate")
         verifier = next((way for way in ways if way.kinds[0].name == chosen), ways[0])
         return verifier.verify(inputs, (seeds or Seeds.secret()).generator("verify"))
 
@@ -101,12 +103,19 @@ def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Clas
     return network
 
 
+def stored_config(run: Run) -> RunConfig:
+    """The settings that a run was started with."""
+    with as_written(run.path / "config.json"):
+        return RunConfig.from_dict(run.read("config")["config"])
+
+
 def seeds_of(config: RunConfig, run: Run) -> Seeds:
     """The run's seeds: public if asked for, else those in its private folder, else new secret ones."""
     if config.seed is not None:
         return Seeds.reproducible(config.seed)
     if run.has("seeds", private=True):
-        return Seeds(int(run.read("seeds", private=True)["root"]), public=False)
+        with as_written(run.path / PRIVATE / "seeds.json"):
+            return Seeds(int(run.read("seeds", private=True)["root"]), public=False)
     return Seeds.secret()
 
 
@@ -123,13 +132,14 @@ def load(
             f"{directory.path / 'config.json'} was changed after the run was started.",
             remedy="Restore it: what the run promises is read from it.",
         )
-    config = RunConfig.from_dict(document["config"])
+    with as_written(directory.path / "config.json"):
+        config = RunConfig.from_dict(document["config"])
+        info = DatasetInfo.from_dict(document["dataset"])
     machine = config.machine.replace(device=device or config.machine.device, threads=threads or config.machine.threads)
     config = config.replace(machine=machine)
     tensors, metadata = read_tensors(directory.model_file)
     if not metadata.get("config_hash") == document.get("training_hash") == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
-    info = DatasetInfo.from_dict(document["dataset"])
     network = make_network(config, info, Seeds.reproducible(0), network)
     the_plan = make_plan(config, info, network)
     try:
@@ -143,5 +153,6 @@ def load(
     network.to(use_device(config.machine)).eval().requires_grad_(False)
     network.calibrate()
     training = directory.read("training")
-    accounted = int(training.get("accounted_steps", 0))
-    return TrainedModel(network, config, the_plan.recorded(training), directory, accounted)
+    with as_written(directory.path / "training.json"):
+        accounted = int(training.get("accounted_steps", 0))
+        return TrainedModel(network, config, the_plan.recorded(training), directory, accounted)

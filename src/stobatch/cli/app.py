@@ -135,11 +135,11 @@ def train(
 ) -> None:
     """Train a model into a run directory; with --resume alone, continue it with its own settings."""
     from stobatch import verbs
+    from stobatch.loading import stored_config
 
     run = Run(out)
     if resume and run.exists and not (recipe or config):
-        stored = RunConfig.from_dict(_registered(run.read("config")["config"]))
-        settings = stored.override_all(_assignments(set_) | ({"machine.device": device} if device else {}))
+        settings = stored_config(run).override_all(_assignments(set_) | ({"machine.device": device} if device else {}))
         settings = settings.override("seed", seed) if seed is not None else settings
     else:
         settings = _config(recipe, config, set_, seed, device)
@@ -155,13 +155,6 @@ def train(
     last = document["training"]["history"][-1]
     done = f"trained {out} ({settings.training_hash}): {last['test_accuracy']:.1%} on held-out test images"
     _print(document, as_json, done, tables.guarantee_card(document["guarantee"]))
-
-
-def _registered(values: dict[str, Any]) -> dict[str, Any]:
-    """Make sure the methods' settings classes are known before a configuration is read."""
-    import stobatch.methods  # noqa: F401
-
-    return values
 
 
 @app.command()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from stobatch.files import PRIVATE, as_written
 from stobatch.runs import Run
 
 
@@ -40,8 +41,9 @@ class Ledger:
         directory = Run(run)
         if not directory.has("ledger", private=True):
             return cls()
-        found = directory.read("ledger", private=True)
-        return cls(int(found["done"]), int(found["open"]))
+        with as_written(run / PRIVATE / "ledger.json"):
+            found = directory.read("ledger", private=True)
+            return cls(int(found["done"]), int(found["open"]))
 
     def save(self, run: Path) -> None:
         Run(run).write("ledger", {"done": self.done, "open": self.open}, private=True)

@@ -20,7 +20,7 @@ from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.protocols import PROTOCOLS, radii_of
 from stobatch.evaluation.sanity import Certified, Evidence, Probe, certified_from, flags
 from stobatch.evaluation.statistics import proportion
-from stobatch.files import write_tensors
+from stobatch.files import as_written, write_tensors
 from stobatch.loading import TrainedModel, seeds_of
 from stobatch.models import Classifier
 from stobatch.types import PAPER_RANGE, Norm, Radius
@@ -124,7 +124,11 @@ def attack(
         if value not in known:
             raise SettingError(f"there is no '{value}' to attack.", remedy=f"Use one of {', '.join(known)}.")
     opened = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
-    table = opened.table(protocol, function)
+    with opened.model.run.held():
+        return _attack(opened, opened.table(protocol, function))
+
+
+def _attack(opened: _Opened, table: AttackedTable) -> dict[str, Any]:
     document = {
         "training_hash": opened.model.config.training_hash,
         "settings": opened.settings.to_dict(),
@@ -148,12 +152,18 @@ def evaluate(
 ) -> dict[str, Any]:
     """Every protocol on every function that is deployed, the gap between protocols, and the sanity flags."""
     opened = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
+    with opened.model.run.held():
+        return _evaluate(opened)
+
+
+def _evaluate(opened: _Opened) -> dict[str, Any]:
     model, settings = opened.model, opened.settings
     names = [name for name in settings.functions if name == "single_pass" or opened.votes is not None]
     if not names:
         raise SettingError("this method has no vote to evaluate.", remedy="Set evaluation.functions=single_pass.")
     certificates = model.run.read("certificates") if model.run.has("certificates") else None
-    certified = _certified(opened, certificates)
+    with as_written(model.run.path / "certificates.json"):
+        certified = _certified(opened, certificates)
     tables = [opened.table(protocol, name) for name in names for protocol in settings.protocols]
     evidence = Evidence(tables, _probe(opened, tables), certified)
     unit = tables[0].radii[0]

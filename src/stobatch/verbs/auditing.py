@@ -9,7 +9,8 @@ from typing import Any
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.errors import RunError, SettingError
-from stobatch.loading import load, seeds_of
+from stobatch.files import as_written
+from stobatch.loading import load, seeds_of, stored_config
 from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.runs import Run
@@ -44,6 +45,11 @@ def audit(
         Run(Path(run)), config, overrides=overrides, dataset=dataset, network=network, seed=seed, resume=resume,
         quiet=quiet, device=device,
     )  # fmt: skip
+    with audited.run.held():
+        return _audit(audited, seed)
+
+
+def _audit(audited: Audited, seed: int | None) -> dict[str, Any]:
     names = audited.settings.instruments or _fitting(audited)
     audited, known = replace(audited, num_tests=_tests(audited, names)), _known(audited)
     for name in (name for name in MAKERS if name in names):
@@ -71,8 +77,9 @@ def _known(audited: Audited) -> list[dict[str, Any]]:
     """What was found before, about this very training."""
     if not audited.run.has("audit"):
         return []
-    before = audited.run.read("audit")
-    return list(before["findings"]) if before["training_hash"] == audited.config.training_hash else []
+    with as_written(audited.run.path / "audit.json"):
+        before = audited.run.read("audit")
+        return list(before["findings"]) if before["training_hash"] == audited.config.training_hash else []
 
 
 def summary(training_hash: str, findings: list[dict[str, Any]]) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def opened(
         run.require_new(config.training_hash, resume=resume)
     elif run.exists:
         allowed(changes)
-        config = RunConfig.from_dict(run.read("config")["config"]).override_all(changes)
+        config = stored_config(run).override_all(changes)
     else:
         raise RunError(
             f"{run.path} is not a run.", remedy="Name a trained run, or a recipe as in `--recipe audit.published`."

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from stobatch.errors import SettingError
+from stobatch.files import as_written
 from stobatch.reporting.facts import Facts
 from stobatch.runs import Run
 from stobatch.settings import content_hash
@@ -26,9 +28,15 @@ def report(runs: Sequence[str | Path], out: str | Path | None = None, *, images:
     if out is None and len(directories) > 1:
         raise SettingError("a report on several runs belongs to none of them.", remedy="Say where with --out FILE.")
     target = Path(out) if out is not None else directories[0].path / "report.html"
-    comparisons = _comparisons(directories)
-    write_report(directories, target, comparisons=comparisons, images=images)
+    with directories[0].held() if out is None and directories[0].exists else nullcontext(), as_written(_named(runs)):
+        comparisons = _comparisons(directories)
+        write_report(directories, target, comparisons=comparisons, images=images)
     return {"report": str(target), "runs": [str(run.path) for run in directories], "comparisons": comparisons}
+
+
+def _named(runs: Sequence[str | Path]) -> Path:
+    """All runs of a report, as one path for messages: which of them is damaged is not known."""
+    return Path(", ".join(str(run) for run in runs))
 
 
 def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:

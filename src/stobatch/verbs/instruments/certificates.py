@@ -28,16 +28,19 @@ def of_certificates(audited: Audited) -> list[Finding]:
     if not run.has("certificates"):
         raise RunError(f"{run.path} is not certified.", remedy=f"Certify it first: `{run.command('certify')}`.")
     document = run.read("certificates")
-    model = replace(trained, config=_as_certified(audited.config, document))
-    made_by = document["config_hash"]
-    records = run.records("certify", config_hash=made_by, expected_rows=document["rows"]).read()
+    with as_written(run.path / "certificates.json"):
+        model = replace(trained, config=_as_certified(audited.config, document))
+        made_by, chosen = document["config_hash"], document["kinds"][0]["name"]
+        records = run.records("certify", config_hash=made_by, expected_rows=document["rows"]).read()
     test = test_examples(model, audited.dataset, document["rows"], audited.quiet)
     if test.labels.tolist() != records["label"]:
         raise DataError(
             f"the certificates in {run.path} are for other test data.", remedy="Certify the same data first."
         )
-    chosen = document["kinds"][0]["name"]
-    verifier = next(way for way in model.verifiers() if way.kinds[0].name == chosen)
+    ways = {way.kinds[0].name: way for way in model.verifiers()}
+    if chosen not in ways:
+        raise RunError(f"{run.path / 'certificates.json'} names no certificate of this model.", remedy="Certify again.")
+    verifier = ways[chosen]
     return [_Falsified(audited, verifier, kind, test, records, made_by).finding() for kind in verifier.kinds]
 
 
