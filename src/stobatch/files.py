@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from stobatch import strict_json
 from stobatch.errors import RunError
 
 SCHEMA_VERSION = 1
@@ -99,12 +100,12 @@ def write_json(path: Path, kind: str, content: Mapping[str, Any], *, private: bo
 def read_json(path: Path, kind: str) -> dict[str, Any]:
     """Read back what `write_json` wrote, refusing another schema."""
     try:
-        document = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        document = strict_json.read(path.read_bytes())
     except FileNotFoundError:
         raise RunError(f"{path} is not there.", remedy=f"Point at a run directory that has {path.name}.") from None
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror}.", remedy="Look at its kind and permissions.") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise RunError(
             f"{path} is not valid JSON.", remedy="It was edited or damaged: restore it or run again."
         ) from None
@@ -116,11 +117,6 @@ def read_json(path: Path, kind: str) -> dict[str, Any]:
             remedy="Use the version of stobatch that wrote it.",
         )
     return {key: value for key, value in document.items() if key not in ("schema", "version")}
-
-
-def _refuse_constant(name: str) -> None:
-    """NaN and infinity are no JSON, and `write_json` never writes them."""
-    raise ValueError(name)
 
 
 @contextmanager
