@@ -6,16 +6,20 @@
 claimed ε = 0.2 (replace-one, per training tuple; the paper's Theorem 4), NOT a proven guarantee
 """
 
-from stobatch.config import RunConfig
-from stobatch.data import Dataset, from_tensors
-from stobatch.errors import StobatchError
-from stobatch.federated import federate
-from stobatch.loading import TrainedModel, load
-from stobatch.models import Network, from_layers
-from stobatch.paper import where
-from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
-from stobatch.verbs import attack, audit, certify, compare, evaluate, plan, report, shard, train
-from stobatch.verification import sign, verify
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stobatch.config import RunConfig
+    from stobatch.data import Dataset, from_tensors
+    from stobatch.errors import StobatchError
+    from stobatch.federated import federate
+    from stobatch.loading import TrainedModel, load
+    from stobatch.models import Network, from_layers
+    from stobatch.paper import where
+    from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
+    from stobatch.verbs import attack, audit, certify, compare, evaluate, plan, report, shard, train
+    from stobatch.verification import sign, verify
 
 __version__ = "0.1.0"
 
@@ -47,3 +51,29 @@ __all__ = [
     "verify",
     "where",
 ]
+
+_PLACES = {
+    "config": ("RunConfig",),
+    "data": ("Dataset", "from_tensors"),
+    "errors": ("StobatchError",),
+    "federated": ("federate",),
+    "loading": ("TrainedModel", "load"),
+    "models": ("Network", "from_layers"),
+    "paper": ("where",),
+    "types": ("InputRange", "Neighbours", "Norm", "Radius", "Status"),
+    "verbs": ("attack", "audit", "certify", "compare", "evaluate", "plan", "report", "shard", "train"),
+    "verification": ("sign", "verify"),
+}
+_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: torch takes seconds, and the command line has to listen to signals before that."""
+    if name in _MODULE_OF:
+        return getattr(import_module(f"stobatch.{_MODULE_OF[name]}"), name)
+    try:
+        return import_module(f"stobatch.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"stobatch.{name}":
+            raise
+        raise AttributeError(f"module 'stobatch' has no attribute '{name}'") from None

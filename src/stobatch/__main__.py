@@ -1,6 +1,21 @@
-"""`python -m stobatch`."""
+"""`stobatch`, and `python -m stobatch`: from the first import on a stop is obeyed."""
 
-from stobatch.cli import main
+import sys
+
+from stobatch.interrupts import STOPPED, Interrupted, obey_stops
+
+
+def main() -> None:
+    """Run the command line. Its imports take seconds, so they come after the handlers."""
+    try:
+        with obey_stops():
+            from stobatch.cli import main as run
+
+            run()
+    except (Interrupted, KeyboardInterrupt):
+        print(f"stobatch: {STOPPED}", file=sys.stderr)
+        raise SystemExit(130) from None
+
 
 if __name__ == "__main__":
     main()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from stobatch import strict_json
 from stobatch.errors import SettingError
 from stobatch.settings import Settings, content_hash, setting, unknown_key
 from stobatch.types import PAPER_RANGE
@@ -312,7 +313,7 @@ class MethodConfig(Settings):
         name = rest.pop("name", None)
         if cls is not MethodConfig:
             return super().from_dict(rest)
-        if name not in cls.registry:
+        if not isinstance(name, str) or name not in cls.registry:
             raise unknown_key(f"method.name={name}", [f"method.name={known}" for known in cls.registry])
         return cls.registry[name].from_dict(rest)  # type: ignore[return-value]
 
@@ -344,14 +345,15 @@ class RunConfig(Settings):
 
 def load_config(path: Path) -> RunConfig:
     """Read a configuration from TOML or JSON."""
-    import json
     import tomllib
 
     try:
-        text = path.read_text()
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        text = path.read_text(encoding="utf-8")
+        values = strict_json.read(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise SettingError(f"cannot read {path}: {error.strerror}.", remedy="Give a .toml or .json file.") from None
+    except RecursionError:
+        raise SettingError(f"{path} is nested too deeply.", remedy="Mend the file or start from a recipe.") from None
     except ValueError as error:
         raise SettingError(f"{path} is not valid: {error}.", remedy="Mend the file or start from a recipe.") from None
     return RunConfig.from_dict(values)

@@ -11,8 +11,24 @@ class StobatchError(Exception):
     """Whether this is the process, of several that fail together, that tells the user."""
 
     def __init__(self, what: str, *, why: str = "", remedy: str) -> None:
+        what, why, remedy = (_printable(text) for text in (what, why, remedy))
         self.what, self.why, self.remedy = what, why, remedy
         super().__init__(" ".join(sentence for sentence in (what, why, remedy) if sentence))
+
+
+LONGEST = 2000
+"""Characters of one sentence of a message; what is quoted in it may be a whole file."""
+
+
+def _printable(text: str) -> str:
+    r"""One line that every terminal takes: other characters are written as in Python source.
+
+    >>> print(_printable("two\nlines"))
+    two\nlines
+    """
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class SettingError(StobatchError):

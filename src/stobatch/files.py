@@ -10,41 +10,69 @@ import hashlib
 import json
 import os
 import re
-import tempfile
+import secrets
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
+from stobatch import strict_json
 from stobatch.errors import RunError
 
 SCHEMA_VERSION = 1
 PRIVATE = "private"
 
 
-def _make_folder(folder: Path, *, private: bool) -> None:
-    """`mkdir` gives its mode to the last folder alone, so those inside of `private/` are made one by one."""
+def make_folder(folder: Path, *, private: bool) -> None:
+    """Make a folder as the umask says, or for the owner alone.
+
+    `mkdir` gives its mode to the last folder alone, so those inside of `private/` are made one by one.
+    """
     if private and folder.name != PRIVATE and not folder.parent.exists():
-        _make_folder(folder.parent, private=True)
+        make_folder(folder.parent, private=True)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """A descriptor of a file that nobody else can read from its first moment on, and none of an older one either."""
+    descriptor = os.open(path, flags | os.O_CREAT, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what writers that were killed left in a folder and in `private`, `records` and `evidence` below it.
+
+    Only for whoever holds the folder's lock: a writer at work would lose its file. Files of other users and files with
+    other names are not touched.
+    """
+    below = [path for name in (PRIVATE, "records", "evidence") for path in (folder / name).rglob(".*.tmp")]
+    for path in (*folder.glob(".*.tmp"), *below):
+        with suppress(FileNotFoundError, PermissionError):
+            found = path.lstat()
+            if _TEMPORARY.fullmatch(path.name) and stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
+                path.unlink()
 
 
 @contextmanager
 def _replacing(path: Path, *, private: bool) -> Iterator[Path]:
     """A temporary path that takes the target's place, durably, once the block has ended without an error."""
-    temporary: Path | None = None
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        _make_folder(path.parent, private=private)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(descriptor)
-        temporary = Path(name)
-        if not private:
-            temporary.chmod(0o644)
-        yield temporary
-        with temporary.open("rb+") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
+        make_folder(path.parent, private=private)
+        try:
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666))
+            yield temporary
+            with temporary.open("rb+") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
         directory = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -52,14 +80,10 @@ def _replacing(path: Path, *, private: bool) -> Iterator[Path]:
             os.close(directory)
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {error.strerror}.",
+            f"cannot write {path}: {error.strerror or error}.",
             why="What was there before is unchanged.",
             remedy="Free some space or choose another --out, then run the same command with --resume.",
         ) from error
-    finally:
-        if temporary is not None:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, private: bool = False) -> None:
@@ -78,9 +102,11 @@ def write_json(path: Path, kind: str, content: Mapping[str, Any], *, private: bo
 def read_json(path: Path, kind: str) -> dict[str, Any]:
     """Read back what `write_json` wrote, refusing another schema."""
     try:
-        document = json.loads(path.read_bytes())
+        document = strict_json.read(path.read_bytes())
     except FileNotFoundError:
         raise RunError(f"{path} is not there.", remedy=f"Point at a run directory that has {path.name}.") from None
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}.", remedy="Look at its kind and permissions.") from None
     except ValueError:
         raise RunError(
             f"{path} is not valid JSON.", remedy="It was edited or damaged: restore it or run again."
@@ -93,6 +119,19 @@ def read_json(path: Path, kind: str) -> dict[str, Any]:
             remedy="Use the version of stobatch that wrote it.",
         )
     return {key: value for key, value in document.items() if key not in ("schema", "version")}
+
+
+@contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """Turn a missing key, or a value of another type or shape, in what was read from a file into one sentence."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise RunError(
+            f"{path} does not hold what stobatch writes.",
+            why=f"It was edited or damaged, or another version wrote it ({type(error).__name__}).",
+            remedy="Restore it, or run the verb that writes it again.",
+        ) from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str], *, private: bool) -> None:
@@ -128,15 +167,16 @@ def sha256_of(path: Path) -> str:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except FileNotFoundError:
         raise RunError(f"{path} is not there.", remedy="Train first: `stobatch train --out RUN`.") from None
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{path} is damaged ({error}).", remedy="Restore it or train again into a new --out.") from None
+    except Exception as error:  # a damaged header makes the decoder raise nearly anything
+        reason = " ".join(str(error).split())
+        raise RunError(f"{path} is damaged ({reason}).", remedy="Restore it or train again into a new --out.") from None
 
 
 Limits = Callable[[str], tuple[float, float] | None]

@@ -13,7 +13,7 @@ from stobatch.certification import Answers, Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.errors import ModelError, RunError, SettingError
-from stobatch.files import PRIVATE, read_tensors, tensors_sha256
+from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
 from stobatch.manifest import commit
 from stobatch.methods import method_of
 from stobatch.models import Classifier, Network, build
@@ -52,7 +52,8 @@ class TrainedModel:
     def guarantee(self) -> PrivacyGuarantee:
         """The claim, void where the seed is public, in the light of the run's audits."""
         held = self.claim.with_public_seed() if self.plan.public_seeds else self.claim
-        return held.audited(self.run.read("audit")["findings"] if self.run.has("audit") else ())
+        with as_written(self.run.path / "audit.json"):
+            return held.audited(self.run.read("audit")["findings"] if self.run.has("audit") else ())
 
     @property
     def certifies(self) -> bool:
@@ -67,7 +68,8 @@ class TrainedModel:
         """A label with its certificates for a batch of inputs in [-1, 1], by the way that `certify` chose."""
         ways = self.verifiers()
         document = self.run.read("certificates") if self.run.has("certificates") else {}
-        chosen = (document.get("chosen") or {}).get("certificate")
+        with as_written(self.run.path / "certificates.json"):
+            chosen = (document.get("chosen") or {}).get("certificate")
         verifier = next((way for way in ways if way.kinds[0].name == chosen), ways[0])
         return verifier.verify(inputs, (seeds or Seeds.secret()).generator("verify"))
 
@@ -107,12 +109,19 @@ def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Clas
     return network
 
 
+def stored_config(run: Run) -> RunConfig:
+    """The settings that a run was started with."""
+    with as_written(run.path / "config.json"):
+        return RunConfig.from_dict(run.read("config")["config"])
+
+
 def seeds_of(config: RunConfig, run: Run) -> Seeds:
     """The run's seeds: public if asked for, else those in its private folder, else new secret ones."""
     if config.seed is not None:
         return Seeds.reproducible(config.seed)
     if run.has("seeds", private=True):
-        return Seeds(int(run.read("seeds", private=True)["root"]), public=False)
+        with as_written(run.path / PRIVATE / "seeds.json"):
+            return Seeds(int(run.read("seeds", private=True)["root"]), public=False)
     return Seeds.secret()
 
 
@@ -129,7 +138,9 @@ def load(
             f"{directory.path / 'config.json'} was changed after the run was started.",
             remedy="Restore it: what the run promises is read from it.",
         )
-    config = RunConfig.from_dict(document["config"])
+    with as_written(directory.path / "config.json"):
+        config = RunConfig.from_dict(document["config"])
+        info = DatasetInfo.from_dict(document["dataset"])
     machine = config.machine.replace(device=device or config.machine.device, threads=threads or config.machine.threads)
     config = config.replace(machine=machine)
     tensors, metadata = read_tensors(directory.model_file)
@@ -138,7 +149,6 @@ def load(
     _require_own(directory, training, weights_sha256)
     if not metadata.get("config_hash") == document.get("training_hash") == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
-    info = DatasetInfo.from_dict(document["dataset"])
     network = make_network(config, info, Seeds.reproducible(0), network)
     the_plan = make_plan(config, info, network)
     try:
@@ -154,7 +164,9 @@ def load(
     accounted = 0
     if "accounted_steps" in training:
         accounted = require_possible_count(training["accounted_steps"], training.get("steps"), directory.path)
-    return TrainedModel(network, config, the_plan.recorded(training), directory, accounted, weights_sha256)
+    with as_written(directory.path / "training.json"):
+        recorded = the_plan.recorded(training)
+    return TrainedModel(network, config, recorded, directory, accounted, weights_sha256)
 
 
 def _require_own(run: Run, training: dict[str, Any], weights_sha256: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stobatch.errors import RunError
-from stobatch.files import PRIVATE, Records, read_json, write_json
+from stobatch.files import PRIVATE, Records, make_folder, read_json, remove_temporaries, write_json
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,18 @@ class Run:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """One training at a time: two that count the same steps would count too few. A killed one holds nothing."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        directory = os.open(self.path, os.O_RDONLY)
+        """One writer at a time: two trainings would count the same steps once, two verbs overwrite each other's news.
+
+        A killed one holds nothing; what it was writing when it died is removed here.
+        """
+        try:
+            make_folder(self.path, private=False)
+            directory = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise RunError(f"cannot use {self.path}: {error.strerror}.", remedy="Choose another --out.") from None
         try:
             self._lock(directory)
+            remove_temporaries(self.path)
             yield
         finally:
             os.close(directory)
@@ -108,7 +115,7 @@ class Run:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(
-                f"another training works on {self.path}.", remedy="Wait for it, stop it, or choose another --out."
+                f"another command works on {self.path}.", remedy="Wait for it, stop it, or choose another --out."
             ) from None
 
     def require_trained(self) -> None:

@@ -16,9 +16,12 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Self, TypeVar
 
+from stobatch import strict_json
 from stobatch.errors import SettingError
 
 C = TypeVar("C", bound="Settings")
+LARGEST = 2**64
+"""No setting is a larger whole number: counts of anything stay far below, and public seeds need no more."""
 
 
 def setting(
@@ -81,7 +84,7 @@ class Settings:
             if one is None:
                 continue
             if (choices and one not in choices) or (limits and not _allowed(one, limits)):
-                near = get_close_matches(str(one), choices or (), n=1)
+                near = get_close_matches(str(one)[:100], choices or (), n=1)
                 raise SettingError(
                     f"{field.name}={one} is not allowed.",
                     why=f"{field.metadata['doc'].rstrip('.')}.",
@@ -143,7 +146,8 @@ class Settings:
 
 
 def unknown_key(key: str, known: Sequence[str]) -> SettingError:
-    near = get_close_matches(key, known, n=3, cutoff=0.5) or sorted(known)[:8]
+    # Of a long text only the beginning: matching takes time that grows with the square of the length.
+    near = get_close_matches(key[:100], known, n=3, cutoff=0.5) or sorted(known)[:8]
     return SettingError(f"there is no setting '{key}'.", remedy=f"Nearest: {', '.join(near)}.")
 
 
@@ -171,8 +175,10 @@ def parse_assignment(text: str) -> tuple[str, Any]:
             f"'{text}' is not a setting.", remedy="Write --set key=value, as in --set training.steps=100."
         )
     try:
-        return key, json.loads(value)
-    except json.JSONDecodeError:
+        return key, strict_json.read(value)
+    except ValueError as error:
+        if value.lstrip()[:1] in ('"', "[", "{"):
+            raise SettingError(f"{key}={value} is not valid JSON: {error}.", remedy="Mend its brackets.") from None
         return key, value
 
 
@@ -205,8 +211,12 @@ def _coerce(value: Any, hint: Any, name: str) -> Any:
             value = [value]
         if isinstance(value, list | tuple):
             return tuple(_coerce(v, typing.get_args(hint)[0], name) for v in value)
-    elif hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    elif isinstance(value, int) and not isinstance(value, bool) and hint in (int, float):
+        if not -LARGEST <= value <= LARGEST:
+            raise SettingError(f"{name} is a number of {value.bit_length()} bits.", remedy="Use at most 64 bits.")
+        return hint(value)
+    elif isinstance(value, str) and hint is str and not value.isprintable():
+        raise SettingError(f"{name}={value!a} has characters that cannot be printed.", remedy="Leave them out.")
     elif isinstance(hint, type) and isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         return value
     wanted = getattr(hint, "__name__", str(hint))

@@ -19,7 +19,7 @@ def test_a_second_training_is_refused_and_changes_nothing(config, tmp_path, file
     out = tmp_path / "run"
     stobatch.train(config, out, quiet=True)
     before = files(out)
-    with Run(out).held(), pytest.raises(RunError, match="another training works on") as caught:
+    with Run(out).held(), pytest.raises(RunError, match="another command works on") as caught:
         stobatch.train(config, out, resume=True, quiet=True)
     assert "Wait for it" in caught.value.remedy
     assert files(out) == before

@@ -19,7 +19,7 @@ import typer
 
 from stobatch.config import RunConfig, load_config
 from stobatch.errors import EndedElsewhere, SettingError, StobatchError
-from stobatch.interrupts import Interrupted
+from stobatch.interrupts import STOPPED, Interrupted, obey_stops
 from stobatch.processes import leads, one_of_several
 from stobatch.reporting import tables
 from stobatch.runs import Run
@@ -164,11 +164,11 @@ def train(
 ) -> None:
     """Train a model into a run directory; with --resume alone, continue it with its own settings."""
     from stobatch import verbs
+    from stobatch.loading import stored_config
 
     run = Run(out)
     if resume and run.exists and not (recipe or config):
-        stored = RunConfig.from_dict(_registered(run.read("config")["config"]))
-        settings = stored.override_all(_changes(set_, seed, device))
+        settings = stored_config(run).override_all(_changes(set_, seed, device))
     else:
         settings = _config(recipe, config, set_, seed, device)
     model = verbs.train(settings, out, resume=resume, quiet=as_json)
@@ -182,13 +182,6 @@ def train(
     }
     done = tables.trained_line(out, settings.training_hash, document["training"])
     _print(document, as_json, done, tables.guarantee_card(document["guarantee"]))
-
-
-def _registered(values: dict[str, Any]) -> dict[str, Any]:
-    """Make sure the methods' settings classes are known before a configuration is read."""
-    import stobatch.methods  # noqa: F401
-
-    return values
 
 
 @app.command()
@@ -388,22 +381,36 @@ def demo(
 def main() -> None:
     """Run the command line and turn every expected failure into one line and an exit code."""
     try:
-        try:
-            app()
-        finally:
-            sys.stdout.flush()
+        with obey_stops():
+            try:
+                app()
+            finally:
+                sys.stdout.flush()
     except EndedElsewhere as error:
         raise SystemExit(error.code) from None
     except StobatchError as error:
         if one_of_several() and not _speaks(error):
             raise SystemExit(2) from None
         _complain(str(error), 2)
-    except Interrupted:
-        _complain("interrupted; what was reported done is saved, continue with --resume.", 130)
+    except (Interrupted, KeyboardInterrupt):
+        _complain(STOPPED, 130)
+    except MemoryError:
+        _complain("the memory is not enough. Lower machine.memory_mb, or take a smaller network or less data.", 2)
     except OSError as error:
-        # Standard output itself failed; what the interpreter would flush at exit has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _complain(f"cannot write the output: {error.strerror}. Send it somewhere else.", 2)
+        if _output_fails():
+            # What the interpreter would flush at exit has nowhere to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _complain(f"cannot write the output: {error.strerror}. Send it somewhere else.", 2)
+        what = f"cannot use {error.filename}" if error.filename is not None else "the system refused a request"
+        _complain(f"{what}: {error.strerror or error}. Look at its place and permissions, then run again.", 2)
+
+
+def _output_fails() -> bool:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _speaks(error: StobatchError) -> bool:

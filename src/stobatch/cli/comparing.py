@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from stobatch.cli.app import Device, Json, Limit, Set, _assignments, _complain, _print, app
+from stobatch.cli.app import Device, Json, Limit, Set, _assignments, _print, app
 from stobatch.config import RunConfig
 from stobatch.errors import SettingError
-from stobatch.interrupts import Interrupted
 from stobatch.settings import dotted_keys, unknown_key
 from stobatch.types import Status
 
@@ -57,12 +56,9 @@ def compare(
     shown: dict[str, Any] = {"evaluation.radii": radii, "certification.attack_radius": radii[0]}
     made = rows(_names(methods), epsilons, radii[0])
     configs = {name: config.override_all(shown) for name, config in _changed(made, changes).items()}
-    try:
-        document = verbs.compare(
-            configs, out, seeds=_whole(seeds) if seeds else None, repeats=repeats, quiet=as_json, device=device
-        )
-    except Interrupted:
-        _complain("interrupted; what was reported done is saved, run the same command again to continue.", 130)
+    document = verbs.compare(
+        configs, out, seeds=_whole(seeds) if seeds else None, repeats=repeats, quiet=as_json, device=device
+    )
     _print(document, as_json, comparison_tables(document), f"page: {out / 'comparison.html'}")
     if any(flag["refutes"] == Status.PROVED for flag in document["flags"]):
         raise SystemExit(1)

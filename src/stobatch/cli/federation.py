@@ -9,6 +9,7 @@ import typer
 
 from stobatch.cli.app import Config, Device, Json, Recipe, Resume, Seed, Set, _changes, _config, _print, app
 from stobatch.errors import RunError, SettingError
+from stobatch.files import as_written
 from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.reporting.parties import party_table
 from stobatch.reporting.tables import guarantee_card, trained_line
@@ -33,12 +34,12 @@ def federate(
     as_json: Json = False,
 ) -> None:
     """Cut a data set among parties that trust nobody, and let them train one model; certify and evaluate it as any."""
-    from stobatch.config import RunConfig
     from stobatch.federated import federate as run_federation
+    from stobatch.loading import stored_config
 
     run = Run(out)
     if resume and run.exists and not (recipe or config):
-        terms = RunConfig.from_dict(run.read("config")["config"]).override_all(_changes(set_, seed, device))
+        terms = stored_config(run).override_all(_changes(set_, seed, device))
     else:
         terms = _config(recipe or (None if config else "federated.demo"), config, set_, seed, device)
     model = run_federation(terms, out, rounds=_way(through), resume=resume, quiet=as_json)
@@ -64,12 +65,13 @@ def parties(
 ) -> None:
     """What every party has promised and spent; in a party's own directory, its own guarantee."""
     directory = Run(run)
-    if directory.has("federation"):
-        document = _held(directory, "federation")
-        _print(document, as_json, party_table(document))
-    elif directory.has("participation"):
-        document = _held(directory, "participation")
-        _print(document, as_json, guarantee_card(document["guarantee"]))
+    for kind in ("federation", "participation"):
+        if directory.has(kind):
+            with as_written(run / f"{kind}.json"):
+                document = _held(directory, kind)
+                shown = party_table(document) if kind == "federation" else guarantee_card(document["guarantee"])
+            _print(document, as_json, shown)
+            break
     else:
         raise RunError(
             f"{run} is neither a finished federation nor a party that has spoken.",

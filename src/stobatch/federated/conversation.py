@@ -34,14 +34,15 @@ class Rounds(Protocol):
 
 def converse(federation: Federation, post: Post, *, quiet: bool = True) -> TrainedModel:
     """All rounds that are left. A stop is obeyed between two rounds, with everything saved."""
-    federation.enrol(post.statements())
-    steps = federation.terms.training.steps
-    with finish_first() as stop, progress("federate", steps, start=federation.step, quiet=quiet) as advance:
-        while not federation.done:
-            stop.raise_if_asked()
-            federation.combine(post.answers(federation.asked(), federation))
-            advance(1, note=federation.note)
-    return federation.finish()
+    with federation.run.held():
+        federation.enrol(post.statements())
+        steps = federation.terms.training.steps
+        with finish_first() as stop, progress("federate", steps, start=federation.step, quiet=quiet) as advance:
+            while not federation.done:
+                stop.raise_if_asked()
+                federation.combine(post.answers(federation.asked(), federation))
+                advance(1, note=federation.note)
+        return federation.finish()
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 from stobatch.errors import SettingError
 from stobatch.federated.server import Federation, FederationError
+from stobatch.files import open_private
+from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel, load
 
 HERE = "127.0.0.1"
@@ -89,7 +92,7 @@ def deployed(federation: Federation, directories: Mapping[str, Path], *, quiet: 
             running.enter_context(_process(node, path / LOG, environment))
         where = f"run={json.dumps(str(federation.run.path.resolve()))}"
         command = ("flwr", "run", str(write_app(home / "app")), "loopback", "--stream", "--run-config", where)
-        with log.open("ab") as out:
+        with _appended(log) as out:
             subprocess.run(command, env=environment, stdout=out, stderr=out, check=False)
     if not federation.run.is_trained:
         raise FederationError(
@@ -121,15 +124,22 @@ def _wait_for(port: int, log: Path) -> None:
     raise FederationError(f"the SuperLink does not listen after {PATIENCE:g} s.", remedy=f"See {log}.")
 
 
+def _appended(log: Path) -> IO[bytes]:
+    """For the owner alone: a party's log tells when it answered, and how long it took."""
+    return os.fdopen(open_private(log, os.O_WRONLY | os.O_APPEND), "ab")
+
+
 @contextmanager
 def _process(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """A process and all that it starts, for as long as the block runs."""
-    with log.open("ab") as out:
+    with _appended(log) as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
     try:
         yield
     finally:
-        for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, number)
-                process.wait(seconds)
+        # A stop waits for this: what is left behind would go on answering.
+        with finish_first():
+            for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, number)
+                    process.wait(seconds)

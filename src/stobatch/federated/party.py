@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from stobatch.errors import DataError, ModelError, RunError, StobatchError
 from stobatch.federated.method import party_plan
 from stobatch.federated.plan import Account
 from stobatch.federated.settings import PartySizes, party_config, party_of, terms_hash
-from stobatch.files import PRIVATE, read_tensors, write_tensors
+from stobatch.files import PRIVATE, as_written, open_private, read_tensors, remove_temporaries, write_tensors
 from stobatch.loading import make_network
 from stobatch.methods import Sound
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
@@ -122,14 +123,17 @@ class Party:
         directory = Run(run)
         if not directory.has("terms"):
             raise RunError(f"{run} is no party.", remedy="Make one: `stobatch federate`, or Party.found in Python.")
-        found = directory.read("terms")
-        terms, info = RunConfig.from_dict(found["config"]), DatasetInfo.from_dict(found["dataset"])
-        tensors, metadata = read_tensors(run / EXAMPLES)
-        train = Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
-        if train.fingerprint() != directory.read("data", private=True)["sha256"]:
-            raise RunError(f"the records in {run} were changed.", remedy="Restore them: the guarantee is about those.")
-        root = int(directory.read("seeds", private=True)["root"])
-        return cls(run, terms, info, found["party"], train, Seeds(root, public=terms.seed is not None))
+        with as_written(run):
+            found = directory.read("terms")
+            terms, info = RunConfig.from_dict(found["config"]), DatasetInfo.from_dict(found["dataset"])
+            tensors, metadata = read_tensors(run / EXAMPLES)
+            train = Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
+            if train.fingerprint() != directory.read("data", private=True)["sha256"]:
+                raise RunError(
+                    f"the records in {run} were changed.", remedy="Restore them: the guarantee is about those."
+                )
+            root = int(directory.read("seeds", private=True)["root"])
+            return cls(run, terms, info, found["party"], train, Seeds(root, public=terms.seed is not None))
 
     @property
     def rounds(self) -> int:
@@ -150,6 +154,10 @@ class Party:
 
     def statement(self) -> Statement:
         """Public numbers only; also kept in the party's directory, with the guarantee."""
+        with self._alone():
+            return self._statement()
+
+    def _statement(self) -> Statement:
         rounds = self.rounds
         mark = format(self.root.child("mark").root, "064x")[:32]
         said = Statement(
@@ -167,7 +175,7 @@ class Party:
             self.trainable.seeds = self.root.child("answer", number)
             gradients = self._compute(step)
             Ledger.of(self.run.path).made(1).save(self.run.path)
-            return Answer(gradients, self.statement().rounds)
+            return Answer(gradients, self._statement().rounds)
 
     def _enter(self) -> int:
         """Count an answer before it is computed. Returns its number, which no other answer has."""
@@ -189,13 +197,13 @@ class Party:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One answer at a time, over all processes that opened this directory: two must not share a number."""
+        """One answer, or statement, at a time, over all processes that opened this directory: two must not share a number."""
         import fcntl  # here, because not every system has it, and only answers need it
 
         path = self.run.path / PRIVATE / "lock"
-        with path.open("w") as lock:
-            path.chmod(0o600)
+        with os.fdopen(open_private(path, os.O_WRONLY), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            remove_temporaries(self.run.path)
             yield
 
     def _require_sensible(self, parameters: Mapping[str, Tensor], step: int, terms: str) -> None:

@@ -17,7 +17,15 @@ from stobatch.errors import RunError, StobatchError
 from stobatch.federated.party import Answer, Statement
 from stobatch.federated.plan import FederatedPlan
 from stobatch.federated.settings import method_of_terms, sizes_of, terms_hash
-from stobatch.files import PRIVATE, read_tensors, serialise_tensors, tensors_sha256, write_atomically, write_tensors
+from stobatch.files import (
+    PRIVATE,
+    as_written,
+    read_tensors,
+    serialise_tensors,
+    tensors_sha256,
+    write_atomically,
+    write_tensors,
+)
 from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of
 from stobatch.manifest import seal
 from stobatch.runs import Run
@@ -65,7 +73,8 @@ class Federation:
         self.taken, self.counted = dict.fromkeys(self.plan.plans, 0), dict.fromkeys(self.plan.plans, 0)
         self.started = time.monotonic()
         if (run / STATE).exists():
-            self._restore()
+            with as_written(run / STATE):
+                self._restore()
 
     @classmethod
     def found(
@@ -83,10 +92,12 @@ class Federation:
     @classmethod
     def open(cls, run: Path) -> Federation:
         """The federation that a directory belongs to, at the step it has come to."""
-        document = Run(run).read("config")
-        tensors, metadata = read_tensors(run / WATCHED)
-        watched = Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
-        return cls(run, RunConfig.from_dict(document["config"]), DatasetInfo.from_dict(document["dataset"]), watched)
+        with as_written(run):
+            document = Run(run).read("config")
+            tensors, metadata = read_tensors(run / WATCHED)
+            watched = Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
+            terms, info = RunConfig.from_dict(document["config"]), DatasetInfo.from_dict(document["dataset"])
+        return cls(run, terms, info, watched)
 
     @property
     def done(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,6 +11,7 @@ from stobatch.errors import SettingError
 from stobatch.methods import SoundConfig
 from stobatch.settings import content_hash, setting
 
+_COUNT = re.compile(r"0*[1-9][0-9]{0,17}")
 _FORM = "name:records, name:records:batch or name:records:batch:rounds"
 
 
@@ -50,7 +52,7 @@ class FederatedConfig(SoundConfig, name="federated"):
         names = [text.split(":")[0] for text in self.parties]
         for text in self.parties:
             name, *numbers = text.split(":")
-            if not (name.isidentifier() and 1 <= len(numbers) <= 3 and all(n.isdecimal() and int(n) for n in numbers)):
+            if not (name.isidentifier() and 1 <= len(numbers) <= 3 and all(_COUNT.fullmatch(n) for n in numbers)):
                 raise SettingError(
                     f"'{text}' is no party.", why=f"A party is written as {_FORM}.", remedy="Write north:7000, say."
                 )

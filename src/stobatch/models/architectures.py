@@ -12,7 +12,7 @@ from stobatch.config import ModelConfig
 from stobatch.errors import ModelError
 from stobatch.models.affine import AffineEncoder, ConvEncoder
 from stobatch.models.classifier import Classifier
-from stobatch.models.layered import build_layered
+from stobatch.models.layered import build_layered, require_size
 from stobatch.models.network import Head, Network, require_fit
 from stobatch.models.normalisation import NORMALISATIONS
 
@@ -167,6 +167,7 @@ def build(
     make_encoder, make_body = _parts(config)
     encoder = make_encoder(_shape(input_shape))
     norm, hidden = NORMALISATIONS[config.normalisation], _shape(encoder.hidden_shape)
+    require_size(prod(hidden) * config.last_hidden_size)
     body = make_body(hidden, norm, config.last_hidden_size)
     network = Network(encoder, Head(norm(hidden), body, nn.Linear(config.last_hidden_size, num_classes, bias=False)))
     initialise(network, generator)

@@ -82,20 +82,41 @@ class Layered(Classifier):
 Shape = tuple[int, ...]
 
 
+MOST_NUMBERS = 2**28
+"""Weights of a layer with its values for one input: a gigabyte. A size that asks for more is a typing error."""
+
+
 def _whole(number: float, least: int = 1) -> int:
-    if not (float(number).is_integer() and number >= least):
+    if not (float(number).is_integer() and least <= number <= MOST_NUMBERS):
         raise ValueError(number)
     return int(number)
+
+
+def require_size(numbers: int, multiplications: int = 0) -> None:
+    """Raise before this is asked of the machine, which may have the memory and then stand still."""
+    if numbers > MOST_NUMBERS or multiplications > 16 * MOST_NUMBERS:
+        raise ModelError(
+            f"a layer would have {numbers:,} weights and values, and take {multiplications:,} multiplications.",
+            why=f"The most is {MOST_NUMBERS:,}, and 16 times that for one input; every weight costs privacy noise.",
+            remedy="Lower its sizes, or raise its stride.",
+        )
 
 
 def _squash(shape: Shape, slope: float, *thresholds: float) -> nn.Module:
     if not (0 < slope < math.inf and all(map(math.isfinite, thresholds))):
         raise ValueError(slope)
+    require_size(math.prod(shape) * max(1, len(thresholds)))
     return Squash(slope, *thresholds)
 
 
 def _conv(shape: Shape, maps: float, size: float, stride: float = 1, padding: float = 0) -> nn.Module:
-    return nn.Conv2d(shape[0], _whole(maps), _whole(size), _whole(stride), _whole(padding, 0))
+    channels, *sides = shape
+    whole = _whole(maps), _whole(size), _whole(stride), _whole(padding, 0)
+    padded = [side + 2 * whole[3] for side in sides]
+    outputs = whole[0] * math.prod(max(0, side - whole[1]) // whole[2] + 1 for side in padded)
+    window = channels * whole[1] ** 2
+    require_size(whole[0] * window + channels * math.prod(padded) + outputs, outputs * window)
+    return nn.Conv2d(channels, *whole)
 
 
 def _average_pool(shape: Shape, size: float, stride: float | None = None) -> nn.Module:
@@ -111,6 +132,7 @@ def _group_norm(shape: Shape, groups: float) -> nn.Module:
 
 
 def _linear(shape: Shape, size: float) -> nn.Module:
+    require_size((shape[0] + 1) * _whole(size))
     return nn.Linear(shape[0], _whole(size))
 
 
@@ -187,7 +209,7 @@ def _layer(word: str, shape: Shape) -> nn.Module:
             numbers[-1] = window["size"]
             options = {key: float(window[key]) for key in ("stride", "padding") if window[key]}
         return _MAKERS[name](shape, *(float(number) for number in numbers), **options)
-    except (KeyError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError):
         raise ModelError(
             f"'{word}' is not a layer for values of shape {shape}.", remedy=f"Layers are: {GRAMMAR}."
         ) from None

@@ -76,7 +76,7 @@ class TrainingState:
             )
             # Those of now are complete and durable; older ones than the last two would never be read again.
             for old in sorted((run / FOLDER).glob("step-*"), reverse=True)[KEPT:]:
-                shutil.rmtree(old, ignore_errors=True)
+                _remove(old)
 
     def restore(self, run: Path, config_hash: str, steps: int) -> bool:
         """Continue from the run's last whole checkpoint, if it has one. Returns whether there was one."""
@@ -137,6 +137,19 @@ class TrainingState:
         for name, value in self.carried.items():
             value.copy_(parts["carried"][name])
         self.history = [(row[0], row[1], row[2]) for row in tensors["history"].tolist()]
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(
+            f"cannot remove {error.filename or folder}: {error.strerror}.",
+            why="Checkpoints that are not needed any more would fill the disk.",
+            remedy="Look at its permissions, then run the same command with --resume.",
+        ) from None
 
 
 def _dealt(tensors: dict[str, Tensor], processes: int) -> list[dict[str, Tensor]]:

@@ -9,7 +9,7 @@ import torch
 from stobatch.config import RunConfig
 from stobatch.data import Examples
 from stobatch.errors import ModelError
-from stobatch.interrupts import Interrupted, finish_first
+from stobatch.interrupts import GRACE_S, Interrupted, finish_first
 from stobatch.manifest import mark
 from stobatch.models import Network
 from stobatch.progress import progress
@@ -54,7 +54,8 @@ def train(
     monitored = Monitored.of(held_out, config, network)
     note, every, stretch_end = "", config.machine.checkpoint_every, state.step
     with (
-        finish_first() as stop,
+        # Of several processes none may leave a step alone.
+        finish_first(GRACE_S if engine.processes == 1 else None) as stop,
         progress("train", config.training.steps, start=state.step, quiet=quiet or not engine.leads) as advance,
     ):
         while state.step < config.training.steps:
@@ -68,7 +69,7 @@ def train(
                 trainable.attempt = int(engine.exchange(f"attempt of step {first}", str(attempt))[0])
                 engine.note(f"steps {first} to {stretch_end} begin")
             with working_precision(config.machine.precision, network.device):
-                averaged = trainable.release(state.step, engine, lambda: stop.asked)
+                averaged = trainable.release(state.step, engine, lambda: stop.asked is not None)
             descend(parameters, averaged.gradients, state.optimisers)
             trainable.after_update()
             state.step += 1
@@ -83,7 +84,7 @@ def train(
                 if engine.leads:
                     trainable.saved(run, state.step, state.digest)
             advance(1, note=note)
-            if averaged.stopping and not last:
+            if averaged.stopping:
                 raise Interrupted
     return state
 

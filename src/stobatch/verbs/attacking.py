@@ -19,7 +19,7 @@ from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.protocols import PROTOCOLS, radii_of
 from stobatch.evaluation.sanity import Certified, Evidence, Probe, certified_from
 from stobatch.evaluation.summaries import attack_summary, probe_of, probe_radius, probed, score_summary
-from stobatch.files import PRIVATE, serialise_tensors, write_atomically
+from stobatch.files import PRIVATE, as_written, serialise_tensors, write_atomically
 from stobatch.loading import TrainedModel, require_weights, seeds_of
 from stobatch.manifest import commit
 from stobatch.models import Classifier
@@ -130,8 +130,12 @@ def attack(
         if value not in known:
             raise SettingError(f"there is no '{value}' to attack.", remedy=f"Use one of {', '.join(known)}.")
     opened = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
-    begin(opened.model, "attack.json")
-    table = opened.table(protocol, function)
+    with opened.model.run.held():
+        begin(opened.model, "attack.json")
+        return _attack(opened, opened.table(protocol, function))
+
+
+def _attack(opened: _Opened, table: AttackedTable) -> dict[str, Any]:
     document = {
         "training_hash": opened.model.config.training_hash,
         "weights_sha256": opened.model.weights_sha256,
@@ -157,13 +161,19 @@ def evaluate(
 ) -> dict[str, Any]:
     """Every protocol on every function that is deployed, the gap between protocols, and the sanity flags."""
     opened = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
+    with opened.model.run.held():
+        return _evaluate(opened)
+
+
+def _evaluate(opened: _Opened) -> dict[str, Any]:
     model, settings = opened.model, opened.settings
     names = [name for name in settings.functions if name == "single_pass" or opened.votes is not None]
     if not names:
         raise SettingError("this method has no vote to evaluate.", remedy="Set evaluation.functions=single_pass.")
     begin(model, "scores.json")
     certificates = model.run.read("certificates") if model.run.has("certificates") else None
-    certified = _certified(opened, certificates)
+    with as_written(model.run.path / "certificates.json"):
+        certified = _certified(opened, certificates)
     tables = [opened.table(protocol, name) for name in names for protocol in settings.protocols]
     probe, probe_records = _probe(opened, tables)
     lowest = float(opened.test.inputs.min())

@@ -11,7 +11,8 @@ from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.environment import environment
 from stobatch.errors import RunError, SettingError
-from stobatch.loading import load, seeds_of
+from stobatch.files import as_written
+from stobatch.loading import load, seeds_of, stored_config
 from stobatch.manifest import seal
 from stobatch.methods import method_of
 from stobatch.models import Classifier
@@ -47,6 +48,11 @@ def audit(
         Run(Path(run)), config, overrides=overrides, dataset=dataset, network=network, seed=seed, resume=resume,
         quiet=quiet, device=device,
     )  # fmt: skip
+    with audited.run.held():
+        return _audit(audited, seed)
+
+
+def _audit(audited: Audited, seed: int | None) -> dict[str, Any]:
     names = audited.settings.instruments or _fitting(audited)
     if audited.model is not None:
         begin(audited.model, "audit.json", *(f"evidence/{name}.json" for name in names))
@@ -87,10 +93,11 @@ def _known(audited: Audited, names: tuple[str, ...]) -> list[dict[str, Any]]:
     """What other instruments found before about this very training, from their evidence."""
     known: list[dict[str, Any]] = []
     for name in (name for name in MAKERS if name not in names and audited.run.has(f"evidence/{name}")):
-        before = audited.run.read(f"evidence/{name}")
-        about = (before["training_hash"], before.get("weights_sha256", audited.weights_sha256))
-        if about == (audited.config.training_hash, audited.weights_sha256):
-            known += before["findings"]
+        with as_written(audited.run.path / f"evidence/{name}.json"):
+            before = audited.run.read(f"evidence/{name}")
+            about = (before["training_hash"], before.get("weights_sha256", audited.weights_sha256))
+            if about == (audited.config.training_hash, audited.weights_sha256):
+                known += before["findings"]
     return known
 
 
@@ -123,7 +130,7 @@ def opened(
         run.require_new(config.training_hash, resume=resume)
     elif run.exists:
         allowed(changes)
-        config = RunConfig.from_dict(run.read("config")["config"]).override_all(changes)
+        config = stored_config(run).override_all(changes)
     else:
         raise RunError(
             f"{run.path} is not a run.", remedy="Name a trained run, or a recipe as in `--recipe audit.published`."

@@ -12,6 +12,7 @@ from stobatch.certification import best_of
 from stobatch.data import Dataset, Examples
 from stobatch.errors import UnitError
 from stobatch.evaluation.summaries import certificate_summary
+from stobatch.loading import TrainedModel
 from stobatch.models import Classifier
 from stobatch.verbs.tables import Columns, Tick, begin, end, open_run, tabulate, test_examples
 
@@ -29,6 +30,13 @@ def certify(
 ) -> dict[str, Any]:
     """Certificates on the test set, by the best of the model's ways: one row per example, and a summary."""
     model = open_run(run, overrides, network, device)
+    with model.run.held():
+        return _certify(model, dataset, seed=seed, resume=resume, quiet=quiet)
+
+
+def _certify(
+    model: TrainedModel, dataset: Dataset | None, *, seed: int | None, resume: bool, quiet: bool
+) -> dict[str, Any]:
     settings, verifiers = model.config.certification, model.verifiers()
     norm = model.config.evaluation.norm
     if any(kind.unit.norm != norm for verifier in verifiers for kind in verifier.kinds):

@@ -199,7 +199,7 @@ def _require_own_directory(one: Compared, dataset: Dataset | None) -> None:
             remedy="Choose another --out, or ask for the settings that it was trained with.",
         )
     run.require_new(wanted, resume=True)
-    trained_on = run.read("data", private=True)["sha256"] if run.has("data", private=True) else None
+    trained_on = run.read("data", private=True).get("sha256") if run.has("data", private=True) else None
     if dataset is not None and trained_on not in (None, dataset.train.fingerprint()):
         raise RunError(
             f"{run.path} was trained with other data.",
@@ -210,7 +210,7 @@ def _require_own_directory(one: Compared, dataset: Dataset | None) -> None:
 
 def _require_same_test_data(out: Path, dataset: Dataset) -> None:
     path = out / f"{TEST_DATA}.json"
-    if path.exists() and read_json(path, TEST_DATA)["sha256"] != dataset.test.fingerprint():
+    if path.exists() and read_json(path, TEST_DATA).get("sha256") != dataset.test.fingerprint():
         raise RunError(
             f"{out} was measured with other test data.",
             why="What is there is reused, and would stand beside what is measured now.",

@@ -9,7 +9,7 @@ from typing import Any
 
 from stobatch.config import RunConfig
 from stobatch.data import Dataset
-from stobatch.files import write_json
+from stobatch.files import as_written, write_json
 from stobatch.models import Classifier
 from stobatch.verbs.attacking import evaluate
 from stobatch.verbs.certifying import certify
@@ -54,7 +54,8 @@ def compare(
         if not quiet:
             _announce(one, place, len(compared), time.monotonic() - started)
         _make(one, dataset, quiet)
-    document = comparison(compared, where)
+    with as_written(where):
+        document = comparison(compared, where)
     write_json(where / "comparison.json", "comparison", document)
     write_comparison(document, where)
     return document
@@ -72,9 +73,13 @@ def _make(one: Compared, dataset: Dataset | None, quiet: bool) -> None:
         "resume": True,
         "quiet": quiet,
     }
-    if one.certifies and not _is_certified(one):
+    with as_written(one.run.path):
+        certified = not one.certifies or _is_certified(one)
+    if not certified:
         certify(one.run.path, **common)
-    if not _is_evaluated(one):
+    with as_written(one.run.path):
+        evaluated = _is_evaluated(one)
+    if not evaluated:
         evaluate(one.run.path, **common)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from stobatch.environment import environment
 from stobatch.errors import SettingError
+from stobatch.files import as_written
 from stobatch.manifest import MANIFEST, SIGNATURE_FILES, seal
 from stobatch.models import Classifier
 from stobatch.reporting.facts import Facts
@@ -50,18 +52,24 @@ def report(
             why="A new report.html in it would be a file that the signature does not cover.",
             remedy="Write the report elsewhere: --out FILE.",
         )
-    for run in directories:
-        # What a person can mend, a run that was not evaluated, is said before anything is computed.
-        Facts.read(run)
-    checked = [verify(run.path, sample=0, network=network, signers=signers, identity=identity) for run in directories]
-    for one in checked:
-        one.require_agreement()
-    comparisons = _comparisons(directories)
-    provenance = [one.to_dict() | {"old": one.is_old} for one in checked]
-    write_report(directories, target, comparisons=comparisons, images=images, provenance=provenance)
-    if inside and directories[0].has(MANIFEST):
-        seal(directories[0], "report", environment("cpu"))
+    with directories[0].held() if inside and directories[0].exists else nullcontext(), as_written(_named(runs)):
+        for run in directories:
+            # What a person can mend, a run that was not evaluated, is said before anything is computed.
+            Facts.read(run)
+        checked = [verify(r.path, sample=0, network=network, signers=signers, identity=identity) for r in directories]
+        for one in checked:
+            one.require_agreement()
+        comparisons = _comparisons(directories)
+        provenance = [one.to_dict() | {"old": one.is_old} for one in checked]
+        write_report(directories, target, comparisons=comparisons, images=images, provenance=provenance)
+        if inside and directories[0].has(MANIFEST):
+            seal(directories[0], "report", environment("cpu"))
     return {"report": str(target), "runs": [str(run.path) for run in directories], "comparisons": comparisons}
+
+
+def _named(runs: Sequence[str | Path]) -> Path:
+    """All runs of a report, as one path for messages: which of them is damaged is not known."""
+    return Path(", ".join(str(run) for run in runs))
 
 
 def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ from stobatch.data import Dataset, Examples
 from stobatch.environment import environment
 from stobatch.errors import DataError, SettingError
 from stobatch.files import Records
-from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel, load, seeds_of
 from stobatch.manifest import MANIFEST, require_unchanged, seal
 from stobatch.models import Classifier
@@ -134,10 +133,9 @@ def tabulate(
 
 
 def fill(records: Records, total: int, tile: int, rows_of: PartOf, *, title: str, resume: bool, quiet: bool) -> None:
-    """Make what is missing of a table, a part at a time, with the time left; a stop is obeyed between parts."""
-    with finish_first() as stop, progress(title, total, quiet=quiet) as advance:
+    """Make what is missing of a table, a part at a time, with the time left. A stop discards the part it comes in."""
+    with progress(title, total, quiet=quiet) as advance:
         for start in range(0, total, tile):
-            stop.raise_if_asked()
             count = min(tile, total - start)
             if not (resume and records.has(start)):
                 ticked = _Ticks(advance, count)

@@ -87,7 +87,7 @@ def _train(
     saved = SavedState(net, trainable.released_state) if trainable.claims_privacy else None
     trainable.ready(engine.arrange(len(trainable.tasks(0))))
     trained_on = dataset.train.fingerprint()
-    if run.has("data", private=True) and run.read("data", private=True)["sha256"] != trained_on:
+    if run.has("data", private=True) and run.read("data", private=True).get("sha256") != trained_on:
         raise RunError(f"{run.path} was started with other training data.", remedy="Hand over the same data to resume.")
     first = tensors_digest(dict(net.named_parameters()))
     # A digest of private data confirms guesses; one that is mixed with the seeds does not.

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from stobatch.config import MachineConfig
 from stobatch.errors import SettingError
-from stobatch.files import PRIVATE
+from stobatch.files import PRIVATE, make_folder, open_private
 from stobatch.privacy.rounded_gaussian import Grid
 from stobatch.training.engines.base import Averaged, Engine, Parts, Stop, TrainerTask, never
 from stobatch.training.engines.group import Group
@@ -144,7 +144,7 @@ class DistributedEngine(Engine):
     def open_log(self, run: Path) -> None:
         """One log per process, for the owner alone: how long a step takes tells how many examples it had."""
         folder = run / PRIVATE / "logs"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder, private=True)
         self.log = folder / f"process-{self.rank:05d}.log"
         self.note(f"process {self.rank} of {self.processes} on {os.uname().nodename}, pid {os.getpid()}")
 
@@ -153,6 +153,5 @@ class DistributedEngine(Engine):
             return
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         spent = f"computing {self.computing_s:.2f} s, waiting {self.waiting_s:.2f} s"
-        descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "a") as out:
+        with os.fdopen(open_private(self.log, os.O_WRONLY | os.O_APPEND), "a") as out:
             out.write(f"{stamp} {line} ({spent})\n")

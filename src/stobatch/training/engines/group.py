@@ -27,6 +27,7 @@ _OLD_S = 90.0
 """Seconds after which another may speak for processes that have not joined; more than their clocks may differ."""
 _FAILURE = "failure"
 """Where the first process that fails says why."""
+_STOPPED = "interrupted"
 
 
 class Group:
@@ -59,7 +60,7 @@ class Group:
             self.store.set(keys[self.rank], text)
             while not self.store.check(keys):
                 if self.store.check([_FAILURE]):
-                    raise EndedElsewhere(self._failure())
+                    raise self._ended()
                 if time.monotonic() > deadline:
                     missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
                     raise lost(f"process {', '.join(map(str, missing))} was not heard of for {self.timeout_s:g} s")
@@ -74,8 +75,9 @@ class Group:
         except RuntimeError as error:
             raise lost(f"process {self.rank} lost contact with the others ({during})") from error
 
-    def _failure(self) -> str:
-        return str(self.store.get(_FAILURE).decode())
+    def _ended(self) -> EndedElsewhere:
+        why = str(self.store.get(_FAILURE).decode())
+        return EndedElsewhere(why, code=130 if why.endswith(_STOPPED) else 2)
 
     @contextmanager
     def ending_together(self) -> Iterator[None]:
@@ -88,11 +90,11 @@ class Group:
             error.told = say_first(self.store, self.rank, str(error))
             if error.told:
                 raise
-            raise EndedElsewhere(self._failure()) from error
+            raise self._ended() from error
         except Interrupted:
-            if self.rank == 0:
+            if say_first(self.store, self.rank, _STOPPED):
                 raise
-            raise EndedElsewhere("interrupted", code=130) from None
+            raise EndedElsewhere(_STOPPED, code=130) from None
         dist.destroy_process_group()
 
     def require_equal(self, topic: str, own: Mapping[str, str], remedies: Mapping[str, str]) -> None:

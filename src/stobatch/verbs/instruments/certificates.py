@@ -14,7 +14,7 @@ from stobatch.certification import CertificateKind, Verifier
 from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import Examples
 from stobatch.errors import DataError, RunError
-from stobatch.files import PRIVATE, write_tensors
+from stobatch.files import PRIVATE, as_written, write_tensors
 from stobatch.loading import require_weights
 from stobatch.verbs.instruments.audited import Audited
 from stobatch.verbs.tables import Columns, Tick, test_examples
@@ -30,21 +30,20 @@ def of_certificates(audited: Audited) -> list[Finding]:
         raise RunError(f"{run.path} is not certified.", remedy=f"Certify it first: `{run.command('certify')}`.")
     document = run.read("certificates")
     require_weights(trained, document, "certificates.json", "certify")
-    model = replace(trained, config=_as_certified(audited.config, document))
-    made_by = document["config_hash"]
-    records = run.records(
-        "certify",
-        config_hash=made_by,
-        expected_rows=document["rows"],
-        weights_sha256=document.get("weights_sha256"),
-    ).read()
+    with as_written(run.path / "certificates.json"):
+        model = replace(trained, config=_as_certified(audited.config, document))
+        made_by, chosen = document["config_hash"], document["kinds"][0]["name"]
+        rows, weights_sha256 = document["rows"], document.get("weights_sha256")
+    records = run.records("certify", config_hash=made_by, expected_rows=rows, weights_sha256=weights_sha256).read()
     test = test_examples(model, audited.dataset, document["rows"], audited.quiet)
     if test.labels.tolist() != records["label"]:
         raise DataError(
             f"the certificates in {run.path} are for other test data.", remedy="Certify the same data first."
         )
-    chosen = document["kinds"][0]["name"]
-    verifier = next(way for way in model.verifiers() if way.kinds[0].name == chosen)
+    ways = {way.kinds[0].name: way for way in model.verifiers()}
+    if chosen not in ways:
+        raise RunError(f"{run.path / 'certificates.json'} names no certificate of this model.", remedy="Certify again.")
+    verifier = ways[chosen]
     return [_Falsified(audited, verifier, kind, test, records, made_by).finding() for kind in verifier.kinds]
 
 
