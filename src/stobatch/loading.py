@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from stobatch.auditing.coverage import recheck
 from stobatch.certification import Answers, Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
@@ -46,7 +47,7 @@ class TrainedModel:
     @property
     def guarantee(self) -> PrivacyGuarantee:
         """The claim in the light of the run's audits."""
-        return self.claim.audited(self.run.read("audit")["findings"] if self.run.has("audit") else ())
+        return self.claim.audited(recheck(self.run.read("audit")["findings"]) if self.run.has("audit") else ())
 
     @property
     def certifies(self) -> bool:

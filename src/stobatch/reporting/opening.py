@@ -48,7 +48,7 @@ def card_of(guarantee: dict[str, Any], eyebrow: str, *notes: object) -> Html:
         about = f"{guarantee['neighbours']} neighbours, per {guarantee['unit']}; source: {guarantee['source']}."
         parts.append(tag("p", about, class_="muted"))
     audits = guarantee.get("audits", ())
-    lists = {"Audited": audits, "Against it": guarantee["objections"], "It assumes": guarantee["assumptions"]}
+    lists = {"Audits": audits, "Against it": guarantee["objections"], "It assumes": guarantee["assumptions"]}
     for title, lines in lists.items():
         if lines:
             parts += [tag("h3", title), bullets(lines)]

@@ -9,6 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from stobatch.auditing.coverage import untested
+
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) or float(value).is_integer() else f"{value:.5g}"
@@ -40,10 +42,10 @@ def guarantee_card(guarantee: dict[str, Any]) -> RenderableType:
 
 
 def audit_tables(audit: dict[str, Any]) -> list[RenderableType]:
-    """A panel for each finding; refutations stand out, and nothing that was survived is called proved."""
+    """A panel for each finding, then what was not tested; nothing that was survived is called proved."""
     panels: list[RenderableType] = []
     for finding in audit["findings"]:
-        style = "red" if finding["verdict"] == "refuted" else "green"
+        style = {"refuted": "red", "consistent": "green"}.get(finding["verdict"], "yellow")
         lines = [
             Text(finding["verdict"].upper(), style=f"bold {style}"),
             Text(finding["statement"]),
@@ -58,12 +60,13 @@ def audit_tables(audit: dict[str, Any]) -> list[RenderableType]:
         title = f"{finding['instrument'].replace('_', ' ')}: {finding['about']}"
         panels.append(Panel(Group(*lines), title=title, border_style=style))
     refuted = sum(finding["verdict"] == "refuted" for finding in audit["findings"])
-    closing = (
-        f"{refuted} of {len(audit['findings'])} findings refute a claim."
-        if refuted
-        else "Nothing was refuted. That proves nothing: an attack that failed may have been too weak."
-    )
-    return [*panels, Text(closing, style="bold red" if refuted else "")]
+    closing = {
+        "refuted": f"{refuted} of {len(audit['findings'])} findings refute a claim.",
+        "not tested": "NOT TESTED: no claim of this run was tested.",
+    }.get(audit["verdict"], "Nothing was refuted. That proves nothing: an attack that failed may have been too weak.")
+    lines = [Text(closing, style="bold red" if refuted else "")]
+    lines += [Text(f"not tested: {line}", style="bold yellow") for line in untested(audit["claims"])]
+    return [*panels, *lines]
 
 
 def plan_table(plan: dict[str, Any]) -> RenderableType:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stobatch.auditing.coverage import judge_claims, overall_verdict, recheck
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.errors import RunError, SettingError
@@ -14,7 +15,7 @@ from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.runs import Run
 from stobatch.training.device import use_device
-from stobatch.types import Status, Verdict
+from stobatch.types import Status
 from stobatch.verbs.instruments import MAKERS, Audited
 from stobatch.verbs.tables import allowed, read_data
 from stobatch.verbs.training import plan as plan_of
@@ -56,7 +57,7 @@ def audit(
         }
         audited.run.write(f"evidence/{name}", evidence)
         known = [finding for finding in known if finding["instrument"] != name] + found
-        document = summary(audited.config.training_hash, known)
+        document = summary(audited, known)
         audited.run.write("audit", document)
     return document
 
@@ -72,14 +73,18 @@ def _known(audited: Audited) -> list[dict[str, Any]]:
     if not audited.run.has("audit"):
         return []
     before = audited.run.read("audit")
-    return list(before["findings"]) if before["training_hash"] == audited.config.training_hash else []
+    return recheck(before["findings"]) if before["training_hash"] == audited.config.training_hash else []
 
 
-def summary(training_hash: str, findings: list[dict[str, Any]]) -> dict[str, Any]:
-    refuted = any(finding["verdict"] == Verdict.REFUTED for finding in findings)
+def summary(audited: Audited, findings: list[dict[str, Any]]) -> dict[str, Any]:
+    """All claims of the run, tested or not, and what was found about them."""
+    run = audited.run
+    kinds = run.read("certificates")["kinds"] if run.has("certificates") else []
+    claims = judge_claims(audited.claim.status, kinds, findings)
     return {
-        "training_hash": training_hash,
-        "verdict": str(Verdict.REFUTED if refuted else Verdict.CONSISTENT),
+        "training_hash": audited.config.training_hash,
+        "verdict": str(overall_verdict(claims, findings)),
+        "claims": claims,
         "findings": findings,
     }
 
