@@ -30,6 +30,9 @@ class DataConfig(Settings):
     train_limit: int | None = setting(None, at_least=1, doc="Use only the first so many training examples")
     test_limit: int | None = setting(None, at_least=1, doc="Use only the first so many test examples")
     augment: bool = setting(False, doc="Augment the training images as Appendix P describes, once, before batching")
+    allow_overlap: bool = setting(
+        False, doc="Go on although test records of your own data are training records; every report says so"
+    )
 
 
 PAPER_NETWORKS = ("mnist_cnn", "cifar10_cnn", "resnet18", "small_cnn", "custom")
@@ -336,7 +339,10 @@ class RunConfig(Settings):
         # Without canaries, and with one trainer, a training is what it was before there were any.
         special = (("canaries",) if self.canaries.num else ()) + (("trainers",) if self.trainers.num > 1 else ())
         parts = ("method", "data", "model", "training", "seed", *special)
-        return content_hash({name: value for name, value in self.to_dict().items() if name in parts})
+        plain = {name: value for name, value in self.to_dict().items() if name in parts}
+        # What is said of an accuracy changes no weight.
+        plain["data"] = {name: value for name, value in plain["data"].items() if name != "allow_overlap"}
+        return content_hash(plain)
 
 
 def load_config(path: Path) -> RunConfig:

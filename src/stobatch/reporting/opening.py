@@ -6,7 +6,7 @@ from typing import Any
 
 from stobatch.reporting.facts import Facts, at_radius, middle
 from stobatch.reporting.markup import Html, bullets, join, tag
-from stobatch.reporting.tables import guarantee_line
+from stobatch.reporting.tables import NOT_LOOKED_FOR, guarantee_line
 from stobatch.reporting.words import interval, percent, points, spoken
 
 _STATUS_MEANINGS = {
@@ -31,6 +31,7 @@ def identity(facts: Facts) -> Html:
 def guarantee_card(facts: Facts) -> Html:
     """What is guaranteed about the training data, by whom, and what speaks against it; never without its status."""
     note = [] if facts.guarantee.get("audits") else [_not_audited(facts)]
+    note.append(tag("p", f"Accuracies assume: {facts.scores.get('test_records', NOT_LOOKED_FOR)}.", class_="muted"))
     return card_of(facts.guarantee, "Privacy towards the training data", *note)
 
 

@@ -11,6 +11,9 @@ from rich.text import Text
 
 from stobatch.auditing.coverage import untested
 
+NOT_LOOKED_FOR = "test records are not training records; nobody looked for copies"
+"""Of scores that were written before anyone did."""
+
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) or float(value).is_integer() else f"{value:.5g}"
@@ -163,6 +166,7 @@ def score_table(scores: dict[str, Any]) -> RenderableType:
         parts.append(table)
     meanings = {under["protocol"]["name"]: under["protocol"]["meaning"] for under in scores["under_attack"]}
     parts += [Text(f"{name}: {meaning}") for name, meaning in meanings.items()]
+    parts.append(Text(f"accuracies assume: {scores.get('test_records', NOT_LOOKED_FOR)}"))
     return Group(*parts, flag_panel(scores["flags"]))
 
 

@@ -24,7 +24,7 @@ from stobatch.files import write_tensors
 from stobatch.loading import TrainedModel, seeds_of
 from stobatch.models import Classifier
 from stobatch.types import PAPER_RANGE, Norm, Radius
-from stobatch.verbs.tables import Columns, Tick, open_run, tabulate, test_examples
+from stobatch.verbs.tables import Columns, Tick, about_test_records, open_run, tabulate, test_examples
 
 _PROBED = 100
 """Test inputs that the sanity flags' own attacks are run on."""
@@ -161,6 +161,7 @@ def evaluate(
         "training_hash": model.config.training_hash,
         "settings": settings.to_dict(),
         "rows": len(opened.test),
+        "test_records": about_test_records(model, dataset),
         "norm": str(unit.norm),
         "input_range": str(unit.range),
         "guarantee": model.guarantee.to_dict(),
