@@ -31,6 +31,9 @@ class DataConfig(Settings):
     train_limit: int | None = setting(None, at_least=1, doc="Use only the first so many training examples")
     test_limit: int | None = setting(None, at_least=1, doc="Use only the first so many test examples")
     augment: bool = setting(False, doc="Augment the training images as Appendix P describes, once, before batching")
+    allow_overlap: bool = setting(
+        False, doc="Go on although test records of your own data are training records; every report says so"
+    )
 
 
 PUBLIC_DATA = ("mnist", "small_digits", "cifar10", "tiny_imagenet")
@@ -340,7 +343,10 @@ class RunConfig(Settings):
         # Without canaries, and with one trainer, a training is what it was before there were any.
         special = (("canaries",) if self.canaries.num else ()) + (("trainers",) if self.trainers.num > 1 else ())
         parts = ("method", "data", "model", "training", "seed", *special)
-        return content_hash({name: value for name, value in self.to_dict().items() if name in parts})
+        plain = {name: value for name, value in self.to_dict().items() if name in parts}
+        # What is said of an accuracy changes no weight.
+        plain["data"] = {name: value for name, value in plain["data"].items() if name != "allow_overlap"}
+        return content_hash(plain)
 
 
 def load_config(path: Path) -> RunConfig:

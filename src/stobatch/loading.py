@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from stobatch.auditing.coverage import recheck
 from stobatch.certification import Answers, Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
@@ -53,7 +54,7 @@ class TrainedModel:
         """The claim, void where the seed is public, in the light of the run's audits."""
         held = self.claim.with_public_seed() if self.plan.public_seeds else self.claim
         with as_written(self.run.path / "audit.json"):
-            return held.audited(self.run.read("audit")["findings"] if self.run.has("audit") else ())
+            return held.audited(recheck(self.run.read("audit")["findings"]) if self.run.has("audit") else ())
 
     @property
     def certifies(self) -> bool:

@@ -38,10 +38,15 @@ class Status(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What an audit can say. It never proves: an attack that fails may only have been too weak."""
+    """What an audit can say. It never proves: an attack that fails may only have been too weak.
+
+    Of a single claim it is consistent, refuted or not tested; partly tested is said of several.
+    """
 
     CONSISTENT = "consistent"
     REFUTED = "refuted"
+    PARTLY_TESTED = "partly tested"
+    NOT_TESTED = "not tested"
 
 
 @dataclass(frozen=True)

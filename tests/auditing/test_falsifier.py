@@ -425,7 +425,8 @@ def test_without_certified_inputs_the_finding_says_so() -> None:
     assert len(nearest(verifier, certificates, CHEAP, seeded())) == 0
     made = falsify(verifier, certificates, CHEAP, seeded(), tick=heard.append)
     finding = finding_of(verifier.kinds[0], made.columns, CHEAP, certified=0, num_kinds=1)
-    assert finding.verdict is Verdict.CONSISTENT
+    assert finding.verdict is Verdict.NOT_TESTED
+    assert finding.details["could_not_refute"] == "no input has a certified ball"
     assert finding.statement == "No input has a certified ball, so there is nothing to break."
     assert heard == [1.0]
     assert len(made.points) == 0

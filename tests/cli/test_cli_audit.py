@@ -115,6 +115,33 @@ def test_instruments_add_up_and_replace_what_they_found_before(cli, tmp_path):
     assert {f["details"]["trials"] for f in again["findings"] if f["instrument"] == "release"} == {60}
 
 
+def test_certificates_of_nothing_are_not_tested(cli, tmp_path):
+    """A radius that no bound reaches: certified nowhere, so no attack can break anything."""
+    run = tmp_path / "run"
+    stobatch.train(recipe("audit.sound").override_all(QUICK), run, quiet=True)
+    assert cli("certify", run, "--set", "evaluation.radii=[1.9]", "--json").code == 0
+    done = cli("audit", run, "--instrument", "certificates", "--json")
+    assert done.code == 3, done.err
+    document = done.json()
+    assert document["verdict"] == "not tested"
+    assert [finding["verdict"] for finding in document["findings"]] == ["not tested"]
+    assert [(claim["about"], claim["verdict"]) for claim in document["claims"]] == [
+        ("privacy", "not tested"),
+        (document["findings"][0]["about"], "not tested"),
+    ]
+    words = " ".join(cli("audit", run, "--instrument", "certificates").out.split())
+    assert "NOT TESTED: no claim of this run was tested." in words
+    assert "not tested: privacy (no instrument was used on it)" in words
+    assert "(no input has a certified ball)" in words
+    assert "CONSISTENT" not in words
+    # Once something is tested, the rest is still named.
+    many = ["--instrument", "many_runs", "--trainings", "32", "--set", "audit.models_at_once=16"]
+    partly = cli("audit", run, *many, "--json")
+    assert partly.code == 0, partly.err
+    assert partly.json()["verdict"] == "partly tested"
+    assert [claim["verdict"] for claim in partly.json()["claims"]] == ["consistent", "not tested"]
+
+
 # Interrupted.
 
 

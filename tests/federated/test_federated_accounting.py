@@ -149,10 +149,14 @@ class Forgets(Party):
         return Answer(found.gradients, self.rounds)
 
 
-def test_a_party_that_does_not_count_is_found_out(tmp_path: Path) -> None:
+def test_a_party_that_does_not_count_is_excluded_and_nothing_is_said_about_its_records(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
-    with pytest.raises(FederationError, match="north counts 0 answers and has given 1"):
-        converse(federation, Table(opened(directories) | {"north": Forgets.open(directories["north"])}))
+    model = converse(federation, Table(opened(directories) | {"north": Forgets.open(directories["north"])}))
+    assert federation.excluded == {"north": "north counts 0 answers and has given 1."}
+    assert model.run.read("federation")["answers_received"] == {"north": 0, "east": 6, "south": 4}
+    assert model.guarantee.unit == "training example of any one party but north"
+    assert "nothing is said about the records of north, which was excluded" in " ".join(model.guarantee.objections)
+    assert stobatch.load(federation.run.path).guarantee == model.guarantee
 
 
 def test_a_ledger_that_was_set_back_is_found_out(tmp_path: Path) -> None:
@@ -162,7 +166,17 @@ def test_a_ledger_that_was_set_back_is_found_out(tmp_path: Path) -> None:
     for _ in range(2):
         federation.combine(Table(parties).answers(federation.asked(), federation))
     Ledger().save(directories["north"])
-    with pytest.raises(FederationError, match="north counts 1 answers and has given 3"):
+    federation.combine(Table(parties).answers(federation.asked(), federation))
+    assert federation.excluded == {"north": "north counts 1 answers and has given 3."}
+    assert "north" not in Federation.open(federation.run.path).asked()
+
+
+def test_a_ledger_that_was_set_back_before_a_server_goes_on_is_refused_at_once(tmp_path: Path) -> None:
+    federation, directories = started(tmp_path / "run")
+    parties = opened(directories)
+    federation.enrol(Table(parties).statements())
+    for _ in range(2):
         federation.combine(Table(parties).answers(federation.asked(), federation))
+    Ledger(1, 0).save(directories["north"])
     with pytest.raises(FederationError, match="north counts 1 answers and has given 2"):
         Federation.open(federation.run.path).enrol(Table(parties).statements())

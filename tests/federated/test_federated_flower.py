@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -138,8 +141,8 @@ def test_absent_parties_are_waited_for_and_then_named(tmp_path: Path) -> None:
 
     federation, directories = started(tmp_path / "run")
     grid = LocalGrid(flower.client_app(), list(directories.values())[:2])
-    with pytest.raises(FederationError, match="2 of 3 parties are there"):
-        flower.FlowerPost(grid, len(federation.parties), patience=0.1).statements()
+    with pytest.raises(FederationError, match=r"no word from south\. Start all parties"):
+        federation.enrol(flower.FlowerPost(grid, len(federation.parties), patience=0.1).statements())
 
 
 def two_rounds() -> RunConfig:
@@ -183,3 +186,118 @@ def test_the_app_that_is_sent_to_parties_has_no_code_of_its_own(tmp_path: Path) 
 def test_without_flower_the_way_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"Flower is not installed. Install it: pip install 'stobatch\[flower\]'"):
         federate(terms(), tmp_path / "run", dataset=pictures(), rounds=deployed, quiet=True)
+
+
+# Parties that are gone, and those that are not who they say.
+
+
+class Gone:
+    """What a grid does when nodes are killed: from some message on, they are silent or known to be away."""
+
+    def __init__(self, grid: Any, nodes: set[int], after: int) -> None:
+        self.grid, self.nodes, self.left = grid, nodes, after
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.grid.get_node_ids() if self.left > 0 or node not in self.nodes]
+
+    def send_and_receive(self, messages: list[Any], *, timeout: float | None = None) -> list[Any]:
+        self.left -= 1
+        alive = [m for m in messages if self.left >= 0 or m.metadata.dst_node_id not in self.nodes]
+        return list(self.grid.send_and_receive(alive, timeout=timeout))
+
+
+@without_flower
+def test_a_party_that_is_killed_midway_is_left_out_and_counted_as_if_it_had_answered(tmp_path: Path) -> None:
+    from local_grid import LocalGrid
+
+    from stobatch.federated import converse, flower
+
+    federation, directories = started(tmp_path / "run")
+    grid = Gone(LocalGrid(flower.client_app(), directories.values()), {101}, after=3)
+    model = converse(federation, flower.FlowerPost(grid, 3))  # type: ignore[arg-type]
+    assert model.run.read("federation")["answers_received"] == {"north": 2, "east": 6, "south": 4}
+    assert model.run.read("training")["rounds"] == {"north": 6, "east": 6, "south": 4}
+    assert Ledger.of(directories["north"]).accounted == 2
+
+
+@without_flower
+def test_a_name_belongs_to_the_node_whose_key_was_registered(tmp_path: Path) -> None:
+    from local_grid import LocalGrid
+
+    from stobatch.federated import flower
+
+    federation, directories = started(tmp_path / "run")
+    grid = LocalGrid(flower.client_app(), directories.values())
+    right = dict(zip(directories, (101, 102, 103), strict=True))
+    assert set(flower.FlowerPost(grid, 3, registered=right).statements()) == set(directories)
+    swapped = right | {"north": 102, "east": 101}
+    with pytest.raises(FederationError, match=r"node \d+ calls itself (north|east), whose key is another node's"):
+        flower.FlowerPost(grid, 3, registered=swapped).statements()
+    # A node without a registered key is not even asked.
+    two = {name: right[name] for name in ("north", "east")}
+    assert set(flower.FlowerPost(grid, 2, registered=two).statements()) == {"north", "east"}
+
+
+@without_flower
+def test_a_malformed_message_is_one_party_less(tmp_path: Path) -> None:
+    from flwr.app import ConfigRecord, RecordDict
+    from local_grid import LocalGrid
+
+    from stobatch.federated import flower
+
+    federation, directories = started(tmp_path / "run")
+    grid = LocalGrid(flower.client_app(), directories.values())
+    post = flower.FlowerPost(grid, 3)
+    federation.enrol(post.statements())
+
+    def mangled(messages: list[Any], *, timeout: float | None = None) -> list[Any]:
+        replies = LocalGrid.send_and_receive(grid, messages)
+        for reply in replies:
+            if reply.metadata.src_node_id == 101:
+                reply.content = RecordDict(
+                    {"answer": ConfigRecord({"x": 1}), "count": ConfigRecord({"rounds": "many"})}
+                )
+        return replies
+
+    grid.send_and_receive = mangled  # type: ignore[method-assign]
+    said = post.answers(federation.asked(), federation)
+    assert isinstance(said["north"], FederationError)
+    federation.combine(said)
+    assert (federation.step, federation.silent["north"]) == (1, 1)
+
+
+@pytest.mark.slow
+@without_flower
+def test_the_server_takes_no_node_without_a_registered_key_and_no_node_takes_another_server(tmp_path: Path) -> None:
+    from contextlib import ExitStack
+
+    from stobatch.federated import loopback
+    from stobatch.federated.keys import make_certificates, make_party_key
+
+    home, log = tmp_path / "home", tmp_path / "link.log"
+    (home / "other").mkdir(parents=True)
+    ours, theirs = make_certificates(home, loopback.HERE), make_certificates(home / "other", loopback.HERE)
+    environment, port = quiet_environment(home), loopback._free_port()
+    loopback.write_connection(home, f"{loopback.HERE}:{port}", ours.authority)
+    known, stranger = tmp_path / "known.key", tmp_path / "stranger.key"
+    with ExitStack() as running:
+        running.enter_context(
+            loopback._process(loopback.superlink_command(loopback.HERE, port, ours), log, environment)
+        )
+        loopback._wait_for(port, log)
+        node = loopback.register(make_party_key(known), environment)
+        make_party_key(stranger)
+        for name, key, authority in (("good", known, ours), ("stranger", stranger, ours), ("fooled", known, theirs)):
+            command = loopback.supernode_command(
+                f"{loopback.HERE}:{port}", loopback._free_port(), authority.authority, key, tmp_path / "party"
+            )
+            with loopback._process(command, tmp_path / f"{name}.log", environment):
+                until = time.monotonic() + 60
+                heard = f"SuperNode ID: {node}"
+                while time.monotonic() < until and heard not in (tmp_path / f"{name}.log").read_text():
+                    if name != "good" and re.search("rror|ailed|not found", (tmp_path / f"{name}.log").read_text()):
+                        break
+                    time.sleep(0.5)
+            said = (tmp_path / f"{name}.log").read_text()
+            assert (heard in said) is (name == "good"), said[-2000:]
+    assert stat.S_IMODE(known.stat().st_mode) == 0o600

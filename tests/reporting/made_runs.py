@@ -248,10 +248,11 @@ def of_membership(verdict: str, epsilon: float = 0.21, claimed: float | None = 1
     )  # fmt: skip
 
 
-def of_certificates(verdict: str, kind: str = "corrected", broken: int = 0) -> dict[str, Any]:
+def of_certificates(verdict: str, kind: str = "corrected", broken: int = 0, attacked: int = 50) -> dict[str, Any]:
     return finding(
-        "certificates", verdict, kind, certified=140, attacked=50, broken=broken, broken_by={"madry": broken}
-    )
+        "certificates", verdict, kind,
+        certified=140 if attacked else 0, attacked=attacked, broken=broken, broken_by={"madry": broken},
+    )  # fmt: skip
 
 
 def audit(*findings: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from stobatch.errors import RunError
 from stobatch.runs import Run
 
 OVERVIEW = "One row for each finding"
+CLAIMS = "Every claim of this run"
 
 
 def audited(path: Path, *findings: dict[str, Any], found: dict[str, Any] | None = None) -> Run:
@@ -42,7 +43,8 @@ def test_a_run_that_was_never_audited_says_so_with_the_command(path):
     assert "audits" not in scores()["guarantee"]
     assert "Nothing was audited yet. To do so: stobatch audit RUN" in card(found)
     assert OVERVIEW not in found.prose
-    assert "Audits" not in found.prose
+    assert "No claim of this run was tested." in found.prose
+    assert [row[1] for row in found.table(CLAIMS)[1:]] == ["not tested"] * 3
 
 
 @pytest.mark.parametrize(("status", "instrument"), [("proved", "many_runs"), ("none", "membership")])
@@ -56,7 +58,7 @@ def test_an_audit_of_certificates_alone_is_none_of_privacy(path, status, instrum
 def test_a_refutation_is_on_the_card_whatever_was_claimed(path, status):
     found = page(audited(path, of_release("refuted"), found={**scores(), "guarantee": guarantee(status)}))
     assert card(found).strip().startswith("REFUTED: ε = 1.25 An audit or a counterexample shows that this does not")
-    assert "Audited refuted: what release found about privacy (evidence/release.json)" in card(found)
+    assert "Audits refuted: what release found about privacy (evidence/release.json)" in card(found)
     assert "card refuted" in found.classes()
     assert not {"card claimed", "card proved"} & found.classes()
     assert "proved: ε" not in found.prose
@@ -65,12 +67,12 @@ def test_a_refutation_is_on_the_card_whatever_was_claimed(path, status):
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [("claimed", "CLAIMED, NOT PROVED: ε"), ("proved", "proved: ε"), ("none", "NO PRIVACY GUARANTEE")],
+    [("claimed", "CLAIMED, NOT PROVED: ε"), ("proved", "proved: ε")],
 )
 def test_a_survived_attack_changes_no_status(path, status, words):
     found = page(audited(path, of_membership("consistent"), found={**scores(), "guarantee": guarantee(status)}))
     assert card(found).strip().startswith(words)
-    assert "Audited consistent: what membership found about privacy (evidence/membership.json)" in card(found)
+    assert "Audits consistent: what membership found about privacy (evidence/membership.json)" in card(found)
     assert "Nothing was refuted here." in found.prose
     assert "Attacks that fail prove nothing" in found.prose
 
@@ -158,9 +160,23 @@ def test_membership_is_held_against_the_epsilon_for_replacing(path, claimed, hel
     assert found.table("Members found at thresholds")[1] == ["0.01", "4.4% [4.0, 5.0]", "1.1% [0.9, 1.3]"]
 
 
+def test_a_claim_that_nothing_tested_is_named_beside_those_that_were(path):
+    found = page(audited(path, of_membership("consistent"), of_certificates("consistent", attacked=0)))
+    assert found.table(CLAIMS)[1:] == [
+        ["privacy", "consistent", ""],
+        ["certificates by the published rule", "not tested", "no instrument was used on it"],
+        ["certificates by the corrected rule", "not tested", "no input has a certified ball"],
+    ]
+    assert "Nothing was refuted here. Not tested: certificates by the published rule (no instrument" in found.prose
+    assert [row[2] for row in found.table(OVERVIEW)[1:]] == ["consistent", "not tested"]
+    assert "chip not-tested" in found.classes()
+
+
 def test_where_nothing_is_claimed_membership_has_no_ceiling(path):
     none = {**scores(), "guarantee": guarantee("none")}
     found = page(audited(path, of_membership("consistent", claimed=None), found=none))
+    assert "No claim of this run was tested." in found.prose
+    assert "Audits not tested: what membership found about privacy" in card(found)
     assert found.table(OVERVIEW)[1][4] == "nothing is claimed"
     assert "most that" not in found.prose
     assert "ceiling" not in found.prose

@@ -13,13 +13,15 @@ honest certificate of failure probability 5% may fail on all of them at once, on
 **Guarantee.** Let c be the confidence. Where all claims of a verifier hold, one of its kinds is refuted with
 probability at most 1 - c, whatever the attacks do: half of that is shared by the sign tests of all inputs and kinds,
 half by the binomial tests of the kinds (Bonferroni). On a single pass nothing is left to chance. A kind that is not
-refuted is not proved: the attacks may have been too weak. Assumes what the verifier assumes of its draws.
+refuted is not proved: the attacks may have been too weak. One without a certified ball, or whose tests have too few
+draws to reach their level, is not tested. Assumes what the verifier assumes of its draws.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import exp
 
 import numpy as np
 import torch
@@ -148,6 +150,7 @@ def finding_of(
     level = (1 - settings.confidence) / 2 / num_kinds
     allowed = int(binom.isf(level, retests, kind.failure_probability)) if retests else 0
     refuted = overclaims > allowed if kind.failure_probability else bool(broken.any())
+    powerless = _could_not_refute(kind, settings, attacked, num_kinds)
     by_attack = Counter(name for name, hit in zip(columns["attack"], broken, strict=True) if hit)
     exact = [flag for flag in columns["broken_float64"] if flag is not None]
     return Finding(
@@ -156,7 +159,7 @@ def finding_of(
         claim=f"{kind.status}: within its radius ({kind.unit.norm} over {kind.unit.range}) no input gets another label "
         f"from the {kind.function.replace('_', ' ')}{_but_for(kind)} ({kind.source})",
         claim_status=kind.status,
-        verdict=Verdict.REFUTED if refuted else Verdict.CONSISTENT,
+        verdict=Verdict.REFUTED if refuted else Verdict.NOT_TESTED if powerless else Verdict.CONSISTENT,
         statement=_statement(kind, certified, attacked, int(broken.sum()), sum(exact), retests, overclaims, allowed),
         threat_model="white box: knows the network and the law of its noise, not the draws; any point of the ball",
         attack=f"{', '.join(settings.attacks)}; {settings.steps} steps, {settings.restarts} starts, "
@@ -175,8 +178,26 @@ def finding_of(
             "retests": retests,
             "overclaims": overclaims,
             "allowed_overclaims": allowed,
+            "could_not_refute": None if refuted else powerless or None,
         },
     )
+
+
+def _could_not_refute(kind: CertificateKind, settings: FalsifierSettings, attacked: int, num_kinds: int) -> str:
+    """Why even attacks that always win would refute nothing; empty where they would.
+
+    A vote is judged by Hoeffding's inequality or the sign test, whose smallest chances are e^(-n/2) and 2^-n. That a
+    certificate fails too often is said by a binomial test, which needs more retests than chance may fail.
+    """
+    if not attacked:
+        return "no input has a certified ball"
+    level = (1 - settings.confidence) / 2
+    if kind.function == Vote.name and exp(-settings.judging_draws / 2) > level / (attacked * num_kinds):
+        return f"{settings.judging_draws} draws can never show that a label lost"
+    chance, retests = kind.failure_probability, settings.retests
+    if chance and binom.isf(level / num_kinds, retests, chance) >= retests:
+        return f"{retests} certificates made anew can never show more failures than chance explains"
+    return ""
 
 
 def _deployed(verifier: Verifier, kind: CertificateKind, settings: FalsifierSettings, memory_mb: int) -> Deployed:

@@ -14,7 +14,8 @@ class Finding:
 
     **Guarantee.** Where the claim holds, `verdict` is refuted with probability at most 1 - confidence over the audit's
     own randomness, whatever was audited. A claim that is proved by a trade-off curve is the curve: a bound that assumes
-    it may refute as well.
+    it may refute as well. It is consistent only if an attack that always wins would have refuted the claim; otherwise
+    it is not tested, and `details["could_not_refute"]` says why.
     """
 
     instrument: str

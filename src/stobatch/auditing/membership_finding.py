@@ -33,17 +33,20 @@ def membership_finding(
     rates = ", ".join(
         f"{measured[0]:.2%} at a false-positive rate of {rate:g}" for rate, measured in result.tpr_at.items()
     )
-    against, needed = "nothing is claimed", None
+    against, needed, powerless = "nothing is claimed", None, "nothing is claimed"
     if claim.status is not Status.NONE:
         needed = targets_needed(min(epsilon, MOST_EPSILON), delta=delta, confidence=confidence)
-        reach = f", which fewer than {needed} attacked models can never refute" if result.num_targets < needed else ""
+        too_few = result.num_targets < needed
+        powerless = f"fewer than {needed} attacked models can never refute it" if too_few else ""
+        reach = f", which fewer than {needed} attacked models can never refute" if too_few else ""
         against = f"{epsilon:.4g} is {claim.status} for replacing one{reach}"
+    refuted = result.epsilon_bound.epsilon > epsilon
     return Finding(
         instrument="membership",
         about="privacy",
         claim=str(claim),
         claim_status=claim.status,
-        verdict=Verdict.REFUTED if result.epsilon_bound.epsilon > epsilon else Verdict.CONSISTENT,
+        verdict=Verdict.REFUTED if refuted else Verdict.NOT_TESTED if powerless else Verdict.CONSISTENT,
         statement=f"members are told from others with an AUROC of {result.auroc:.3f} ({low:.3f} to {high:.3f}); true "
         f"positives: {rates}; {said(result.epsilon_bound)}, where {against}",
         threat_model="the attacker queries the trained model, and trains models of its own on records like these",
@@ -54,6 +57,7 @@ def membership_finding(
             "claimed_epsilon": None if claim.status is Status.NONE else epsilon,
             "claimed_delta": delta,
             "targets_needed": needed,
+            "could_not_refute": None if refuted else powerless or None,
             "neighbours": str(Neighbours.REPLACE_ONE),
         },
     )

@@ -288,7 +288,10 @@ def audit(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Try to refute what a run claims: its privacy, by attacks on trainings; its certificates, inside every ball."""
+    """Try to refute what a run claims: its privacy, by attacks on trainings; its certificates, inside every ball.
+
+    Exits with 1 if a claim was refuted, with 3 if none was tested.
+    """
     from stobatch import verbs
 
     said = {"audit.instruments": instrument, "audit.trainings": trainings, "audit.confidence": confidence}
@@ -302,6 +305,8 @@ def audit(
     _print(document, as_json, *tables.audit_tables(document))
     if _refuted(document, *Status):
         raise SystemExit(1)
+    if document["claims"] and document["verdict"] == Verdict.NOT_TESTED:
+        raise SystemExit(3)
 
 
 def _refuted(audit: dict[str, Any], *statuses: Status) -> bool:

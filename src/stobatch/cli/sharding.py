@@ -33,12 +33,14 @@ def shard(
         if recipe or config or set_:
             raise SettingError("--check takes no settings.", remedy="Write `stobatch shard --check DIR`.")
         document = verbs.check_shards(check, quiet=as_json)
-        _print(document, as_json, f"checked {_line(document)}", *_warnings(document["repeated_records"]))
+        _print(
+            document, as_json, f"checked {_line(document)}", *_warnings(document["repeated_records"]), _copies(document)
+        )
     elif out is not None:
         settings = _config(recipe, config, set_, None, None)
         document = verbs.shard(settings, out, num_shards=num_shards, seed=seed, quiet=as_json)
         use = f"train on it with --set data.name=shards --set machine.data_root={out}"
-        _print(document, as_json, f"wrote {_line(document)}", use)
+        _print(document, as_json, f"wrote {_line(document)}", _copies(document), use)
 
 
 def _line(document: dict[str, Any]) -> str:
@@ -49,6 +51,11 @@ def _line(document: dict[str, Any]) -> str:
         f"shards of {size}, {info['num_test']:,} test examples, {document['bytes'] / 1e6:,.1f} MB as "
         f"{document['encoding']}, dealt by {document['dealt']['rule'].removeprefix('by ')}"
     )
+
+
+def _copies(document: dict[str, Any]) -> str:
+    copies, tests = document["test_copies"], document["dataset"]["num_test"]
+    return f"{'warning: ' if copies else ''}{copies:,} of {tests:,} test examples are training examples"
 
 
 def _warnings(repeated: dict[str, Any]) -> list[str]:

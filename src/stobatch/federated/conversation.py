@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from stobatch.federated.party import Answer, Party, Spent, Statement
-from stobatch.federated.server import Federation
+from stobatch.federated.party import Party, Spent, Statement
+from stobatch.federated.server import Federation, Said
 from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel
 from stobatch.progress import progress
@@ -20,8 +20,11 @@ class Post(Protocol):
     def statements(self) -> dict[str, Statement]:
         """What every party says of itself."""
 
-    def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Answer]:
-        """The answers of these parties to the present step; those whose rounds are spent are left out."""
+    def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Said]:
+        """What these parties say to the present step; nothing of those that are silent for `method.answer_within`."""
+
+    def counts(self, names: Sequence[str]) -> dict[str, int]:
+        """How many answers these parties count, of those that can be reached."""
 
 
 class Rounds(Protocol):
@@ -42,6 +45,8 @@ def converse(federation: Federation, post: Post, *, quiet: bool = True) -> Train
                 stop.raise_if_asked()
                 federation.combine(post.answers(federation.asked(), federation))
                 advance(1, note=federation.note)
+        if silent := federation.silent_parties():
+            federation.hear(post.counts(silent))
         return federation.finish()
 
 
@@ -54,14 +59,17 @@ class Table:
     def statements(self) -> dict[str, Statement]:
         return {name: party.statement() for name, party in self.parties.items()}
 
-    def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Answer]:
-        found = {}
+    def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Said]:
+        found: dict[str, Said] = {}
         for name in names:
             try:
                 found[name] = self.parties[name].answer(federation.parameters(), federation.step, federation.agreed)
             except Spent:
-                continue
+                found[name] = None
         return found
+
+    def counts(self, names: Sequence[str]) -> dict[str, int]:
+        return {name: self.parties[name].rounds for name in names}
 
 
 def in_process(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,10 +25,13 @@ from torch import Tensor
 
 from stobatch.federated.conversation import converse
 from stobatch.federated.party import Answer, Party, Refused, Spent, Statement
-from stobatch.federated.server import Federation, FederationError
+from stobatch.federated.server import Federation, FederationError, Said
 
 PATIENCE = 600.0
-"""Seconds that the server waits for parties to appear, and for their answers."""
+"""Seconds that the server waits for parties to appear."""
+
+CLOSING = 60.0
+"""Seconds that parties which had been silent have in the end to say what they counted."""
 
 _FAILED = {"what": "a party could not compute its answer.", "why": "Its own log says why.", "remedy": "Ask its owner."}
 
@@ -107,19 +111,36 @@ class FlowerPost:
     grid: Grid
     num_parties: int
     patience: float = PATIENCE
+    registered: Mapping[str, int] = field(default_factory=dict)
+    """The nodes that the parties' keys were registered for, if they were: then nobody else is asked or believed."""
     nodes: dict[str, int] = field(default_factory=dict)
 
     def statements(self) -> dict[str, Statement]:
         found: dict[str, Statement] = {}
-        for reply in self._exchange([Message(RecordDict(), node, MessageType.QUERY) for node in self._all_nodes()]):
-            said = Statement(**json.loads(str(self._content(reply)["statement"]["json"])))
+        for reply in self._exchange(self._query(self._all_nodes()), self.patience):
+            said, node = self._statement(reply), reply.metadata.src_node_id
             if said.name in found:
                 raise FederationError(f"two parties call themselves {said.name}.", remedy="Start each party once.")
+            if self.registered and self.registered.get(said.name) != node:
+                raise FederationError(
+                    f"node {node} calls itself {said.name}, whose key is another node's.",
+                    remedy="Start every party with its own key and its own directory.",
+                )
             found[said.name] = said
-            self.nodes[said.name] = reply.metadata.src_node_id
+            self.nodes[said.name] = node
         return found
 
-    def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Answer]:
+    def counts(self, names: Sequence[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        asked = self._query([self.nodes[name] for name in names if name in self.nodes])
+        for reply in self._exchange(asked, min(self.patience, CLOSING)):
+            with suppress(FederationError):
+                said = self._statement(reply)
+                if self.nodes.get(said.name) == reply.metadata.src_node_id:
+                    found[said.name] = said.rounds
+        return found
+
+    def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Said]:
         question = ConfigRecord({"step": federation.step, "terms": federation.agreed})
         asked = [
             Message(
@@ -129,33 +150,46 @@ class FlowerPost:
                 group_id=str(federation.step),
             )
             for name in names
+            if name in self.nodes
         ]
         who = {node: name for name, node in self.nodes.items()}
-        found: dict[str, Answer] = {}
-        for reply in self._exchange(asked):
-            name, content = who[reply.metadata.src_node_id], self._content(reply)
-            if "answer" in content:
-                found[name] = Answer(unpacked(content["answer"]), int(content["count"]["rounds"]))
+        found: dict[str, Said] = {}
+        for reply in self._exchange(asked, federation.method.answer_within):
+            name = who.get(reply.metadata.src_node_id)
+            if name is None:
+                continue
+            try:
+                content = self._content(reply)
+                found[name] = _answer(content) if "answer" in content else None
+            except FederationError as error:
+                found[name] = error
         return found
 
+    def _query(self, nodes: Iterable[int]) -> list[Message]:
+        return [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
+
+    def _statement(self, reply: Message) -> Statement:
+        try:
+            return Statement(**json.loads(str(self._content(reply)["statement"]["json"])))
+        except (KeyError, TypeError, ValueError):
+            raise FederationError("a party's statement cannot be read.", remedy="Ask its owner.") from None
+
     def _all_nodes(self) -> list[int]:
+        """Everyone; when patience is over, whoever is there."""
         until = time.monotonic() + self.patience
-        while len(nodes := list(self.grid.get_node_ids())) < self.num_parties:
-            if time.monotonic() > until:
-                raise FederationError(
-                    f"{len(nodes)} of {self.num_parties} parties are there.", remedy="Start the others."
-                )
+        while len(nodes := self._present()) < self.num_parties and time.monotonic() < until:
             time.sleep(0.2)
         return nodes
 
-    def _exchange(self, messages: list[Message]) -> list[Message]:
-        replies = list(self.grid.send_and_receive(messages, timeout=self.patience))
-        if len(replies) < len(messages):
-            raise FederationError(
-                f"{len(messages) - len(replies)} of {len(messages)} parties gave no answer in {self.patience:g} s.",
-                remedy="See that they run, then continue with --resume.",
-            )
-        return replies
+    def _present(self) -> list[int]:
+        known = set(self.registered.values())
+        return [node for node in self.grid.get_node_ids() if not known or node in known]
+
+    def _exchange(self, messages: list[Message], seconds: float) -> list[Message]:
+        """Replies that come in time; a message that nobody took by then is not delivered any more."""
+        for message in messages:
+            message.metadata.ttl = seconds
+        return list(self.grid.send_and_receive(messages, timeout=seconds)) if messages else []
 
     def _content(self, reply: Message) -> Any:
         """What a reply says; a party whose rounds are spent has nothing to say, any other refusal is an error."""
@@ -167,6 +201,13 @@ class FlowerPost:
         return reply.content
 
 
+def _answer(content: Any) -> Answer:
+    try:
+        return Answer(unpacked(content["answer"]), int(content["count"]["rounds"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise FederationError("a party's answer cannot be read.", remedy="Ask its owner.") from None
+
+
 FederationOf = Callable[[Context], Federation]
 
 
@@ -174,12 +215,23 @@ def _named_in_run_config(context: Context) -> Federation:
     return Federation.open(Path(str(context.run_config["run"])))
 
 
+def _registered(context: Context) -> dict[str, int]:
+    """Which node is whose, from `--run-config 'nodes="north=123 east=456"'`; empty where nodes have no keys."""
+    text = str(context.run_config.get("nodes", ""))
+    try:
+        return {name: int(node) for name, node in (pair.split("=") for pair in text.split())}
+    except ValueError:
+        raise FederationError(
+            f"nodes={text} cannot be read.", remedy="Write name=node for each party, as in north=123 east=456."
+        ) from None
+
+
 def server_app(federation_of: FederationOf = _named_in_run_config) -> ServerApp:
     """Runs the federation whose directory the run names: `flwr run APP --run-config 'run="/path/to/the/run"'`."""
 
     def main(grid: Grid, context: Context) -> None:
-        federation = federation_of(context)
-        converse(federation, FlowerPost(grid, len(federation.parties)))
+        federation, registered = federation_of(context), _registered(context)
+        converse(federation, FlowerPost(grid, len(federation.parties), registered=registered))
 
     app = ServerApp()
     app.main()(main)

@@ -1,7 +1,8 @@
 """A real Flower deployment on this machine alone: one SuperLink, a SuperNode for each party, all on 127.0.0.1.
 
-It is what several machines would run, with the same commands; Flower starts a process for every message, so a round
-takes seconds. Nothing leaves the machine: telemetry, update checks and the installation of packages are switched off.
+It is what several machines would run, with the same commands: encrypted, the server known by its certificate, each
+party by its key. Flower starts a process for every message, so a round takes seconds. Nothing leaves the machine:
+telemetry, update checks and the installation of packages are switched off.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from pathlib import Path
 from typing import IO
 
 from stobatch.errors import SettingError
+from stobatch.federated.keys import Certificates, make_certificates, make_party_key
 from stobatch.federated.server import Federation, FederationError
-from stobatch.files import open_private
+from stobatch.files import PRIVATE, open_private
 from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel, load
 
 HERE = "127.0.0.1"
 LOG = "flower.log"
+CONNECTION = "ours"
+NODE_KEY = Path(PRIVATE) / "node.key"
+"""Of a party: it says who its messages are from, and nothing about its records."""
 PATIENCE = 60.0
 """Seconds for a process to listen."""
 
@@ -48,6 +53,7 @@ clientapp = "stobatch_federation:client"
 
 [tool.flwr.app.config]
 run = ""
+nodes = ""
 """
 _MODULE = "from stobatch.federated.flower import client, server\n\n__all__ = ['client', 'server']\n"
 
@@ -79,19 +85,19 @@ def deployed(federation: Federation, directories: Mapping[str, Path], *, quiet: 
         raise SettingError("Flower is not installed.", remedy="Install it: pip install 'stobatch[flower]'.")
     with tempfile.TemporaryDirectory(prefix="stobatch-flower-") as folder, ExitStack() as running:
         home = Path(folder)
-        environment, server = quiet_environment(home), f"{HERE}:{_free_port()}"
-        (home / "config.toml").write_text(f'[superlink.loopback]\naddress = "{server}"\ninsecure = true\n')
-        log = federation.run.path / LOG
-        host, port = server.split(":")
-        link = ("flower-superlink", "--insecure", "--host", host, "--port", port)
-        running.enter_context(_process((*link, "--disable-runtime-dependency-installation"), log, environment))
-        _wait_for(int(port), log)
-        for path in directories.values():
-            own = ("--host", HERE, "--port", str(_free_port()), "--node-config", f"party={json.dumps(str(path))}")
-            node = ("flower-supernode", "--insecure", "--superlink", server, *own)
+        environment, port, log = quiet_environment(home), _free_port(), federation.run.path / LOG
+        certificates = make_certificates(home, HERE)
+        write_connection(home, f"{HERE}:{port}", certificates.authority)
+        running.enter_context(_process(superlink_command(HERE, port, certificates), log, environment))
+        _wait_for(port, log)
+        nodes = {}
+        for name, path in directories.items():
+            key = path / NODE_KEY
+            nodes[name] = register(make_party_key(key), environment)
+            node = supernode_command(f"{HERE}:{port}", _free_port(), certificates.authority, key, path)
             running.enter_context(_process(node, path / LOG, environment))
-        where = f"run={json.dumps(str(federation.run.path.resolve()))}"
-        command = ("flwr", "run", str(write_app(home / "app")), "loopback", "--stream", "--run-config", where)
+        settings = f"run={json.dumps(str(federation.run.path.resolve()))} nodes={json.dumps(told(nodes))}"
+        command = ("flwr", "run", str(write_app(home / "app")), CONNECTION, "--stream", "--run-config", settings)
         with _appended(log) as out:
             subprocess.run(command, env=environment, stdout=out, stderr=out, check=False)
     if not federation.run.is_trained:
@@ -101,6 +107,49 @@ def deployed(federation: Federation, directories: Mapping[str, Path], *, quiet: 
             remedy=f"See {log}, then continue with --resume.",
         )
     return load(federation.run.path, threads=federation.terms.machine.threads)
+
+
+def superlink_command(host: str, port: int, certificates: Certificates) -> tuple[str, ...]:
+    """The server's process: encrypted, and for nodes only whose key is registered."""
+    return (
+        *("flower-superlink", "--host", host, "--port", str(port), "--enable-supernode-auth"),
+        *("--ssl-ca-certfile", str(certificates.authority), "--ssl-certfile", str(certificates.certificate)),
+        *("--ssl-keyfile", str(certificates.key), "--disable-runtime-dependency-installation"),
+    )
+
+
+def supernode_command(server: str, port: int, authority: Path, key: Path, party: Path) -> tuple[str, ...]:
+    """A party's process: it believes the authority alone, and signs with its own key."""
+    return (
+        *("flower-supernode", "--superlink", server, "--root-certificates", str(authority)),
+        *("--auth-supernode-private-key", str(key), "--host", HERE, "--port", str(port)),
+        *("--node-config", f"party={json.dumps(str(party))}"),
+    )
+
+
+def write_connection(home: Path, server: str, authority: Path) -> None:
+    """How `flwr` finds the server, in the settings of its own that `quiet_environment` gives it."""
+    text = (
+        f"[superlink.{CONNECTION}]\naddress = {json.dumps(server)}\nroot-certificates = {json.dumps(str(authority))}\n"
+    )
+    (home / "config.toml").write_text(text)
+
+
+def register(public_key: Path, environment: Mapping[str, str]) -> int:
+    """Tell the server which key is whose; returns the node that this key alone can be."""
+    command = ("flwr", "supernode", "register", str(public_key), CONNECTION, "--format", "json")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    try:
+        return int(json.loads(done.stdout)["node-id"])
+    except (ValueError, KeyError, TypeError):
+        raise FederationError(
+            f"{public_key} cannot be registered.", why=" ".join(done.stdout.split())[:200], remedy="Make it anew."
+        ) from None
+
+
+def told(nodes: Mapping[str, int]) -> str:
+    """Which node is whose, as the server app reads it."""
+    return " ".join(f"{name}={node}" for name, node in nodes.items())
 
 
 def _last_words(log: Path) -> str:

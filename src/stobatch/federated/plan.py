@@ -61,6 +61,8 @@ class FederatedPlan(Plan):
     plans: Mapping[str, DpSgdPlan]
     steps: int
     rounds: Mapping[str, int] = field(default_factory=dict)
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    """Parties whose word the server stopped to believe, and why: nothing is said about their records."""
 
     @property
     def accounts(self) -> tuple[Account, ...]:
@@ -73,20 +75,28 @@ class FederatedPlan(Plan):
 
     def recorded(self, training: Mapping[str, Any]) -> FederatedPlan:
         """With the answers that the parties counted, instead of all they may give."""
-        return replace(self, rounds=training.get("rounds", {}))
+        return replace(self, rounds=training.get("rounds", {}), excluded=training.get("excluded", {}))
 
     @property
     def claim(self) -> PrivacyGuarantee:
-        accounts = self.accounts
+        accounts = [account for account in self.accounts if account.name not in self.excluded]
         worst = max(accounts, key=lambda account: account.epsilon)
+        but = f" but {', '.join(self.excluded)}" if self.excluded else ""
         return replace(
             worst.plan.claim,
             epsilon=worst.epsilon,
             delta=max(account.plan.delta for account in accounts),
-            unit="training example of any one party",
+            unit=f"training example of any one party{but}",
             source="DP-SGD of each party, the largest ε of them, towards the server and everyone else who sees all "
             "messages; docs/federated.md; PLD accountant (dp-accounting)",
             assumptions=(*map(str, accounts), *self._assumptions(worst.plan)),
+            objections=(
+                *worst.plan.claim.objections,
+                *(
+                    f"nothing is said about the records of {name}, which was excluded: {why}"
+                    for name, why in self.excluded.items()
+                ),
+            ),
         )
 
     def _assumptions(self, plan: DpSgdPlan) -> tuple[str, ...]:

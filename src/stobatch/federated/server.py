@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.environment import environment
 from stobatch.errors import RunError, StobatchError
+from stobatch.federated.combining import answer_bound, clip_answer, median, weighted_mean
 from stobatch.federated.party import Answer, Statement
 from stobatch.federated.plan import FederatedPlan
 from stobatch.federated.settings import method_of_terms, sizes_of, terms_hash
@@ -31,6 +34,7 @@ from stobatch.manifest import seal
 from stobatch.runs import Run
 from stobatch.training.averaging import AveragedSGD
 from stobatch.training.device import use_device
+from stobatch.training.engines import Gradients
 from stobatch.training.loop import descend
 from stobatch.training.monitoring import BEFORE_AVERAGING, Monitored
 from stobatch.verbs.training import described, write_start
@@ -42,6 +46,10 @@ WATCHED = Path(PRIVATE) / "held_out.safetensors"
 
 class FederationError(StobatchError):
     """A party that does not fit the federation, or an answer that does not fit the round."""
+
+
+Said = Answer | FederationError | None
+"""What a party says to a question: an answer, why there is none, or nothing because its rounds are spent."""
 
 
 class Federation:
@@ -71,6 +79,12 @@ class Federation:
         self.monitored = Monitored.of(held_out, terms, self.network)
         self.step, self.descents, self.history = 0, 0, list[dict[str, Any]]()
         self.taken, self.counted = dict.fromkeys(self.plan.plans, 0), dict.fromkeys(self.plan.plans, 0)
+        self.silent = dict.fromkeys(self.plan.plans, 0)
+        """Questions since a party was last heard that it may have counted without an answer arriving."""
+        self.excluded: dict[str, str] = {}
+        """Parties that nobody asks any more, and why."""
+        self.clipped = dict.fromkeys(self.plan.plans, 0)
+        self.bounds = self._answer_bounds()
         self.started = time.monotonic()
         if (run / STATE).exists():
             with as_written(run / STATE):
@@ -114,13 +128,22 @@ class Federation:
     def asked(self) -> list[str]:
         """Who takes part in the present step, by the public timetable."""
         steps = self.terms.training.steps
-        return [party.name for party in self.parties if party.takes_part(self.step, steps)]
+        due = [party.name for party in self.parties if party.takes_part(self.step, steps)]
+        return [name for name in due if name not in self.excluded]
+
+    def silent_parties(self) -> list[str]:
+        """Who was asked and not heard since, and so may have counted more answers than the server knows of."""
+        return [name for name, questions in self.silent.items() if questions and name not in self.excluded]
 
     def enrol(self, statements: Mapping[str, Statement]) -> None:
-        """Refuse a party that has other terms, other numbers or somebody else's seeds."""
+        """Refuse a party that has other terms, other numbers or somebody else's seeds.
+
+        All have to be there before the first step. One that is missing later is left out until it is back.
+        """
         missing = set(self.plan.plans) - set(statements)
-        if missing:
+        if missing and not self.step:
             raise FederationError(f"no word from {', '.join(sorted(missing))}.", remedy="Start all parties.")
+        statements = {name: said for name, said in statements.items() if name not in self.excluded}
         marks: dict[str, str] = {}
         for name, said in statements.items():
             if name not in self.plan.plans or said.name != name:
@@ -149,47 +172,118 @@ class Federation:
         for name, said in statements.items():
             self._count(name, said.rounds, given=self.taken[name])
 
+    def hear(self, counts: Mapping[str, int]) -> None:
+        """Believe what parties that had been silent count in the end; of the others the most is assumed."""
+        for name, counted in counts.items():
+            try:
+                self._count(name, counted, given=self.taken[name])
+            except FederationError as error:
+                self._exclude(name, error)
+
     def _count(self, name: str, counted: int, *, given: int) -> None:
-        """Believe a party's ledger, which knows of crashes, unless it knows of less than the server has seen."""
+        """Believe a party's ledger, which knows of crashes, where it can be right: when it speaks, not at the end."""
+        most = self.plan.plans[name].steps
+        if not counted <= most:
+            raise FederationError(
+                f"{name} counts {counted} answers and may give {most}.",
+                why="A party refuses beyond its rounds, so its count cannot be right.",
+                remedy="Ask its owner.",
+            )
         if counted < max(given, self.counted[name]):
             raise FederationError(
                 f"{name} counts {counted} answers and has given {max(given, self.counted[name])}.",
                 why="Its ledger was set back, so its ε would be too small.",
                 remedy="Restore the party's private/ledger.json.",
             )
-        self.taken[name], self.counted[name] = given, counted
+        self.taken[name], self.counted[name], self.silent[name] = given, counted, 0
 
-    def combine(self, answers: Mapping[str, Answer]) -> None:
-        """One step: Σ B_i g_i / Σ B_i over those who answered, in the order of the terms, and the descent.
+    @property
+    def rounds(self) -> dict[str, int]:
+        """Answers to account for: what a party counts, and every question since that it may have counted, too."""
+        plans = self.plan.plans.items()
+        return {name: min(plan.steps, self.counted[name] + self.silent[name]) for name, plan in plans}
 
-        Where everyone who is asked has spent its rounds, because a crash made some necessary again, the step passes and
-        the model stays what it is.
+    def combine(self, answers: Mapping[str, Said]) -> None:
+        """One step: the mean Σ B_i g_i / Σ B_i of those who answered, or the median, and the descent.
+
+        Every answer is clipped to its public bound first. One that cannot be right, whose count cannot, or that is not
+        finite, excludes its party, and the others go on. Who has not answered is left out of the step, and counted as
+        if it had. Where all who are asked have spent their rounds, because a crash made some necessary again, the step
+        passes and the model stays what it is. Where nobody answered, or nobody usably, nothing happens at all: the
+        state on disk is that of the last step.
         """
-        wanted = {name: tuple(value.shape) for name, value in self.network.named_parameters()}
-        for name, answer in answers.items():
-            if name not in self.asked():
-                raise FederationError(f"{name} was not asked in step {self.step}.", remedy="Follow the timetable.")
-            if {key: tuple(value.shape) for key, value in answer.gradients.items()} != wanted:
-                raise FederationError(
-                    f"the answer of {name} does not fit the network.", remedy="Start all with the same settings."
-                )
-            if not all(bool(value.isfinite().all()) for value in answer.gradients.values()):
-                raise FederationError(f"the answer of {name} is not made of numbers.", remedy="Ask its owner.")
-        weights = {name: self.plan.plans[name].expected_batch_size for name in self.plan.plans if name in answers}
-        if weights:
-            total = sum(weights.values())
-            average = {key: torch.zeros_like(value) for key, value in self.network.named_parameters()}
-            for name, weight in weights.items():
-                for key, value in answers[name].gradients.items():
-                    average[key] += value.to(average[key]) * (weight / total)
-                self._count(name, answers[name].rounds, given=self.taken[name] + 1)
-            self.descents += 1
-            descend(dict(self.network.named_parameters()), average, [self.optimiser])
-            self.network.calibrate()
+        asked = self.asked()
+        if strangers := [name for name in answers if name not in asked]:
+            raise FederationError(f"{strangers[0]} was not asked in step {self.step}.", remedy="Follow the timetable.")
+        said = {name: answers[name] for name in asked if name in answers}
+        absent = {
+            name: said.get(name) for name in asked if isinstance(said.get(name), FederationError) or name not in said
+        }
+        wrong: dict[str, FederationError] = {}
+        usable: dict[str, Gradients] = {}
+        for name, answer in said.items():
+            if isinstance(answer, Answer):
+                try:
+                    usable[name] = self._checked(name, answer)
+                except FederationError as error:
+                    wrong[name] = error
+        if not usable and (wrong or absent):
+            raise self._nobody([error for error in (*wrong.values(), *absent.values()) if error])
+        for name, error in wrong.items():
+            self._exclude(name, error)
+        for name in absent:
+            self.silent[name] += 1
+        if usable:
+            self._descend(usable)
         self.step += 1
         self._look()
         # After every step: one that is asked for again costs the parties privacy.
         self._save()
+
+    def _nobody(self, reasons: Sequence[FederationError]) -> FederationError:
+        remedy = "See that the parties run, then continue with --resume."
+        if reasons:
+            sentences = dict.fromkeys(f"{error.what} {error.why}".strip() for error in reasons)
+            return FederationError(
+                f"no answer in step {self.step} can be used.", why=" ".join(sentences), remedy=remedy
+            )
+        return FederationError(
+            f"nobody answered in step {self.step} within {self.method.answer_within:g} s.", remedy=remedy
+        )
+
+    def _checked(self, name: str, answer: Answer) -> Gradients:
+        """An answer that can be right, clipped; its count is taken down."""
+        wanted = {key: tuple(value.shape) for key, value in self.network.named_parameters()}
+        if {key: tuple(value.shape) for key, value in answer.gradients.items()} != wanted:
+            raise FederationError(
+                f"the answer of {name} does not fit the network.", remedy="Start all with the same settings."
+            )
+        if not all(value.is_floating_point() and bool(value.isfinite().all()) for value in answer.gradients.values()):
+            raise FederationError(f"the answer of {name} is not made of numbers.", remedy="Ask its owner.")
+        self._count(name, answer.rounds, given=self.taken[name] + 1)
+        kept = clip_answer(answer.gradients, self.bounds[name])
+        self.clipped[name] += kept is not answer.gradients
+        return kept
+
+    def _exclude(self, name: str, error: FederationError) -> None:
+        self.excluded[name] = error.what
+        print(f"stobatch: {error.what} It is excluded from step {self.step} on.", file=sys.stderr)
+
+    def _descend(self, usable: Mapping[str, Gradients]) -> None:
+        parameters = dict(self.network.named_parameters())
+        if self.method.combine == "median":
+            combined = median(list(usable.values()), parameters)
+        else:
+            weights = [self.plan.plans[name].expected_batch_size for name in usable]
+            combined = weighted_mean(list(usable.values()), weights, parameters)
+        self.descents += 1
+        descend(parameters, combined, [self.optimiser])
+        self.network.calibrate()
+
+    def _answer_bounds(self) -> dict[str, float]:
+        size = sum(value.numel() for value in self.network.parameters())
+        answers = sum(plan.steps for plan in self.plan.plans.values())
+        return {name: answer_bound(plan, size, answers) for name, plan in self.plan.plans.items()}
 
     def _look(self) -> None:
         training = self.terms.training
@@ -205,8 +299,8 @@ class Federation:
                 why="Their rounds are spent.",
                 remedy="Plan a new federation; what these parties may tell is told.",
             )
-        rounds = self.counted
-        final = self.plan.recorded({"rounds": rounds})
+        rounds = self.rounds
+        final = self.plan.recorded({"rounds": rounds, "excluded": self.excluded})
         self.optimiser.adopt_average()
         self.network.calibrate()
         model = serialise_tensors(self.network.state_dict(), {"config_hash": self.terms.training_hash})
@@ -215,6 +309,9 @@ class Federation:
             {
                 "parties": [account.to_dict() for account in final.accounts],
                 "answers_received": self.taken,
+                "answers_clipped": self.clipped,
+                "answer_bounds": self.bounds,
+                "excluded": self.excluded,
                 "guarantee": final.guarantee.to_dict(),
             },
         )
@@ -222,6 +319,7 @@ class Federation:
             "training",
             {
                 "rounds": rounds,
+                "excluded": self.excluded,
                 "steps": self.descents,
                 "seconds_since_last_start": round(time.monotonic() - self.started, 1),
                 "device": str(self.network.device),
@@ -247,10 +345,17 @@ class Federation:
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         for index, values in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{index}.{key}": value for key, value in values.items()}
-        tensors["answers"] = torch.tensor([list(self.taken.values()), list(self.counted.values())])
+        tensors["answers"] = torch.tensor(
+            [list(numbers.values()) for numbers in (self.taken, self.counted, self.silent, self.clipped)]
+        )
         rows = [[row["step"], row["test_accuracy"]] for row in self.history]
         tensors["history"] = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
-        metadata = {"step": str(self.step), "descents": str(self.descents), "config_hash": self.terms.training_hash}
+        metadata = {
+            "step": str(self.step),
+            "descents": str(self.descents),
+            "config_hash": self.terms.training_hash,
+            "excluded": json.dumps(self.excluded),
+        }
         write_tensors(self.run.path / STATE, tensors, metadata, private=True)
 
     def _restore(self) -> None:
@@ -258,9 +363,11 @@ class Federation:
         if metadata.get("config_hash") != self.terms.training_hash:
             raise RunError(f"{self.run.path / STATE} is of another federation.", remedy="Choose another --out.")
         self.step, self.descents = int(metadata["step"]), int(metadata["descents"])
-        taken, counted = tensors["answers"].tolist()
-        self.taken = dict(zip(self.taken, taken, strict=True))
-        self.counted = dict(zip(self.counted, counted, strict=True))
+        # A state that was written before parties could stay away has the first two rows.
+        kept = (self.taken, self.counted, self.silent, self.clipped)
+        for numbers, row in zip(kept, tensors["answers"].tolist(), strict=False):
+            numbers.update(zip(numbers, row, strict=True))
+        self.excluded = json.loads(metadata.get("excluded", "{}"))
         self.history = [{"step": int(step), "test_accuracy": right} for step, right in tensors["history"].tolist()]
         self.network.load_state_dict(
             {name.removeprefix("network."): value for name, value in tensors.items() if name.startswith("network.")}

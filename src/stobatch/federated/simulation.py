@@ -8,6 +8,7 @@ import torch
 
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, Examples
+from stobatch.data.overlap import is_own, require_apart
 from stobatch.errors import SettingError
 from stobatch.federated.conversation import Rounds, in_process
 from stobatch.federated.party import Party
@@ -70,7 +71,10 @@ def federate(
     run.require_new(terms.training_hash, resume=resume)
     if run.is_trained:
         return load(run.path, threads=terms.machine.threads)
+    own = dataset is not None or is_own(terms.data)
     dataset = dataset or read_data(terms, Seeds.secret(), quiet)
+    if own:
+        require_apart(dataset, terms.data)
     federation = Federation.found(run.path, terms, dataset.info, dataset.test, resume=resume)
     directories = found_parties(terms, parties_of(run.path), dataset, resume=resume)
     return rounds(federation, directories, quiet=quiet)

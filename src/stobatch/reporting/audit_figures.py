@@ -43,7 +43,7 @@ def bounds_found(findings: Sequence[Bounded], words: str, name: str) -> Html:
     with canvas(1, 8.2, 1.1 + _LINE * len(findings)) as (figure, (axes,)):
         widest = max(x for found in findings for x in (*(e for e, _ in found.bounds), found.audited or 0.0, 0.1))
         for row, found in enumerate(findings):
-            colour = LIGHT[found.verdict]
+            colour = LIGHT.get(found.verdict, LIGHT["muted"])
             # Faint where something is assumed, and below, so that what needs no assumption shows.
             for epsilon, assumes in sorted(found.bounds, key=lambda bound: not bound[1]):
                 axes.barh(row, epsilon, height=0.46, color=colour, alpha=0.35 if assumes else 1.0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from stobatch.auditing.coverage import name_of, overall_verdict, untested
 from stobatch.reporting.audit_figures import Bounded, bounds_found, membership_curve, score_histograms
 from stobatch.reporting.facts import Facts
 from stobatch.reporting.markup import Html, folded, join, table, tag
 from stobatch.reporting.words import STATUS_WORDS, chip, interval, number, percent
+from stobatch.types import Verdict
 
 _LEAD = (
     "An audit attacks a claim. An attack that does better than the claim allows refutes it, but for a false alarm, "
@@ -49,6 +51,7 @@ _COUNTS = {
     "num_shadows": "shadow models",
     "num_targets": "models attacked",
     "num_examples": "records guessed",
+    "could_not_refute": "it could not have refuted the claim",
 }
 _TOLD_ELSEWHERE = {
     *("bounds", "histogram", "roc", "tpr_at", "fpr_at"),
@@ -59,29 +62,34 @@ Finding = dict[str, Any]
 
 
 def audits_section(facts: Facts, name: str) -> Html:
-    """Nothing where nothing was audited: the guarantee card says so."""
-    if not facts.findings:
+    """Every claim with its verdict, then what was found; empty where nothing is claimed and nothing was found."""
+    if not facts.findings and not facts.claims:
         return Html("")
     return join(
         [
             tag("h2", "Audits"),
             tag("p", _LEAD),
-            tag("p", tag("b", _outcome(facts.findings))),
-            _overview(facts),
+            tag("p", tag("b", _outcome(facts))),
+            _claims(facts),
+            *([_overview(facts)] if facts.findings else []),
             *_figures(facts, name),
             *(_details(finding) for finding in facts.findings),
         ]
     )
 
 
-def _outcome(findings: list[Finding]) -> str:
-    refuted = list(dict.fromkeys(_about(finding) for finding in findings if finding["verdict"] == "refuted"))
-    return f"Refuted here: {', '.join(refuted)}." if refuted else "Nothing was refuted here."
+def _outcome(facts: Facts) -> str:
+    refuted = list(dict.fromkeys(name_of(finding) for finding in facts.findings if finding["verdict"] == "refuted"))
+    if facts.claims and overall_verdict(facts.claims, facts.findings) is Verdict.NOT_TESTED:
+        return "No claim of this run was tested."
+    missing = [f"Not tested: {'; '.join(untested(facts.claims))}."] if untested(facts.claims) else []
+    return " ".join([f"Refuted here: {', '.join(refuted)}." if refuted else "Nothing was refuted here.", *missing])
 
 
-def _about(finding: Finding) -> str:
-    of_certificates = finding["instrument"] == "certificates"
-    return f"certificates by the {finding['about']} rule" if of_certificates else str(finding["about"])
+def _claims(facts: Facts) -> Html:
+    caption = "Every claim of this run. Consistent: attacks that could have refuted it did not, which proves nothing."
+    rows = [[name_of(claim), _verdict(claim), claim.get("reason", "")] for claim in facts.claims]
+    return table(caption, ["claim", "verdict", "why it was not tested"], rows) if rows else Html("")
 
 
 def _instrument(finding: Finding) -> str:
@@ -91,7 +99,8 @@ def _instrument(finding: Finding) -> str:
 
 
 def _verdict(finding: Finding) -> Html:
-    return tag("span", finding["verdict"], class_=f"chip {finding['verdict']}")
+    """Of a finding or of a claim."""
+    return tag("span", finding["verdict"], class_=f"chip {finding['verdict'].replace(' ', '-')}")
 
 
 def _overview(facts: Facts) -> Html:
@@ -103,7 +112,7 @@ def _overview(facts: Facts) -> Html:
     rows = [
         [
             _instrument(finding),
-            _about(finding),
+            name_of(finding),
             _verdict(finding),
             _found(finding),
             _held_against(facts, finding),
@@ -195,7 +204,7 @@ def _membership_figure(facts: Facts, finding: Finding, name: str) -> Html:
 
 
 def _details(finding: Finding) -> Html:
-    title = join([f"{_instrument(finding)}, {_about(finding)} ", _verdict(finding)])
+    title = join([f"{_instrument(finding)}, {name_of(finding)} ", _verdict(finding)])
     rows = [
         ("found", finding["statement"]),
         ("claim, before audits", finding["claim"]),

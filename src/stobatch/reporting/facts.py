@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from stobatch.auditing.coverage import judge_claims, recheck
 from stobatch.errors import RunError
 from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.reporting.words import unit
@@ -78,7 +79,13 @@ class Facts:
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        return list(self.audit["findings"]) if self.audit else []
+        return recheck(self.audit["findings"]) if self.audit else []
+
+    @property
+    def claims(self) -> list[dict[str, Any]]:
+        """Every claim of the run as it is now, with what audits say of it."""
+        kinds = self.certificates["kinds"] if self.certificates else []
+        return judge_claims(self.scores["guarantee"]["status"], kinds, self.findings)
 
     @property
     def guarantee(self) -> dict[str, Any]:

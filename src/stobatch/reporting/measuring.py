@@ -7,6 +7,7 @@ from typing import Any
 from stobatch.reporting.facts import Facts
 from stobatch.reporting.figures import learning_curve
 from stobatch.reporting.markup import Html, folded, join, table, tag
+from stobatch.reporting.tables import NOT_LOOKED_FOR
 from stobatch.reporting.words import STATUS_WORDS, number, spoken
 
 _FUNCTIONS = {
@@ -55,7 +56,8 @@ def _protocols(facts: Facts) -> Html:
     meanings = {f"{e['protocol']['name']} protocol": e["protocol"]["meaning"] for e in entries}
     functions = {spoken(f): _FUNCTIONS.get(f, f) for f in facts.functions}
     rows = {f"{e['protocol']['name']} on {spoken(e['function'])}": _extent(e) for e in entries}
-    return _list([*meanings.items(), *functions.items(), *rows.items()])
+    assumed = ("accuracies assume", facts.scores.get("test_records", NOT_LOOKED_FOR))
+    return _list([*meanings.items(), *functions.items(), *rows.items(), assumed])
 
 
 def _extent(entry: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from stobatch.reporting.facts import Facts, at_radius, middle
 from stobatch.reporting.markup import Html, bullets, join, tag
-from stobatch.reporting.tables import PUBLIC_SEED_MEANS, guarantee_line
+from stobatch.reporting.tables import NOT_LOOKED_FOR, PUBLIC_SEED_MEANS, guarantee_line
 from stobatch.reporting.words import interval, percent, points, spoken
 
 _STATUS_MEANINGS = {
@@ -32,6 +32,7 @@ def identity(facts: Facts) -> Html:
 def guarantee_card(facts: Facts) -> Html:
     """What is guaranteed about the training data, by whom, and what speaks against it; never without its status."""
     note = [] if facts.guarantee.get("audits") else [_not_audited(facts)]
+    note.append(tag("p", f"Accuracies assume: {facts.scores.get('test_records', NOT_LOOKED_FOR)}.", class_="muted"))
     return card_of(facts.guarantee, "Privacy towards the training data", *note)
 
 
@@ -49,7 +50,7 @@ def card_of(guarantee: dict[str, Any], eyebrow: str, *notes: object) -> Html:
         about = f"{guarantee['neighbours']} neighbours, per {guarantee['unit']}; source: {guarantee['source']}."
         parts.append(tag("p", about, class_="muted"))
     audits = guarantee.get("audits", ())
-    lists = {"Audited": audits, "Against it": guarantee["objections"], "It assumes": guarantee["assumptions"]}
+    lists = {"Audits": audits, "Against it": guarantee["objections"], "It assumes": guarantee["assumptions"]}
     for title, lines in lists.items():
         if lines:
             parts += [tag("h3", title), bullets(lines)]

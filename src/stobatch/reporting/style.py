@@ -72,6 +72,7 @@ small,.muted,figcaption,caption{color:var(--muted)}
 .chip.claimed{color:var(--claimed);border-style:dashed}.chip.void{color:var(--void);border-style:dashed}
 .chip.proved{color:var(--proved)}
 .chip.consistent{color:var(--consistent)}
+.chip.not-tested{color:var(--muted);border-style:dashed}
 .chip.refuted,.chip.none{color:var(--refuted);border-style:dotted}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1.2rem;margin:.6rem 0}
 dt{color:var(--muted)}dd{margin:0;overflow-wrap:anywhere}

@@ -10,6 +10,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from stobatch.auditing.coverage import untested
+
+NOT_LOOKED_FOR = "test records are not training records; nobody looked for copies"
+"""Of scores that were written before anyone did."""
 STATUS_STYLES = {"none": "red", "claimed": "yellow", "proved": "green", "refuted": "red", "void": "yellow"}
 PUBLIC_SEED_MEANS = (
     "The seed is written in config.json: whoever has it can rebuild the noise and take it off. This is an experiment; "
@@ -62,10 +66,10 @@ def guarantee_card(guarantee: dict[str, Any]) -> RenderableType:
 
 
 def audit_tables(audit: dict[str, Any]) -> list[RenderableType]:
-    """A panel for each finding; refutations stand out, and nothing that was survived is called proved."""
+    """A panel for each finding, then what was not tested; nothing that was survived is called proved."""
     panels: list[RenderableType] = []
     for finding in audit["findings"]:
-        style = "red" if finding["verdict"] == "refuted" else "green"
+        style = {"refuted": "red", "consistent": "green"}.get(finding["verdict"], "yellow")
         lines = [
             Text(finding["verdict"].upper(), style=f"bold {style}"),
             Text(finding["statement"]),
@@ -80,12 +84,13 @@ def audit_tables(audit: dict[str, Any]) -> list[RenderableType]:
         title = f"{finding['instrument'].replace('_', ' ')}: {finding['about']}"
         panels.append(Panel(Group(*lines), title=title, border_style=style))
     refuted = sum(finding["verdict"] == "refuted" for finding in audit["findings"])
-    closing = (
-        f"{refuted} of {len(audit['findings'])} findings refute a claim."
-        if refuted
-        else "Nothing was refuted. That proves nothing: an attack that failed may have been too weak."
-    )
-    return [*panels, Text(closing, style="bold red" if refuted else "")]
+    closing = {
+        "refuted": f"{refuted} of {len(audit['findings'])} findings refute a claim.",
+        "not tested": "NOT TESTED: no claim of this run was tested.",
+    }.get(audit["verdict"], "Nothing was refuted. That proves nothing: an attack that failed may have been too weak.")
+    lines = [Text(closing, style="bold red" if refuted else "")]
+    lines += [Text(f"not tested: {line}", style="bold yellow") for line in untested(audit["claims"])]
+    return [*panels, *lines]
 
 
 def plan_table(plan: dict[str, Any]) -> RenderableType:
@@ -164,6 +169,7 @@ def score_table(scores: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_function_table(scores, block, statuses) for block in scores["same_images"]]
     meanings = {under["protocol"]["name"]: under["protocol"]["meaning"] for under in scores["under_attack"]}
     parts += [Text(f"{name}: {meaning}") for name, meaning in meanings.items()]
+    parts.append(Text(f"accuracies assume: {scores.get('test_records', NOT_LOOKED_FOR)}"))
     return Group(*parts, flag_panel(scores["flags"]))
 
 

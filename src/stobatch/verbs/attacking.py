@@ -24,7 +24,7 @@ from stobatch.loading import TrainedModel, require_weights, seeds_of
 from stobatch.manifest import commit
 from stobatch.models import Classifier
 from stobatch.types import PAPER_RANGE, Norm, Radius
-from stobatch.verbs.tables import Columns, Tick, begin, end, open_run, tabulate, test_examples
+from stobatch.verbs.tables import Columns, Tick, about_test_records, begin, end, open_run, tabulate, test_examples
 
 IMAGES = "images.safetensors"
 """In the private folder: a few test images, clean and attacked."""
@@ -162,10 +162,10 @@ def evaluate(
     """Every protocol on every function that is deployed, the gap between protocols, and the sanity flags."""
     opened = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
     with opened.model.run.held():
-        return _evaluate(opened)
+        return _evaluate(opened, dataset)
 
 
-def _evaluate(opened: _Opened) -> dict[str, Any]:
+def _evaluate(opened: _Opened, dataset: Dataset | None) -> dict[str, Any]:
     model, settings = opened.model, opened.settings
     names = [name for name in settings.functions if name == "single_pass" or opened.votes is not None]
     if not names:
@@ -182,6 +182,7 @@ def _evaluate(opened: _Opened) -> dict[str, Any]:
         "weights_sha256": model.weights_sha256,
         "settings": settings.to_dict(),
         "rows": len(opened.test),
+        "test_records": about_test_records(model, dataset),
         "guarantee": model.guarantee.to_dict(),
         **score_summary(Evidence(tables, probe, certified), lowest),
         "lowest_input": lowest,

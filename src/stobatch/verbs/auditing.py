@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stobatch.auditing.coverage import judge_claims, overall_verdict, recheck
 from stobatch.auditing.finding import Finding
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
@@ -18,7 +19,7 @@ from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.runs import Run
 from stobatch.training.device import use_device
-from stobatch.types import Status, Verdict
+from stobatch.types import Status
 from stobatch.verbs.instruments import MAKERS, Audited
 from stobatch.verbs.tables import allowed, begin, read_data
 from stobatch.verbs.training import plan as plan_of
@@ -97,16 +98,20 @@ def _known(audited: Audited, names: tuple[str, ...]) -> list[dict[str, Any]]:
             before = audited.run.read(f"evidence/{name}")
             about = (before["training_hash"], before.get("weights_sha256", audited.weights_sha256))
             if about == (audited.config.training_hash, audited.weights_sha256):
-                known += before["findings"]
+                known += recheck(before["findings"])
     return known
 
 
 def summary(audited: Audited, findings: list[dict[str, Any]]) -> dict[str, Any]:
-    refuted = any(finding["verdict"] == Verdict.REFUTED for finding in findings)
+    """All claims of the run, tested or not, and what was found about them."""
+    run = audited.run
+    kinds = run.read("certificates")["kinds"] if run.has("certificates") else []
+    claims = judge_claims(audited.claim.status, kinds, findings)
     return {
         "training_hash": audited.config.training_hash,
         "weights_sha256": audited.weights_sha256,
-        "verdict": str(Verdict.REFUTED if refuted else Verdict.CONSISTENT),
+        "verdict": str(overall_verdict(claims, findings)),
+        "claims": claims,
         "findings": findings,
     }
 

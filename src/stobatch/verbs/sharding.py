@@ -9,6 +9,7 @@ from typing import Any
 from stobatch import data
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, Manifest, ShardedExamples, Stream, find_repeated_records, write_shards
+from stobatch.data.copies import find_copies
 from stobatch.data.shards.reading import read_test
 from stobatch.data.shards.repeats import passes
 from stobatch.data.shards.writing import require_room
@@ -57,13 +58,14 @@ def check_shards(folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
     with progress("check", len(examples) * (1 + passes(manifest)), quiet=quiet) as advance:
         for _, labels in chunks(examples):
             advance(len(labels))
-        read_test(manifest, manifest.info.num_test)
+        test = read_test(manifest, manifest.info.num_test)
         for positions in find_repeated_records(manifest, advance=advance):
             repeated += 1
             across += bisect_right(starts, positions[0]) != bisect_right(starts, positions[-1])
             shown += [list(positions)] if len(shown) < _SHOWN else []
     found = {"count": repeated, "in_more_than_one_shard": across, "first_positions": shown}
-    return {**_summary(manifest), "repeated_records": found}
+    copies = len(find_copies(examples, test))
+    return {**_summary(manifest), "test_copies": copies, "repeated_records": found}
 
 
 def _stream(config: RunConfig, out: Path, seeds: Seeds, quiet: bool) -> Stream:
@@ -84,4 +86,5 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
         "encoding": manifest.encoding,
         "dealt": dict(manifest.dealt),
         "bytes": manifest.num_bytes,
+        "test_copies": manifest.test_copies,
     }

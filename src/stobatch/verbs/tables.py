@@ -12,6 +12,7 @@ import torch
 from stobatch import data
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, Examples
+from stobatch.data.overlap import is_own, require_apart, statement
 from stobatch.environment import environment
 from stobatch.errors import DataError, SettingError
 from stobatch.files import Records
@@ -53,7 +54,16 @@ def test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | Non
             f"{model.network.input_shape} with {model.network.num_classes}.",
             remedy="Hand over the data set that the run was trained for.",
         )
+    if dataset is not None or is_own(model.config.data):
+        require_apart(whole, model.config.data)
     return whole.test.limit(limit)
+
+
+def about_test_records(model: TrainedModel, dataset: Dataset | None) -> str:
+    """What accuracies assume of the test records, from public settings alone."""
+    if model.config.method.name == "federated" and is_own(model.config.data):
+        return "test records are no party's training records: each keeps its own, so copies cannot be looked for"
+    return statement(model.config.data, own=dataset is not None or is_own(model.config.data))
 
 
 def allowed(changes: dict[str, Any]) -> None:

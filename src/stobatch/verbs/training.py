@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ from stobatch import data
 from stobatch.auditing.one_run import replacing
 from stobatch.config import PUBLIC_DATA, RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples
+from stobatch.data.overlap import is_own, require_apart
 from stobatch.environment import environment
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
@@ -81,7 +83,12 @@ def _train(
     the_plan = plan(config, dataset=dataset, network=network)
     device = use_device(config.machine)
     seeds, given = _common_seeds(engine, seeds_of(config, run)), dataset is not None
+    own = given or is_own(config.data)
     dataset = dataset or _read_by_turns(engine, config, seeds, quiet)
+    copies = require_apart(dataset, config.data) if own else None
+    if copies and engine.leads and not quiet:
+        line = f"{copies} of {len(dataset.test)} test records are training records. This is for the data's owner alone."
+        print(f"stobatch: {line}", file=sys.stderr)
     net = make_network(config, dataset.info, seeds, network).to(device, parameter_precision(config.machine.precision))
     trainable = _with_canaries(config, the_plan, dataset, net, seeds)
     saved = SavedState(net, trainable.released_state) if trainable.claims_privacy else None
@@ -97,7 +104,7 @@ def _train(
     with run.held() if engine.leads else nullcontext():
         if engine.leads:
             write_start(run, config, dataset.info, the_plan, seeds)
-            run.write("data", {"sha256": trained_on}, private=True)
+            run.write("data", {"sha256": trained_on, "test_copies": copies}, private=True)
             trainable.save_private(run.path, config.training_hash)
         _require_one_directory(engine, run)
         engine.open_log(run.path)

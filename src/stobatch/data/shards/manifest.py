@@ -83,6 +83,8 @@ class Manifest:
     dealt: Mapping[str, Any]
     shards: tuple[Shard, ...]
     test: Shard
+    test_copies: int | None = None
+    """Test records that are training records, counted when the folder was written; unknown in older folders."""
 
     def __post_init__(self) -> None:
         _check_ranges(self.folder / FILE, self.shards, self.info.num_train)
@@ -104,6 +106,7 @@ class Manifest:
             "dealt": dict(self.dealt),
             "shards": [shard.to_dict() for shard in self.shards],
             "test": self.test.to_dict(),
+            **({} if self.test_copies is None else {"test_copies": self.test_copies}),
         }
 
     def write(self) -> None:
@@ -152,6 +155,7 @@ class Manifest:
                 for number, values in enumerate(content["shards"])
             ),
             Shard.from_dict(content["test"], TEST_TITLE, "test"),
+            int(content["test_copies"]) if "test_copies" in content else None,
         )
 
 

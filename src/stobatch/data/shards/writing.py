@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stobatch.data.copies import find_copies
 from stobatch.data.dataset import Dataset, DatasetInfo, check_examples
 from stobatch.data.pixels import scale
 from stobatch.data.shards.dealing import Dealer, too_many
 from stobatch.data.shards.manifest import ENCODINGS, FILE, LABELS, TEST_TITLE, Manifest, Shard, StoredFile, stem_of
+from stobatch.data.shards.reading import ShardedExamples, read_test
 from stobatch.data.streams import Stream
 from stobatch.errors import DataError, RunError
 from stobatch.seeds import Seeds
@@ -144,6 +147,8 @@ class ShardWriter:
                 advance(self._counts[stem])
         info = DatasetInfo(**{**vars(self.info), "num_train": found, "num_test": num_test})
         manifest = Manifest(self.out, info, self._encoding, self._dealer.rule, tuple(shards[:-1]), shards[-1])
+        copies = find_copies(ShardedExamples(manifest), read_test(manifest, num_test))
+        manifest = replace(manifest, test_copies=len(copies))
         with _writing(self.out):
             manifest.write()
         return manifest

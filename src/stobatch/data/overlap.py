@@ -1,0 +1,67 @@
+"""Test records that are training records: an accuracy on them says nothing about new ones.
+
+A copy is a test record whose inputs are those of a training record, to the bit; labels and near copies are not looked
+at. How many there are is a function of the private training data without noise, so it is told to the owner alone: by
+a refusal, before anything is written, or in `private/`. What is published says only what was looked for.
+"""
+
+from __future__ import annotations
+
+from stobatch.config import DataConfig
+from stobatch.data.copies import find_copies
+from stobatch.data.dataset import Dataset
+from stobatch.data.shards.reading import ShardedExamples, read_test
+from stobatch.errors import DataError
+
+HARMLESS = 1000
+"""One copy in so many test records may be chance, and moves an accuracy by a tenth of a point at most."""
+
+OFFICIAL_COPIES = {"mnist": 0, "small_digits": 0}
+"""Copies across the split that a public data set comes with, where they were counted."""
+
+
+def count_copies(dataset: Dataset) -> int:
+    """Return how many test records are training records; shards that were counted when written are not read again."""
+    train, test = dataset.train, dataset.test
+    if isinstance(train, ShardedExamples) and train.manifest.test_copies is not None:
+        manifest = train.manifest
+        if len(test) <= manifest.test.count and test.inputs.equal(read_test(manifest, len(test)).inputs):
+            return manifest.test_copies
+    return len(find_copies(train, test))
+
+
+def require_apart(dataset: Dataset, config: DataConfig) -> int:
+    """Raise where more test records are training records than chance explains; return how many there are.
+
+    With `data.allow_overlap` nothing is refused, and `statement` says that accuracies may be those of copies.
+    """
+    copies, records = count_copies(dataset), len(dataset.test)
+    if copies * HARMLESS > records and not config.allow_overlap:
+        raise DataError(
+            f"{copies} of {records} test records are training records, to the bit.",
+            why="An accuracy on them says nothing about new records.",
+            remedy="Remove them from the training records, or set data.allow_overlap=true: every report then says so.",
+        )
+    return copies
+
+
+def is_own(config: DataConfig) -> bool:
+    """Whether the split into training and test records is the user's, not that of a public data set."""
+    return config.name in ("tensors", "image_folder", "shards")
+
+
+def statement(config: DataConfig, *, own: bool) -> str:
+    """Say what is known about copies among the test records, from public settings alone."""
+    if not own:
+        counted = OFFICIAL_COPIES.get(config.name)
+        number = "they were not counted here" if counted is None else f"{counted} test records are training records"
+        return f"the split is the one that {config.name} comes with; exact copies across it: {number}"
+    if config.allow_overlap:
+        return (
+            "test records may be training records (data.allow_overlap): accuracies may be those of records that were "
+            "trained on"
+        )
+    return (
+        f"at most one in {HARMLESS:,} test records is a training record: exact copies were looked for where the data "
+        "are, near copies were not"
+    )
