@@ -6,15 +6,20 @@
 claimed ε = 0.2 (replace-one, per training tuple; the paper's Theorem 4), NOT a proven guarantee
 """
 
-from stobatch.config import RunConfig
-from stobatch.data import Dataset, from_tensors
-from stobatch.errors import StobatchError
-from stobatch.federated import federate
-from stobatch.loading import TrainedModel, load
-from stobatch.models import Network, from_layers
-from stobatch.paper import where
-from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
-from stobatch.verbs import attack, audit, certify, compare, evaluate, plan, report, shard, train
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stobatch.config import RunConfig
+    from stobatch.data import Dataset, from_tensors
+    from stobatch.errors import StobatchError
+    from stobatch.federated import federate
+    from stobatch.loading import TrainedModel, load
+    from stobatch.models import Network, from_layers
+    from stobatch.paper import where
+    from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
+    from stobatch.verbs import attack, audit, certify, compare, evaluate, plan, report, shard, train
 
 __version__ = "0.1.0"
 
@@ -44,3 +49,30 @@ __all__ = [
     "train",
     "where",
 ]
+
+_MODULES = {
+    "config": ("RunConfig",),
+    "data": ("Dataset", "from_tensors"),
+    "errors": ("StobatchError",),
+    "federated": ("federate",),
+    "loading": ("TrainedModel", "load"),
+    "models": ("Network", "from_layers"),
+    "paper": ("where",),
+    "types": ("InputRange", "Neighbours", "Norm", "Radius", "Status"),
+    "verbs": ("attack", "audit", "certify", "compare", "evaluate", "plan", "report", "shard", "train"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name or a module when it is first used: `stobatch --help` does not wait for PyTorch."""
+    if name in _MODULE_OF:
+        globals()[name] = value = getattr(import_module(f"stobatch.{_MODULE_OF[name]}"), name)
+        return value
+    if not name.startswith("_") and find_spec(f"stobatch.{name}"):
+        return import_module(f"stobatch.{name}")
+    raise AttributeError(f"module 'stobatch' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
