@@ -4,13 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check wheel-check flower-check benchmarks clean
+.PHONY: demo test test-portable check wheel-check flower-check benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/stobatch demo --out runs/demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+
+# The tests that compare numbers, as on a CPU without AVX: no result may hang on the width of a vector unit.
+PORTABLE := tests/theorems tests/golden tests/models tests/attacks tests/certification tests/privacy \
+	tests/training/test_pieces.py tests/training/test_exact_sum.py tests/distributed/test_logs_of_a_group.py
+test-portable: $(STAMP)
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem \
+	NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR" \
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(PORTABLE)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

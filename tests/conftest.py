@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
+
+# Of the processes that tests start, too: their threads would wait for a core that another worker has.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

@@ -7,6 +7,7 @@ claimed ε = 0.2 (replace-one, per training tuple; the paper's Theorem 4), NOT a
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ __all__ = [
     "where",
 ]
 
-_PLACES = {
+_MODULES = {
     "config": ("RunConfig",),
     "data": ("Dataset", "from_tensors"),
     "errors": ("StobatchError",),
@@ -64,16 +65,18 @@ _PLACES = {
     "verbs": ("attack", "audit", "certify", "compare", "evaluate", "plan", "report", "shard", "train"),
     "verification": ("sign", "verify"),
 }
-_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: torch takes seconds, and the command line has to listen to signals before that."""
+    """Import a public name or a module when it is first used: `stobatch --help` does not wait for PyTorch."""
     if name in _MODULE_OF:
-        return getattr(import_module(f"stobatch.{_MODULE_OF[name]}"), name)
-    try:
+        globals()[name] = value = getattr(import_module(f"stobatch.{_MODULE_OF[name]}"), name)
+        return value
+    if not name.startswith("_") and find_spec(f"stobatch.{name}"):
         return import_module(f"stobatch.{name}")
-    except ModuleNotFoundError as error:
-        if error.name != f"stobatch.{name}":
-            raise
-        raise AttributeError(f"module 'stobatch' has no attribute '{name}'") from None
+    raise AttributeError(f"module 'stobatch' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -316,6 +317,9 @@ class MethodConfig(Settings):
         name = rest.pop("name", None)
         if cls is not MethodConfig:
             return super().from_dict(rest)
+        if not isinstance(name, str) or name not in cls.registry:
+            # Methods register when they are imported, and reading a configuration may be the first use of any.
+            import_module("stobatch.federated")
         if not isinstance(name, str) or name not in cls.registry:
             raise unknown_key(f"method.name={name}", [f"method.name={known}" for known in cls.registry])
         return cls.registry[name].from_dict(rest)  # type: ignore[return-value]

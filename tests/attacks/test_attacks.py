@@ -182,6 +182,10 @@ def test_the_same_generator_gives_the_same_points():
 @few
 @given(size=st.floats(0.01, 1.0), share=st.integers(1, 4), steps=st.integers(1, 5))
 def test_a_fused_ensemble_equals_its_attacks_one_by_one(size, share, steps):
+    """Up to float64's rounding, which differs with the number of rows; another draw or step would move points by far.
+
+    Madry's start is the only draw of the ensemble, so it sees the same numbers alone.
+    """
     attacks = [IFGSM(steps), MIM(steps), Madry(steps)]
     network, centre = model(dtype=torch.float64), points(3 * share, dtype=torch.float64)
     labels = torch.arange(3 * share) % 4
@@ -189,11 +193,7 @@ def test_a_fused_ensemble_equals_its_attacks_one_by_one(size, share, steps):
     fused = craft(network, ball, attacks, generator(1), labels=labels)
     for attack, where in zip(attacks, ensemble_slices(3 * share, 3), strict=True):
         alone = craft(network, ball.part(where), [attack], generator(1), labels=labels[where])
-        if isinstance(attack, Madry):
-            # Its start is the only draw of the ensemble, so it sees the same numbers alone.
-            assert torch.allclose(fused[where], alone, atol=1e-12)
-        else:
-            assert torch.equal(fused[where], alone)
+        assert torch.allclose(fused[where], alone, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])

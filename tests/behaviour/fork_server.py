@@ -89,7 +89,7 @@ def serve() -> None:
 
     torch.set_num_threads(1)
     # What a first training would import, a second each time: the optimiser pulls in the compiler.
-    for module in ("pyarrow.parquet", "scipy.stats", "torch._dynamo", "stobatch.cli.app"):
+    for module in ("pyarrow.parquet", "scipy.stats", "torch._dynamo", "stobatch.federated", "stobatch.cli.app"):
         importlib.import_module(module)
 
     from stobatch import data

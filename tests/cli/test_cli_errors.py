@@ -197,6 +197,16 @@ def test_the_installed_program_and_the_module_exit_with_two(tmp_path):
     assert done.stderr == ""
 
 
+def test_the_command_line_waits_for_pytorch_only_where_it_is_needed():
+    """In a process of its own; a configuration that is read first of all finds its method nevertheless."""
+    program = (
+        "import sys, stobatch.cli; from stobatch import Radius, StobatchError; assert 'torch' not in sys.modules\n"
+        "from stobatch.config import MethodConfig; print(type(MethodConfig.from_dict({'name': 'federated'})).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "FederatedConfig\n"
+
+
 def test_without_arguments_the_verbs_are_listed(cli):
     result = cli()
     assert result.code in (0, 2)

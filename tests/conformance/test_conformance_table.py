@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from small import EXEMPT, SMALL
 
+import stobatch.federated  # noqa: F401  (registers its method)
 from stobatch import RunConfig
 from stobatch.methods import METHODS
 

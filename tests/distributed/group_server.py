@@ -69,7 +69,7 @@ def serve() -> None:
 
     torch.set_num_threads(1)
     # What a first training would import, a second each time: the optimiser pulls in the compiler.
-    modules = ("scipy.stats", "torch._dynamo", "torch.distributed.device_mesh", "stobatch.cli", "stobatch.verbs")
+    modules = ("scipy.stats", "torch._dynamo", "torch.distributed.device_mesh", "stobatch.cli", "stobatch.federated")
     for module in (*modules, "stobatch.training.engines.launch"):
         importlib.import_module(module)
 

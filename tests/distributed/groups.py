@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 
 import stobatch
 
-TIMEOUT_S = 15
+TIMEOUT_S = 90
+"""After which a process gives the others up for lost: long, so that a busy machine is not taken for a fault."""
 COMMON: dict[str, Any] = {
     "data.train_limit": 2000,
     "data.test_limit": 100,
@@ -136,8 +137,8 @@ class Server:
         each: Mapping[int, Sequence[object]] | None = None,
         accidents: Mapping[int, Mapping[str, Any]] | None = None,
         everywhere: Mapping[str, Any] | None = None,
-        patience_s: float = 60,
-        grace_s: float = 60,
+        patience_s: float = 120,
+        grace_s: float = 120,
     ) -> Group:
         """`stobatch` with these arguments in so many processes, or in one without torchrun if there are 0.
 

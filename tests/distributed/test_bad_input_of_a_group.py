@@ -13,7 +13,7 @@ from stobatch.cli.app import app
 from stobatch.config import DataConfig
 from stobatch.data import load
 
-QUICK_S = TIMEOUT_S - 3
+QUICK_S = TIMEOUT_S / 2
 """Well below the time after which a process is given up for lost; two idle cores need three seconds."""
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from stobatch.errors import SettingError
@@ -32,16 +33,13 @@ def accounted(rate: float, noise: float, steps: int, delta: float) -> float:
 
 
 def smallest_epsilon(divergence: Callable[[float], float], delta: float) -> float:
-    """Where a decreasing δ(ε) reaches δ, by bisection."""
-    low, high = 0.0, 1.0
+    """Where a decreasing δ(ε) reaches δ."""
+    high = 1.0
     if divergence(0.0) <= delta:
         return 0.0
     while divergence(high) > delta:
         high *= 2
-    while high - low > ROOT * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if divergence(middle) > delta else (low, middle)
-    return high
+    return float(brentq(lambda epsilon: divergence(epsilon) - delta, 0.0, high, xtol=ROOT * 1e-6, rtol=ROOT / 2))
 
 
 def one_step_epsilon(rate: float, noise: float, delta: float, direction: str) -> float:

@@ -41,7 +41,7 @@ from stobatch.training.precision import working_precision
 
 CLASSES = 4
 EXACT = 1e-9
-SHAPES = {"mnist_cnn": (1, 28, 28), "cifar10_cnn": (3, 28, 28), "small_cnn": (1, 8, 8), "resnet18": (3, 16, 16)}
+SHAPES = {"mnist_cnn": (1, 28, 28), "cifar10_cnn": (3, 16, 16), "small_cnn": (1, 8, 8), "resnet18": (3, 16, 16)}
 NORMS = ("reference", "group", "none")
 MNIST = ("mnist_cnn", "reference")
 

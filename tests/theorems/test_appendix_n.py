@@ -99,9 +99,9 @@ def test_the_size_of_a_tile_changes_no_vote_given_the_same_draws(
 
 
 def test_the_memory_budget_changes_no_vote() -> None:
-    network = build(ModelConfig(), (1, 28, 28), 10, torch.Generator().manual_seed(0))
+    network = build(ModelConfig(), (1, 28, 28), 10, torch.Generator().manual_seed(0)).double()
     network.calibrate()
-    inputs = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    inputs = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(1)).double() * 2 - 1
     votes = [
         tally_products(network, inputs, FreshNoise(1.0, 2.0), 100, torch.Generator().manual_seed(2), memory_mb).votes
         for memory_mb in (16, 512)

@@ -262,7 +262,7 @@ class TestIsolation:
         check = examine(Examination("it", hang, "Mend it.", seconds=0.2))
         released.set()
         assert (check.status, check.said) == (Health.BROKEN, "no answer within 0.2 s")
-        assert 0.2 <= check.seconds < 5
+        assert 0.2 <= check.seconds < 30, "it waited for an answer to the end"
 
 
 def test_every_examination_has_its_own_name_and_a_remedy():

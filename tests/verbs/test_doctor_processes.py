@@ -42,8 +42,8 @@ class TestAsking:
     def test_one_that_hangs_is_ended(self, tmp_path):
         file = tmp_path / "pid"
         program = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-        with pytest.raises(ProbeError, match="no answer within 1 s"):
-            ask([python("-c", program)], seconds=1)
+        with pytest.raises(ProbeError, match="no answer within 4 s"):
+            ask([python("-c", program)], seconds=4)
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)
 
@@ -54,7 +54,7 @@ class TestAsking:
             f"open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
         )
         with pytest.raises(ProbeError, match="no answer"):
-            ask([python("-c", program)], seconds=1)
+            ask([python("-c", program)], seconds=4)
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)
 
@@ -62,7 +62,7 @@ class TestAsking:
         started = time.monotonic()
         with pytest.raises(ProbeError, match="OSError: mine"):
             ask([python("-c", "import time; time.sleep(60)"), python("-c", "raise OSError('mine')")])
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 50
 
     def test_a_launchers_variables_are_not_handed_on(self, monkeypatch):
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from stobatch.auditing.bounds import EpsilonBound
+from stobatch.auditing.coverage import judge_claims, overall_verdict
 from stobatch.auditing.families import AnyMechanism, Family, PoissonGaussianFamily
 from stobatch.auditing.one_run_bounds import bounds_of_guesses
 from stobatch.auditing.privacy_finding import said
@@ -31,10 +32,12 @@ def audit_checks(subject: Subject) -> Iterator[Check]:
             gathered += evidence["findings"]
     order = {name: place for place, name in enumerate(INSTRUMENTS)}
     recorded = sorted(document["findings"], key=lambda finding: order.get(finding["instrument"], -1))
-    refuted = any(finding["verdict"] == Verdict.REFUTED for finding in gathered)
+    kinds = subject.run.read("certificates")["kinds"] if subject.run.has("certificates") else []
+    claims = judge_claims(subject.claim.status, kinds, gathered)
     pairs = [
         ("findings", recorded, gathered),
-        ("refuted", document["verdict"] == Verdict.REFUTED, refuted),
+        ("claims", document["claims"], claims),
+        ("verdict", document["verdict"], str(overall_verdict(claims, gathered))),
         ("training_hash", document["training_hash"], subject.config.training_hash),
         ("weights_sha256", document["weights_sha256"], subject.model.weights_sha256),
     ]

@@ -52,7 +52,7 @@ class Subject:
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
-        return self.claim.audited(self.findings)
+        return self.model.guarantee
 
     def as_certified(self, document: dict[str, Any]) -> tuple[Verifier, RunConfig]:
         """The verifier that a document of certificates names, made by code from its settings."""
