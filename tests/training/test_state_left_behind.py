@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,10 +13,11 @@ import stobatch
 from stobatch.config import DataConfig, MachineConfig, MethodConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.data import Dataset
 from stobatch.errors import ModelError
-from stobatch.methods import AdLmConfig, DpSgdConfig, SecureSgdConfig, StoBatchConfig, VanillaConfig
+from stobatch.methods import AdLmConfig, DpSgdConfig, SecureSgdConfig, StoBatchConfig, VanillaConfig, method_of
 from stobatch.models import Network, from_layers
 from stobatch.models.state import unchanged
 from stobatch.runs import Run
+from stobatch.seeds import Seeds
 from stobatch.training.trainable import Trainable
 
 BEGINS: dict[str, float] = {"at pass": 0, "passes": 0, "secret": 0.0}
@@ -25,9 +25,8 @@ BEGINS: dict[str, float] = {"at pass": 0, "passes": 0, "secret": 0.0}
 
 
 @pytest.fixture(autouse=True)
-def _begin() -> Iterator[None]:
+def _begin() -> None:
     BEGINS.update({"at pass": 0, "passes": 0, "secret": 0.0})
-    yield
 
 
 class Keeper(nn.Module):
@@ -150,22 +149,19 @@ def test_every_method_that_claims_privacy_refuses_it(method: str, tmp_path: Path
         train(METHODS[method], Keeper(), tmp_path / "run")
 
 
-def passes_of_preparation(tmp_path: Path) -> float:
+def passes_of_preparation() -> float:
     """How often the network is passed before the first example is."""
     BEGINS["at pass"] = float("inf")
     settings, dataset = config(SOUND), data()
     plan = stobatch.plan(settings, dataset=dataset, network=network(Keeper()))
     BEGINS["passes"] = 0
-    from stobatch.methods import method_of
-    from stobatch.seeds import Seeds
-
     method_of(settings).prepare(settings, plan, network(Keeper()), dataset.train, Seeds.reproducible(4))
     return BEGINS["passes"]
 
 
 @pytest.mark.parametrize("kind", KEEPERS)
 def test_a_module_that_begins_later_is_refused_while_training(kind: type[Keeper], tmp_path: Path) -> None:
-    BEGINS["at pass"], BEGINS["passes"] = passes_of_preparation(tmp_path) + 5, 0
+    BEGINS["at pass"], BEGINS["passes"] = passes_of_preparation() + 5, 0
     with pytest.raises(ModelError, match="passing examples through the network changes its"):
         train(SOUND, kind(), tmp_path / "run")
     assert not Run(tmp_path / "run").is_trained
@@ -175,7 +171,7 @@ def test_a_module_that_begins_later_is_refused_while_training(kind: type[Keeper]
 def test_nothing_that_changed_is_saved_whatever_else_was_missed(
     kind: type[Keeper], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    BEGINS["at pass"], BEGINS["passes"] = passes_of_preparation(tmp_path) + 5, 0
+    BEGINS["at pass"], BEGINS["passes"] = passes_of_preparation() + 5, 0
     monkeypatch.setattr(Trainable, "keeping_state", lambda self: nullcontext())
     with pytest.raises(ModelError, match="is not trained, and is not what it was before training"):
         train(SOUND, kind(), tmp_path / "run")
