@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,9 @@ from stobatch.models import Network, from_layers
 from stobatch.models.state import unchanged
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
+from stobatch.training.engines import Averaged, InProcessEngine, Stop, TrainerTask, never
+from stobatch.training.engines.base import Parts
+from stobatch.training.pieces import Share
 from stobatch.training.trainable import Trainable
 
 BEGINS: dict[str, float] = {"at pass": 0, "passes": 0, "secret": 0.0}
@@ -199,3 +205,30 @@ def test_the_same_bits_are_the_same_state() -> None:
         keeper.mean = keeper.mean.clone()
     with pytest.raises(ModelError, match="'mean'"), unchanged(keeper):
         keeper.mean.zero_()
+
+
+class Late(InProcessEngine):
+    """One of several devices, whose sum would be sent once all its parts are there."""
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+
+    def average(
+        self, tasks: Sequence[TrainerTask], parts: Parts, targets: Mapping[str, Tensor], stop: Stop = never
+    ) -> Averaged:
+        for task in tasks:
+            for _ in parts(task, self.share):
+                pass
+        raise AssertionError("the sum would be sent now")
+
+
+@pytest.mark.parametrize("share", [Share(0, 2), Share(1, 2)])
+def test_a_device_of_several_finds_out_before_its_part_is_added_to_the_others(share: Share) -> None:
+    BEGINS["at pass"] = float("inf")
+    settings, dataset = config(replace(SOUND, expected_batch_size=100)), data()
+    net = network(Keeper())
+    plan = stobatch.plan(settings, dataset=dataset, network=net)
+    trainable = method_of(settings).prepare(settings, plan, net, dataset.train, Seeds.reproducible(4))
+    BEGINS["at pass"] = 0
+    with pytest.raises(ModelError, match="passing examples"):
+        Late(share).average(trainable.tasks(0), partial(trainable._parts_of, 0), trainable.targets(0))
