@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,14 @@ import stobatch
 from stobatch.config import DataConfig, MachineConfig, MethodConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.data import Dataset
 from stobatch.errors import ModelError
-from stobatch.methods import AdLmConfig, DpSgdConfig, SecureSgdConfig, StoBatchConfig, VanillaConfig
+from stobatch.methods import AdLmConfig, DpSgdConfig, SecureSgdConfig, StoBatchConfig, VanillaConfig, method_of
 from stobatch.models import Network, from_layers
 from stobatch.models.state import unchanged
 from stobatch.runs import Run
+from stobatch.seeds import Seeds
+from stobatch.training.engines import Averaged, InProcessEngine, Stop, TrainerTask, never
+from stobatch.training.engines.base import Parts
+from stobatch.training.pieces import Share
 from stobatch.training.trainable import Trainable
 
 BEGINS: dict[str, float] = {"at pass": 0, "passes": 0, "secret": 0.0}
@@ -25,9 +31,8 @@ BEGINS: dict[str, float] = {"at pass": 0, "passes": 0, "secret": 0.0}
 
 
 @pytest.fixture(autouse=True)
-def _begin() -> Iterator[None]:
+def _begin() -> None:
     BEGINS.update({"at pass": 0, "passes": 0, "secret": 0.0})
-    yield
 
 
 class Keeper(nn.Module):
@@ -150,22 +155,19 @@ def test_every_method_that_claims_privacy_refuses_it(method: str, tmp_path: Path
         train(METHODS[method], Keeper(), tmp_path / "run")
 
 
-def passes_of_preparation(tmp_path: Path) -> float:
+def passes_of_preparation() -> float:
     """How often the network is passed before the first example is."""
     BEGINS["at pass"] = float("inf")
     settings, dataset = config(SOUND), data()
     plan = stobatch.plan(settings, dataset=dataset, network=network(Keeper()))
     BEGINS["passes"] = 0
-    from stobatch.methods import method_of
-    from stobatch.seeds import Seeds
-
     method_of(settings).prepare(settings, plan, network(Keeper()), dataset.train, Seeds.reproducible(4))
     return BEGINS["passes"]
 
 
 @pytest.mark.parametrize("kind", KEEPERS)
 def test_a_module_that_begins_later_is_refused_while_training(kind: type[Keeper], tmp_path: Path) -> None:
-    BEGINS["at pass"], BEGINS["passes"] = passes_of_preparation(tmp_path) + 5, 0
+    BEGINS["at pass"], BEGINS["passes"] = passes_of_preparation() + 5, 0
     with pytest.raises(ModelError, match="passing examples through the network changes its"):
         train(SOUND, kind(), tmp_path / "run")
     assert not Run(tmp_path / "run").is_trained
@@ -175,7 +177,7 @@ def test_a_module_that_begins_later_is_refused_while_training(kind: type[Keeper]
 def test_nothing_that_changed_is_saved_whatever_else_was_missed(
     kind: type[Keeper], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    BEGINS["at pass"], BEGINS["passes"] = passes_of_preparation(tmp_path) + 5, 0
+    BEGINS["at pass"], BEGINS["passes"] = passes_of_preparation() + 5, 0
     monkeypatch.setattr(Trainable, "keeping_state", lambda self: nullcontext())
     with pytest.raises(ModelError, match="is not trained, and is not what it was before training"):
         train(SOUND, kind(), tmp_path / "run")
@@ -203,3 +205,30 @@ def test_the_same_bits_are_the_same_state() -> None:
         keeper.mean = keeper.mean.clone()
     with pytest.raises(ModelError, match="'mean'"), unchanged(keeper):
         keeper.mean.zero_()
+
+
+class Late(InProcessEngine):
+    """One of several devices, whose sum would be sent once all its parts are there."""
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+
+    def average(
+        self, tasks: Sequence[TrainerTask], parts: Parts, targets: Mapping[str, Tensor], stop: Stop = never
+    ) -> Averaged:
+        for task in tasks:
+            for _ in parts(task, self.share):
+                pass
+        raise AssertionError("the sum would be sent now")
+
+
+@pytest.mark.parametrize("share", [Share(0, 2), Share(1, 2)])
+def test_a_device_of_several_finds_out_before_its_part_is_added_to_the_others(share: Share) -> None:
+    BEGINS["at pass"] = float("inf")
+    settings, dataset = config(replace(SOUND, expected_batch_size=100)), data()
+    net = network(Keeper())
+    plan = stobatch.plan(settings, dataset=dataset, network=net)
+    trainable = method_of(settings).prepare(settings, plan, net, dataset.train, Seeds.reproducible(4))
+    BEGINS["at pass"] = 0
+    with pytest.raises(ModelError, match="passing examples"):
+        Late(share).average(trainable.tasks(0), partial(trainable._parts_of, 0), trainable.targets(0))

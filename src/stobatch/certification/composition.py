@@ -13,7 +13,19 @@ from scipy.stats import norm
 from torch import Tensor
 
 from stobatch.certification.confidence import Floats
+from stobatch.errors import UnitError
 from stobatch.paper import implements
+
+
+def check_probabilities(*values: Floats) -> None:
+    """Raise unless all are probabilities: a bound outside of [0, 1] would prove any radius, and NaN none."""
+    for each in values:
+        if not bool(((np.asarray(each) >= 0) & (np.asarray(each) <= 1)).all()):
+            raise UnitError(
+                "a bound on a probability is outside of [0, 1] or not a number.",
+                why="No radius follows from it.",
+                remedy="Give shares of draws or scores in [0, 1], as confidence.clopper_pearson does.",
+            )
 
 
 @implements(
@@ -48,6 +60,7 @@ def product_score(*scores: Tensor) -> Tensor:
 )
 def published_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -> Floats:
     """The largest Σ ε_s for which Ê_lb > e^{2 Σ ε_s} max Ê_ub: half the log-ratio, at least 0."""
+    check_probabilities(score_lower, runner_up_upper)
     tiny = np.finfo(np.float64).tiny
     ratio = np.log(np.maximum(score_lower, tiny)) - np.log(np.maximum(runner_up_upper, tiny))
     return np.maximum(0.5 * ratio, 0.0)
@@ -59,6 +72,7 @@ def pure_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -> Flo
     **Guarantee.** For any ε-DP smoothing with ε < L*, expected score A stays above expected score B: the trade-off
     function of ε-DP gives E_A >= f(1 - p_A) and E_B <= 1 - f(p_B), and f(1 - p_A) + f(p_B) > 1 iff ε < L*.
     """
+    check_probabilities(score_lower, runner_up_upper)
     gap = np.clip(1 - score_lower + runner_up_upper, np.finfo(np.float64).tiny, 1.0)
     sharper = np.where(score_lower > runner_up_upper, -np.log(gap), 0.0)
     return np.maximum(published_robustness_epsilon(score_lower, runner_up_upper), sharper)
@@ -66,6 +80,7 @@ def pure_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -> Flo
 
 def gaussian_margin(score_lower: Floats, runner_up_upper: Floats) -> Floats:
     """Z = ½ (Φ⁻¹(p_A) - Φ⁻¹(p_B)): the exact limit on the shift, in standard deviations, for Gaussian smoothing."""
+    check_probabilities(score_lower, runner_up_upper)
     edge = np.finfo(np.float64).eps
     lower, upper = np.clip(score_lower, edge, 1 - edge), np.clip(runner_up_upper, edge, 1 - edge)
     margin: Floats = np.maximum(0.5 * (norm.ppf(lower) - norm.ppf(upper)), 0.0)

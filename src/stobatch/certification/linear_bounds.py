@@ -9,8 +9,9 @@ The bounds are computed in float64, whose own errors obey the same law with u = 
 sum over the layer. Both are added up in `Affine.allowance`; nothing else in these bounds is rounded the wrong way.
 
 **Assumptions.** Sums of float32 products are accumulated in float32 or wider, in any order, with or without fused
-multiply-add; subnormal numbers may be kept or flushed to zero; tanh is within 8 units in the last place. Excluded:
-TF32, half precision, and algorithms that are not sums of products (Winograd, FFT).
+multiply-add; subnormal numbers may be kept or flushed to zero; tanh is within 8 units in the last place. Excluded, and
+refused as far as `models.arithmetic` can find out: TF32, half precision, and algorithms that are not sums of products
+(Winograd, FFT).
 """
 
 from __future__ import annotations

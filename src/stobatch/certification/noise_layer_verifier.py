@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stobatch.attacks.expectation import Sample
-from stobatch.certification.composition import published_robustness_epsilon
+from stobatch.certification.composition import check_probabilities, published_robustness_epsilon
 from stobatch.certification.confidence import Floats, clopper_pearson
 from stobatch.certification.deployed import require_same_scores
 from stobatch.certification.noise_layer import LayerGaussian, LayerNoise
@@ -43,6 +43,7 @@ def margin_epsilon(top_lower: Floats, runner_up_upper: Floats, delta: Floats) ->
 
     A quadratic in e^ε, with its larger root written so that p_B = 0 is no special case.
     """
+    check_probabilities(top_lower, runner_up_upper, delta)
     spare = np.maximum(top_lower - delta, 0.0)
     growth = 2 * spare / (delta + np.sqrt(delta**2 + 4 * runner_up_upper * spare))
     epsilon: Floats = np.log(np.maximum(growth, 1.0))

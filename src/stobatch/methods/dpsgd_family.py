@@ -20,6 +20,7 @@ from stobatch.certification import (
     VoteSettings,
     VotesVerifier,
 )
+from stobatch.certification.deployed import require_stack
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.errors import ModelError, SettingError
@@ -155,8 +156,7 @@ def _votes(
                 "noise in the first hidden layer needs layers that start with conv or linear, and Gaussian noise.",
                 remedy="Set certification.hidden_stddev=0.",
             )
-        assert isinstance(network, Layered)
-        behind = network.layers[1:]
+        behind = require_stack(network)[1:]
         noise = HiddenGaussian.behind(
             first, network.input_shape, at_input=noise.stddev, at_hidden=settings.hidden_stddev
         )

@@ -273,7 +273,7 @@ class DpSgdTrainable(Trainable):
         """Parameters that have run away give every example an endless gradient, which is left out: say so instead."""
         self.settle()
         probe = torch.zeros(1, *self.network.input_shape, device=self.network.device, dtype=self.network.dtype)
-        with torch.no_grad():
+        with torch.no_grad(), self.keeping_state():
             if not bool(self.network(probe).isfinite().all()):
                 raise ModelError(
                     "the network's scores are not numbers any more.",

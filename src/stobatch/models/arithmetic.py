@@ -71,7 +71,8 @@ def require_plain_float32(layers: Iterable[nn.Module], device: torch.device) -> 
             remedy="Call stobatch.models.arithmetic.use_plain_float32(), leave autocast, and unset the variable, if it "
             "is one.",
         )
-    if device.type == "cuda" and torch.backends.cudnn.enabled and torch.backends.cudnn.is_available():
+    cudnn = torch.backends.cudnn
+    if device.type == "cuda" and cudnn.enabled and cudnn.is_available():  # type: ignore[no-untyped-call]
         for layer in layers:
             if isinstance(layer, nn.Conv2d) and layer.stride == (1, 1):
                 raise ModelError(

@@ -54,12 +54,15 @@ class _State:
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
-    # Bit by bit: NaN is as good a value as any.
-    return torch.equal(_bytes(one), _bytes(other))
+    return torch.equal(_bits(one), _bits(other))
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().flatten().view(torch.uint8)
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """As whole numbers, of which none is NaN; wide ones, which are compared faster."""
+    return tensor.detach().contiguous().flatten().view(_WORDS.get(tensor.element_size(), torch.int64))
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
@@ -81,7 +84,7 @@ def _attributes(network: nn.Module) -> dict[str, object]:
 def _frozen(value: object, depth: int) -> object:
     """A copy that can be compared; of what is not plain only the kind."""
     if isinstance(value, Tensor):
-        return tuple(value.shape), str(value.dtype), _bytes(value).cpu().numpy().tobytes()
+        return tuple(value.shape), str(value.dtype), _bits(value).cpu().numpy().tobytes()
     if isinstance(value, np.ndarray):
         return value.shape, str(value.dtype), value.tobytes()
     if isinstance(value, int | float | complex | str | bytes | bool | None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from stobatch.errors import SettingError
@@ -13,6 +12,9 @@ from stobatch.types import Neighbours, Status
 
 MOST_EPSILON = 100.0
 """e^100 to one against: beyond it a budget is a slip of the pen."""
+
+LEAST_CLIP_NORM, MOST_CLIP_NORM = 1e-12, 1e12
+"""Between them a clipped float32 gradient is as long as it should be, up to rounding; gradients are below 1e19."""
 
 TUNING_OBJECTION = (
     "hyper-parameters were chosen on the private data: the search is not covered by this ε, which holds for the last "
@@ -60,11 +62,12 @@ class DpSgdPlan(Plan):
                 why="Each step takes every example with probability expected_batch_size / num_examples.",
                 remedy=f"Set method.expected_batch_size to a number from 1 to {self.num_examples}.",
             )
-        if not (self.clip_norm > 0 and math.isfinite(self.clip_norm)):
+        if not LEAST_CLIP_NORM <= self.clip_norm <= MOST_CLIP_NORM:
             raise SettingError(
                 f"clip_norm={self.clip_norm:g} is not allowed.",
-                why="It bounds what one example adds to a step; the noise is a multiple of it.",
-                remedy="Use a number above 0, such as 1.",
+                why="It bounds what one example adds to a step, and the noise is a multiple of it; gradients far below "
+                "or above vanish or overflow in float32, and so would the bound.",
+                remedy=f"Use a number from {LEAST_CLIP_NORM:g} to {MOST_CLIP_NORM:g}, such as 1.",
             )
         if self.records_per_person != 1:
             raise SettingError(
