@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import stobatch.federated  # noqa: F401  (registers its method)
-
 from stobatch.config import MethodConfig
 from stobatch.errors import SettingError
 from stobatch.privacy.accounting import PoissonGaussian

@@ -204,7 +204,8 @@ class DpSgdPlan(Plan):
         return [PlanRow("spare steps", "", self.spare_steps, "for crashes", "")] if self.spare_steps else []
 
     def sizes(self) -> dict[str, Any]:
-        return dict(vars(self))
+        # As plans from before there were spare steps, where there are none.
+        return {name: value for name, value in vars(self).items() if value or name != "spare_steps"}
 
     def rows(self) -> list[PlanRow]:
         accounted = self.curve
