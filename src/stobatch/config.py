@@ -286,7 +286,9 @@ class MachineConfig(Settings):
         doc="On CPUs: pieces that a trainer's work is cut into, or a multiple; one process takes whole ones",
     )
     exact_sums: bool = setting(
-        True, doc="Between processes: sums with the same bits for any number of them, at 16 bytes a parameter, not 4"
+        True,
+        doc="Between processes: sums with the same bits for any number of them, at 16 bytes a parameter, not 4; sums "
+        "under DP-SGD's noise always are",
     )
     timeout_s: float = setting(
         600.0, above=0, doc="How long a process waits for the others before it gives them up for lost, in seconds"

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import stobatch.federated  # noqa: F401  (registers its method)
+from stobatch.config import MethodConfig
 from stobatch.errors import SettingError
 from stobatch.privacy.accounting import PoissonGaussian
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
@@ -122,3 +124,23 @@ def test_whether_hyper_parameters_saw_private_data_has_to_be_said() -> None:
     unsaid = {key: value for key, value in MNIST.items() if key != "tuned_on_private_data"}
     with pytest.raises(TypeError, match="tuned_on_private_data"):
         DpSgdPlan(**unsaid)
+
+
+def test_spare_steps_are_planned_for_and_cost_what_is_used() -> None:
+    bare, spare = plan(), plan(spare_steps=60)
+    assert spare.noise_multiplier == plan(steps=bare.steps + 60).noise_multiplier > bare.noise_multiplier
+    assert spare.guarantee.epsilon == spare.after(bare.steps + 60).epsilon <= spare.target_epsilon
+    used = [spare.after(bare.steps + steps).epsilon for steps in (0, 30, 60, 61)]
+    assert used == sorted(set(used)), "each step that was made again costs something"
+    assert used[-1] > spare.guarantee.epsilon, "and beyond the spare ones the budget is exceeded, and says so"
+    assert "60 of them planned as spare" in spare.after(bare.steps + 61).assumptions[-1]
+    assert not any("beyond" in said for said in spare.after(bare.steps).assumptions)
+    assert {row.name for row in spare.rows()} - {row.name for row in bare.rows()} == {"spare steps"}
+
+
+@pytest.mark.parametrize("method", ["sound", "dpsgd", "federated"])
+def test_settings_from_before_spare_steps_keep_their_hash(method: str) -> None:
+    """A setting that has no effect is no part of what identifies a run."""
+    kind = MethodConfig.registry[method]
+    assert "spare_steps" not in kind().to_dict()
+    assert kind.from_dict(kind().to_dict() | {"spare_steps": 3}).to_dict()["spare_steps"] == 3

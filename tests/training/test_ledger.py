@@ -167,6 +167,15 @@ def test_what_an_older_version_wrote_is_never_repeated_under_its_noise(tmp_path)
     assert (further.attempt, further.accounted) == (0, 125)
 
 
+def test_what_was_computed_wrongly_is_never_repeated() -> None:
+    stretch = Stretch(0, 5, "state", "bits", repeatable=True)
+    ledger = Ledger().entered(stretch)
+    assert ledger.entered(stretch).attempt == 0
+    again = ledger.distrusted().entered(stretch)
+    assert (again.attempt, again.accounted) == (1, 10)
+    assert Ledger().distrusted() == Ledger()
+
+
 def test_the_count_never_forgets() -> None:
     """Whatever the order of beginnings and settlements, what was begun and not settled stays counted."""
     chance = random.Random(0)

@@ -201,6 +201,9 @@ class AdLmTrainable(OpenTrainable):
     def saved(self, run: Path, step: int, state: str) -> None:
         self.estimation.saved(run, step, state)
 
+    def distrust(self, run: Path) -> None:
+        self.estimation.distrust(run)
+
     def require_counted(self, run: Path, step: int) -> None:
         self.estimation.require_counted(run, step)
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any, ClassVar
 
-import numpy as np
-
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.methods.dpsgd_trainable import DpSgdTrainable
@@ -20,6 +18,7 @@ from stobatch.methods.sound_settings import SoundConfig
 from stobatch.models import Classifier
 from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.streams import Stream
 from stobatch.types import Status
 
 
@@ -34,7 +33,7 @@ class HalfNoise(DpSgdTrainable):
 class SharedNoise(DpSgdTrainable):
     """One draw of noise for all steps, as when a generator is seeded anew in each of them."""
 
-    def _noise(self, step: int, trainer: int) -> np.random.Generator:
+    def _noise(self, step: int, trainer: int) -> Stream:
         return super()._noise(0, trainer)
 
 

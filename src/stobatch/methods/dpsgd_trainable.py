@@ -75,7 +75,8 @@ class DpSgdTrainable(Trainable):
     ) -> None:
         self.config, self.plan, self.network, self.seeds, self.trainers = config, plan, network, seeds, trainers
         # A power of two, so that nothing is rounded before the sum is.
-        self.shrink = 2.0 ** -max(-100, min(100, frexp(plan.clip_norm * plan.denominator)[1]))
+        size = max(plan.clip_norm * plan.denominator, plan.noise_stddev / 2**8)
+        self.shrink = 2.0 ** -max(-100, min(100, frexp(size)[1]))
         self._grid = Grid.for_noise(
             plan.noise_stddev * self.shrink, scale=1 / (plan.clip_norm * plan.denominator * self.shrink)
         )
@@ -203,7 +204,7 @@ class DpSgdTrainable(Trainable):
         flat = torch.from_numpy(rounded_normal(self._noise(step, trainer), sum(sizes), stddev, self._grid.step))
         return {
             name: drawn.view(value.shape).to(self.network.device)
-            for (name, value), drawn in zip(targets.items(), flat.split(sizes), strict=True)
+            for (name, value), drawn in zip(targets.items(), torch.split(flat, sizes), strict=True)
         }
 
     def _samples(self, step: int, trainer: int, share: Share) -> Iterator[tuple[int, Tensor, bool]]:
@@ -301,6 +302,10 @@ class DpSgdTrainable(Trainable):
 
     def saved(self, run: Path, step: int, state: str) -> None:
         Ledger.of(run).settled(step, state).save(run)
+
+    def distrust(self, run: Path) -> None:
+        # Any process may be the first to know, and the last to live: they all write the same.
+        Ledger.of(run).distrusted().save(run)
 
     def require_counted(self, run: Path, step: int) -> None:
         Ledger.of(run).require_covers(step, run)

@@ -166,8 +166,8 @@ class DpSgdPlan(Plan):
     def _repeated(self, steps: int) -> str:
         spare = f", {self.spare_steps} of them planned as spare" if self.spare_steps else ""
         return (
-            f"{steps} steps beyond the {self.steps} planned are counted{spare}: a crash cut them off, and they were made "
-            "again with samples and noise of their own"
+            f"{steps} steps beyond the {self.steps} planned are counted{spare}: a crash cut them off, and they were "
+            "made again with samples and noise of their own"
         )
 
     def _assumptions(self) -> tuple[str, ...]:
@@ -188,12 +188,12 @@ class DpSgdPlan(Plan):
             f"the number of training examples, {self.num_examples}, is public: sampling rate and denominator are "
             "constants fixed before looking, and stay as they are when an example is added or removed",
             "the network and the attacks mix no examples: an example's gradient depends on no other example",
-            "the noise is an ideal Gaussian rounded to a public grid, exactly; its random bits and the samples' come from "
-            "SHAKE-256, which is taken to be indistinguishable from fair coins",
-            "norms are taken with an allowance for rounding at its worst; the rounding of sums of clipped contributions "
-            "in the precision of training is not bounded",
-            "a step that a crash cut off is repeated bit by bit, which is the same release, or else with samples and noise "
-            "of its own, and counted again; the run's directory is never set back to an older copy",
+            "the noise is an ideal Gaussian rounded to a public grid, exactly; its random bits and those of samples "
+            "come from SHAKE-256, which is taken to be indistinguishable from fair coins",
+            "norms are taken with an allowance for rounding at its worst; how sums of clipped contributions round, in "
+            "the precision of training, is not bounded",
+            "a step that a crash cut off is repeated bit by bit, which is the same release, or else with samples and "
+            "noise of its own, and counted again; the run's directory is never set back to an older copy",
             "the seeds of sampling and noise stay secret; processes that share the work belong to one owner",
             "a person has one record",
             f"hyper-parameters and preprocessing were chosen {tuning}",
@@ -201,6 +201,13 @@ class DpSgdPlan(Plan):
 
     def _spare(self) -> str:
         return f", {self.spare_steps} more that a crash makes again" if self.spare_steps else ""
+
+    def _spare_rows(self) -> list[PlanRow]:
+        return [PlanRow("spare steps", "", self.spare_steps, "for crashes", "")] if self.spare_steps else []
+
+    def sizes(self) -> dict[str, Any]:
+        # As plans from before there were spare steps, where there are none.
+        return {name: value for name, value in super().sizes().items() if value or name != "spare_steps"}
 
     def rows(self) -> list[PlanRow]:
         accounted = self.curve
@@ -211,11 +218,7 @@ class DpSgdPlan(Plan):
             PlanRow("expected batch size", "B", self.expected_batch_size, "the public denominator", ""),
             PlanRow("sampling rate", "q", self.sampling_rate, "B / N, Poisson", ""),
             PlanRow("steps", "T", self.steps, "", ""),
-            *(
-                [PlanRow("spare steps", "", self.spare_steps, "made again after a crash", "")]
-                if self.spare_steps
-                else []
-            ),
+            *self._spare_rows(),
             PlanRow("epochs, on average", "", self.epochs, "q T", ""),
             PlanRow("records per person", "", self.records_per_person, "", ""),
             PlanRow("clipping norm", "C", self.clip_norm, "of an example's whole contribution", ""),

@@ -2,7 +2,8 @@
 
 A normal number in floating point is not an ideal one: its low bits depend on its size, and a sum that was rounded after
 noise was added shows them. On a grid that is fixed beforehand nothing of the kind is left. If s is a multiple of the
-step, s + round(Z) = round(s + Z), a function of the ideal release s + Z alone.
+step, s + round(Z) = round(s + Z), a function of the ideal release s + Z alone. (Halves have to be rounded up, always:
+rounding them to even does not commute with shifts.)
 
 round(Z) is computed in float64 with a bound on all that float64 gets wrong. Where the bound leaves open which multiple
 is nearest, once in some ten thousand draws, the same number is computed by interval arithmetic from more and more of
@@ -25,6 +26,8 @@ FINEST, COARSEST = 2.0**-60, 2.0**-24
 """Steps of grids on which sums are exact (`training/exact_sum.py`)."""
 _STEPS_PER_DEVIATION = 32
 """The standard deviation of the noise is from 2³² to 2³³ steps."""
+_MOST_STEPS = 2.0**49
+"""Of a standard deviation, so that every multiple that is ever drawn is a float64."""
 _RELATIVE = 2.0**-48
 """What float64 gets wrong of R cos θ, in units of R, apart from R's own argument; 23 · 2⁻⁵³ would do."""
 _WORD = 64
@@ -67,6 +70,8 @@ def rounded_normal(stream: Stream, count: int, stddev: float, step: float) -> ND
         drawn.fill(0.0)
         return drawn
     ratio = stddev / step
+    if not ratio <= _MOST_STEPS:
+        raise ValueError(f"noise of {ratio:.3g} steps has multiples that float64 does not have")
     for number, words in enumerate(stream.blocks(count + count % 2)):
         nearest, unsure = _fast(words, ratio)
         for place in unsure.tolist():

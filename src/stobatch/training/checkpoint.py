@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,15 +60,22 @@ class TrainingState:
         """Tells processes whether they hold the same parameters, to the last bit."""
         return tensors_digest(dict(self.network.named_parameters()))
 
-    def save(self, run: Path, config_hash: str, engine: Engine) -> None:
-        """Write this process's part; the process that leads completes the checkpoint once all parts are there."""
+    def save(self, run: Path, config_hash: str, engine: Engine, drifted: Callable[[], None] = lambda: None) -> None:
+        """Write this process's part; the process that leads completes the checkpoint once all parts are there.
+
+        `drifted` is called before an error says that processes hold different parameters.
+        """
         folder, identity = run / FOLDER / f"step-{self.step:08d}", {"step": str(self.step), "config_hash": config_hash}
         own = _dealt(self.tensors(), engine.processes)[engine.rank]
         name = f"part-{engine.rank + 1}-of-{engine.processes}.safetensors"
         write_tensors(folder / name, own, identity, private=True)
         digests = engine.exchange(f"checkpoint {self.step}", _digest(folder / name))
         # The same all-reduced gradients moved the same parameters: where they differ, hardware or memory is at fault.
-        engine.require_equal(f"after step {self.step}", {"parameters": self.parameters_digest}, DRIFTED)
+        try:
+            engine.require_equal(f"after step {self.step}", {"parameters": self.parameters_digest}, DRIFTED)
+        except RunError:
+            drifted()
+            raise
         if engine.leads:
             names = [f"part-{rank + 1}-of-{engine.processes}.safetensors" for rank in range(engine.processes)]
             write_json(

@@ -19,9 +19,8 @@ from stobatch.privacy.rounded_gaussian import Grid
 
 _COARSE, _FINE = 2.0**-22, 2.0**-64
 """Coarse steps add exactly up to ±2³⁰; what they leave over, at most 2⁻²³ each, does so for 4,096 parts."""
-_TO_NEAREST = 1.5 * 2.0**52
-"""Adding and taking away so many steps leaves the nearest multiple of the step."""
-_TO_COARSE, _TO_FINE = _TO_NEAREST * _COARSE, _TO_NEAREST * _FINE
+_TO_COARSE, _TO_FINE = (1.5 * 2.0**52 * step for step in (_COARSE, _FINE))
+"""Adding and taking away so large a number leaves the nearest multiple of the step."""
 _CARRY_EVERY = 2048
 _BLOCK = 2**16
 
@@ -93,9 +92,11 @@ class ExactSum:
         if self.grid is None:
             whole = (coarse + fine).div_(count)
         else:
-            # Coarse steps are multiples of the grid's, so rounding what is fine rounds the sum.
-            nearest = _TO_NEAREST * self.grid.step
-            whole = (fine + nearest).sub_(nearest).add_(coarse).mul_(self.grid.scale / count)
+            self.carry()
+            # Coarse steps are multiples of the grid's, so rounding what is fine rounds the sum. A half goes up, always:
+            # to the even neighbour it would go up or down with the noise, and show that there was a half.
+            step = self.grid.step
+            whole = (fine / step).add_(0.5).floor_().mul_(step).add_(coarse).mul_(self.grid.scale / count)
         sizes = [parameter.numel() for parameter in self.parameters.values()]
         return {
             name: value.to(parameter.dtype).view(parameter.shape)

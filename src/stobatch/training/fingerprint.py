@@ -1,4 +1,4 @@
-"""What decides the bits of a training step, so that a resumed run knows whether it repeats a step or makes another one."""
+"""What decides the bits of a training step, so that a resumed run knows whether it repeats a step or makes another."""
 
 from __future__ import annotations
 

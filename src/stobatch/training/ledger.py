@@ -118,6 +118,11 @@ class Ledger:
             return replace(self.made(step - present.first), stretches=(*self.stretches[:-1], head))
         return replace(self, stretches=(*self.stretches[:-1], replace(present, first=step, state=state), head))
 
+    def distrusted(self) -> Ledger:
+        """The present stretch was computed wrongly by some process: nothing repeats it."""
+        wrong = tuple(replace(stretch, repeatable=False) for stretch in self.stretches[-1:])
+        return replace(self, stretches=(*self.stretches[:-1], *wrong))
+
     def require_covers(self, step: int, run: Path) -> None:
         """Refuse to go on from a checkpoint that more steps were made for than this ledger knows of."""
         if step > min(self.reached, self.accounted):
@@ -144,13 +149,13 @@ class Ledger:
 
     @classmethod
     def _from_dict(cls, found: dict[str, Any]) -> Self:
-        counts = {name: _count(found[name], name) for name in ("done", "open")}
+        done, open_ = _count(found["done"], "done"), _count(found["open"], "open")
         if "stretches" not in found:
             # Of an older version, or of a party: every step that was counted may have been made.
-            return cls(**counts, past_steps=sum(counts.values()))
+            return cls(done, open_, past_steps=done + open_)
         stretches = tuple(_stretch(entry) for entry in found["stretches"])
-        past = {name: _count(found[name], name) for name in ("past_steps", "past_attempts")}
-        ledger = cls(**counts, stretches=stretches, **past)
+        steps, attempts = (_count(found[name], name) for name in ("past_steps", "past_attempts"))
+        ledger = cls(done, open_, stretches, steps, attempts)
         if ledger.accounted < ledger.reached:
             raise ValueError(f"{ledger.accounted} releases are too few for {ledger.reached} steps")
         return ledger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -80,7 +81,7 @@ def train(
                 state.history.append((float(state.step), correct, trainable.monitor(state.step)))
                 note = f"test accuracy {correct:.3f}"
             if state.step % every == 0 or last or averaged.stopping:
-                state.save(run, identity, engine)
+                state.save(run, identity, engine, partial(trainable.distrust, run))
                 if engine.leads:
                     trainable.saved(run, state.step, state.digest)
             advance(1, note=note)

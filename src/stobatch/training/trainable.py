@@ -140,6 +140,10 @@ class Trainable(ABC):
         """The steps of the stretch up to this one were made, and their outcome, with that digest, is safe on disk."""
         return
 
+    def distrust(self, run: Path) -> None:
+        """The present steps were not computed as they should have been: made again, they are other steps."""
+        return
+
     def require_counted(self, run: Path, step: int) -> None:
         """Refuse to go on from a checkpoint whose steps are not counted."""
         return

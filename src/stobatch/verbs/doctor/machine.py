@@ -23,6 +23,7 @@ PACKAGES = {
     "torch": "torch",
     "numpy": "numpy",
     "scipy": "scipy",
+    "mpmath": "mpmath",
     "dp-accounting": "dp_accounting",
     "safetensors": "safetensors",
     "pyarrow": "pyarrow",
