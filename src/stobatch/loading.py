@@ -105,6 +105,16 @@ def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Clas
     return network
 
 
+def described(network: Classifier, *, handed_over: bool) -> dict[str, Any]:
+    """The network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
+    layers = [str(layer) for layer in network.modules() if not list(layer.children())]
+    return {
+        "handed_over": handed_over,
+        "layers": layers,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+    }
+
+
 def seeds_of(config: RunConfig, run: Run) -> Seeds:
     """The run's seeds: public if asked for, else those in its private folder, else new secret ones."""
     if config.seed is not None:

@@ -18,13 +18,13 @@ from stobatch.federated.party import Answer, Statement
 from stobatch.federated.plan import FederatedPlan
 from stobatch.federated.settings import method_of_terms, sizes_of, terms_hash
 from stobatch.files import PRIVATE, read_tensors, serialise_tensors, tensors_sha256, write_atomically, write_tensors
-from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of
+from stobatch.loading import TrainedModel, described, load, make_network, make_plan, seeds_of
 from stobatch.manifest import seal
 from stobatch.runs import Run
 from stobatch.training.averaging import AveragedSGD
 from stobatch.training.device import use_device
 from stobatch.training.loop import accuracy, descend
-from stobatch.verbs.training import described, write_start
+from stobatch.verbs.training import write_start
 
 STATE = Path(PRIVATE) / "federation.safetensors"
 WATCHED = Path(PRIVATE) / "held_out.safetensors"
@@ -214,7 +214,7 @@ class Federation:
                 "device": str(self.network.device),
                 "torch": torch.__version__,
                 "weights_sha256": tensors_sha256(model),
-                "network": described(self.network, given=None),
+                "network": described(self.network, handed_over=False),
                 "data": {
                     "name": self.info.name,
                     "public": False,
