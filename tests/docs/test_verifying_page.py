@@ -42,7 +42,12 @@ def test_the_commands_run_as_written(tmp_path: Path) -> None:
     script = "set -e\n" + "".join(blocks).replace("-f owner_key", "-q -N '' -f owner_key")
     path = f"{command.parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+        ["sh", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "signed by owner@example.org, checked with allowed_signers" in " ".join(done.stdout.split())

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-import stobatch
 from pyarrow import parquet
+
+import stobatch
 from stobatch.files import sha256_of
 from stobatch.manifest import public_files
 from stobatch.runs import Run
