@@ -52,7 +52,8 @@ def public_files(run: Run) -> Iterator[str]:
 def seal(run: Run, verb: str, environment: dict[str, Any]) -> None:
     """Enter what a verb has written, as its last act. A signature of the manifest before is of other files: removed.
 
-    A verb that wrote the same bytes again changes nothing. A run that an older version trained has no digests to build on, and stays without a manifest.
+    A verb that wrote the same bytes again changes nothing. A run that an older version trained has no digests to build
+    on, and stays without a manifest.
     """
     training = run.read("training") if run.has("training") else {}
     if run.is_trained and "weights_sha256" not in training:

@@ -139,8 +139,8 @@ def at(column: str, row: int, value: Any) -> Callable[[dict[str, list[Any]]], ob
 
 def each_row(change: Callable[[list[Any]], list[Any]]) -> Callable[[dict[str, list[Any]]], object]:
     def changed(columns: dict[str, list[Any]]) -> None:
-        for name in columns:
-            columns[name] = change(columns[name])
+        for name, values in columns.items():
+            columns[name] = change(values)
 
     return changed
 

@@ -131,18 +131,18 @@ def test_a_training_killed_before_its_manifest_gets_one(run: Path, tmp_path: Pat
 
 def test_a_verb_does_not_build_on_what_was_changed(run: Path) -> None:
     rows("certify", lambda columns: columns["radius"].__setitem__(0, 0.05))(run, run)
-    with pytest.raises(RunError, match="has another SHA-256|bytes, the manifest says"):
+    with pytest.raises(RunError, match=r"has another SHA-256|bytes, the manifest says"):
         stobatch.evaluate(run, resume=True, quiet=True)
-    with pytest.raises(RunError, match="has another SHA-256|bytes, the manifest says"):
+    with pytest.raises(RunError, match=r"has another SHA-256|bytes, the manifest says"):
         stobatch.certify(run, resume=True, quiet=True)
 
 
 FOREIGN = {
-    "canary scores": ("private/canary_scores.safetensors", lambda run: stobatch.load(run)),
+    "canary scores": ("private/canary_scores.safetensors", stobatch.load),
     "certificates": ("certificates.json", lambda run: stobatch.evaluate(run, quiet=True)),
     "certificates for an audit": ("certificates.json", lambda run: stobatch.audit(run, quiet=True)),
-    "weights": ("model.safetensors", lambda run: stobatch.load(run)),
-    "training": ("training.json", lambda run: stobatch.load(run)),
+    "weights": ("model.safetensors", stobatch.load),
+    "training": ("training.json", stobatch.load),
 }
 
 
