@@ -142,8 +142,6 @@ def load(
     config = config.replace(machine=machine)
     tensors, metadata = read_tensors(directory.model_file)
     training = directory.read("training")
-    weights_sha256 = tensors_sha256(directory.model_file.read_bytes())
-    _require_own(directory, training, weights_sha256)
     if not metadata.get("config_hash") == document.get("training_hash") == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
     info = DatasetInfo.from_dict(document["dataset"])
@@ -156,6 +154,8 @@ def load(
         raise ModelError(
             f"the weights do not fit the network: {reason}", remedy="Hand over the same network."
         ) from None
+    weights_sha256 = tensors_sha256(directory.model_file.read_bytes())
+    _require_own(directory, training, weights_sha256)
     method_of(config).restore(network, directory.path, config.training_hash)
     network.to(use_device(config.machine)).eval().requires_grad_(False)
     network.calibrate()
