@@ -34,8 +34,8 @@ BITS = 1000
 def noticed(run: Path, page: Path, **signature: Any) -> tuple[bool, bool]:
     """Whether `verify` names a difference, with a sample of all rows, and whether `report` refuses to write a page.
 
-    A report makes the checks of `verify` without a sample. Where they name a difference, both are settled; where they do
-    not, both are run in earnest.
+    A report makes the checks of `verify` without a sample. Where they name a difference, both are settled; elsewhere
+    both are run in earnest.
     """
     try:
         found = stobatch.verify(run, sample=0, seed=1, **signature)
@@ -70,7 +70,7 @@ def _tampered(folder: Path, whole: Path, other: Path) -> dict[str, Any]:
     signature = {"signers": folder / "signers", "identity": WHO}
     assert noticed(signed, folder / "page.html", **signature) == (False, False)
     found: dict[str, Any] = {"ways": len(TAMPERINGS), "only_by_signature": ONLY_SIGNED}
-    missed = {name: (False, False) for name in TAMPERINGS}
+    missed = dict.fromkeys(TAMPERINGS, (False, False))
     for attacker, start, mends, asked in (
         ("manifest left alone", whole, False, {}),
         ("manifest mended", whole, True, {}),
