@@ -116,6 +116,16 @@ def stored_config(run: Run) -> RunConfig:
         return RunConfig.from_dict(run.read("config")["config"])
 
 
+def described(network: Classifier, *, handed_over: bool) -> dict[str, Any]:
+    """The network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
+    layers = [str(layer) for layer in network.modules() if not list(layer.children())]
+    return {
+        "handed_over": handed_over,
+        "layers": layers,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+    }
+
+
 def seeds_of(config: RunConfig, run: Run) -> Seeds:
     """The run's seeds: public if asked for, else those in its private folder, else new secret ones."""
     if config.seed is not None:
@@ -146,8 +156,6 @@ def load(
     config = config.replace(machine=machine)
     tensors, metadata = read_tensors(directory.model_file)
     training = directory.read("training")
-    weights_sha256 = tensors_sha256(directory.model_file.read_bytes())
-    _require_own(directory, training, weights_sha256)
     if not metadata.get("config_hash") == document.get("training_hash") == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
     network = make_network(config, info, Seeds.reproducible(0), network)
@@ -159,6 +167,8 @@ def load(
         raise ModelError(
             f"the weights do not fit the network: {reason}", remedy="Hand over the same network."
         ) from None
+    weights_sha256 = tensors_sha256(directory.model_file.read_bytes())
+    _require_own(directory, training, weights_sha256)
     method_of(config).restore(network, directory.path, config.training_hash)
     network.to(use_device(config.machine)).eval().requires_grad_(False)
     network.calibrate()

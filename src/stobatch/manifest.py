@@ -52,7 +52,8 @@ def public_files(run: Run) -> Iterator[str]:
 def seal(run: Run, verb: str, environment: dict[str, Any]) -> None:
     """Enter what a verb has written, as its last act. A signature of the manifest before is of other files: removed.
 
-    A run that an older version trained has no digests to build on, and stays without a manifest.
+    A verb that wrote the same bytes again changes nothing. A run that an older version trained has no digests to build
+    on, and stays without a manifest.
     """
     training = run.read("training") if run.has("training") else {}
     if run.is_trained and "weights_sha256" not in training:
@@ -64,6 +65,8 @@ def seal(run: Run, verb: str, environment: dict[str, Any]) -> None:
             files[name] = {"sha256": sha256_of(run.path / name), "size": (run.path / name).stat().st_size}
         elif name in before["files"]:
             files[name] = before["files"][name]
+    if run.has(MANIFEST) and verb in before["made"] and files == before["files"]:
+        return
     content = {
         "training_hash": run.read("config").get("training_hash"),
         "weights_sha256": training.get("weights_sha256"),
@@ -81,9 +84,10 @@ def require_unchanged(run: Run, rewritten: tuple[str, ...]) -> None:
     if not run.has(MANIFEST):
         return
     for name, how in differences(run):
-        # Rows that a stopped verb left are nobody's yet: they are checked by themselves when it is resumed.
+        # Rows that a stopped verb left are nobody's yet: they are checked by themselves when it is resumed. And what is
+        # not there cannot be built on.
         stray = how == NOT_LISTED and (name.startswith("records/") or not is_ours(name))
-        if name not in rewritten and not stray:
+        if name not in rewritten and not stray and (run.path / name).exists():
             verb = next((verb for verb, names in WRITES.items() if name.startswith(names)), "train")
             raise RunError(
                 f"{run.path / name} {how}.",

@@ -13,6 +13,9 @@ from typing import Any
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, Records, make_folder, read_json, remove_temporaries, write_json
 
+IMAGES = "images.safetensors"
+"""In the private folder: a few test images, clean and attacked."""
+
 
 @dataclass(frozen=True)
 class Run:

@@ -303,7 +303,7 @@ def test_a_foreign_table_is_refused_with_the_command_that_completes_it(tmp_path)
     mine = records(tmp_path)
     assert not mine.has(0)
     message = refusal(mine.read)
-    assert "0 of 4 rows for configuration abc" in message
+    assert "rows-00000000.parquet is of another table: its config_hash is other, not abc" in message
     assert "--resume" in message
     longer = records(tmp_path, config_hash="other", rows=5)
     assert not longer.has(0), "a table of another length is another table"
@@ -313,13 +313,17 @@ def test_a_table_with_too_many_rows_is_refused(tmp_path):
     table = records(tmp_path)
     table.write(0, {"index": [0, 1, 2]})
     table.write(1, {"index": [1, 2, 3]})
-    assert "6 of 4 rows" in refusal(table.read)
+    assert "rows-00000001.parquet does not hold the rows from 3 on" in refusal(table.read)
 
 
-def test_a_foreign_part_in_a_run_is_made_again(run, rows):
+def test_a_foreign_part_in_a_run_is_refused_and_made_again_once_it_is_removed(run, rows):
     (part,) = run.glob("records/certify-*/rows-*.parquet")
     want = rows(run, "certify")
     records(part.parent, config_hash="other", rows=60).write(0, {"index": list(range(60)), "label": [0] * 60})
+    message = refusal(lambda: stobatch.certify(run, resume=True, quiet=True))
+    assert str(part) in message
+    assert "remove it and run `stobatch certify" in message
+    part.unlink()
     stobatch.certify(run, resume=True, quiet=True)
     assert rows(run, "certify") == want
 

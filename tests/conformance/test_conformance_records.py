@@ -22,17 +22,22 @@ HEAD = {"schema", "version"}
 KEYS = {
     "config": {"training_hash", "content_hash", "config", "dataset"},
     "plan": {"guarantee", "sizes", "rows"},
-    "training": {"steps", "seconds_since_last_start", "device", "processes", "torch", "history"},
+    "training": {
+        *("steps", "seconds_since_last_start", "device", "processes", "torch", "history"),
+        *("weights_sha256", "data", "network", "private_files"),
+    },
+    "manifest": {"training_hash", "weights_sha256", "data", "made", "files"},
     "attack": {
-        *("training_hash", "settings", "guarantee", "protocol", "function", "attacks", "rows"),
-        *("clean_accuracy", "accuracy", "certified_at_attacked"),
+        *("training_hash", "weights_sha256", "settings", "guarantee", "protocol", "function", "attacks", "rows"),
+        *("records", "clean_accuracy", "accuracy", "certified_at_attacked"),
     },
     "scores": {
-        *("training_hash", "settings", "rows", "norm", "input_range", "guarantee", "clean_accuracy"),
-        *("under_attack", "gaps", "flags", "images", "certificates"),
+        *("training_hash", "weights_sha256", "settings", "rows", "norm", "input_range", "guarantee"),
+        *("clean_accuracy", "accuracy_by_class", "under_attack", "gaps", "flags", "lowest_input", "probe"),
+        *("images", "certificates"),
     },
     "certificates": {
-        *("config_hash", "training_hash", "settings", "rows", "seconds", "kinds"),
+        *("config_hash", "training_hash", "weights_sha256", "settings", "rows", "seconds", "kinds"),
         *("verified_accuracy", "certified_accuracy", "largest_radius", "chosen"),
     },
 }
@@ -45,7 +50,7 @@ COLUMNS = {
 }
 """What every table has, one row per test example; of attacks, those on a single pass."""
 GUARANTEE = {"status", "neighbours", "unit", "source", "assumptions", "objections", "audits"}
-OWN_PRIVATE = {"seeds.json", "data.json", "checkpoints"}
+OWN_PRIVATE = {"seeds.json", "data.json", "checkpoints", "commitment_key.json", "images.safetensors"}
 
 
 def documents(run: Path) -> dict[str, dict[str, Any]]:
@@ -72,7 +77,7 @@ def test_the_same_files(finished: Finished) -> None:
         names.add(f"records/{name.parts[1].partition('-')[0]}" if name.parts[0] == "records" else str(name))
     assert names == {
         *(f"{kind}.json" for kind in KEYS.keys() - {"certificates"}),
-        *("model.safetensors", "images.safetensors", "records/attack", "records/probe"),
+        *("model.safetensors", "records/attack", "records/probe"),
         *certified,
     }
     assert {file.name for file in (finished.path / "private").iterdir()} >= OWN_PRIVATE

@@ -42,22 +42,23 @@ def test_pictures_can_be_left_out_and_the_page_says_so(path):
     assert "<img" not in found.text
     assert "left out of this report on request" in found.prose
     with pytest.raises(RunError, match=r"images\.safetensors is not there.*report without images"):
-        page(run)
+        page(run, images=True)
+    assert "This copy of the run holds no pictures" in page(run).prose
 
 
-def test_pictures_of_another_run_or_from_private_files_are_refused(path):
+def test_pictures_of_another_run_or_from_elsewhere_are_refused(path):
     found = scores()
     found["training_hash"] = "f" * 12
     run = make(path, found, {**config(), "training_hash": "f" * 12})
     with pytest.raises(RunError, match="not of this run"):
         page(run)
     found = scores()
-    found["images"]["file"] = "private/images.safetensors"
+    found["images"]["file"] = "../elsewhere/images.safetensors"
     run = make(path.with_name("sly"), found)
-    (run.path / "private").mkdir()
-    (run.path / "images.safetensors").rename(run.path / "private" / "images.safetensors")
+    (path.parent / "elsewhere").mkdir()
+    (run.path / "images.safetensors").rename(path.parent / "elsewhere" / "images.safetensors")
     with pytest.raises(RunError, match=r"sly/images\.safetensors is not there"):
-        page(run)
+        page(run, images=True)
 
 
 def test_large_pictures_are_shrunk_and_the_page_says_so(path):

@@ -29,7 +29,7 @@ from stobatch.files import (
     write_atomically,
     write_tensors,
 )
-from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of
+from stobatch.loading import TrainedModel, described, load, make_network, make_plan, seeds_of
 from stobatch.manifest import seal
 from stobatch.runs import Run
 from stobatch.training.averaging import AveragedSGD
@@ -37,7 +37,7 @@ from stobatch.training.device import use_device
 from stobatch.training.engines import Gradients
 from stobatch.training.loop import descend
 from stobatch.training.monitoring import BEFORE_AVERAGING, Monitored
-from stobatch.verbs.training import described, write_start
+from stobatch.verbs.training import write_start
 
 STATE = Path(PRIVATE) / "federation.safetensors"
 WATCHED = Path(PRIVATE) / "held_out.safetensors"
@@ -327,7 +327,7 @@ class Federation:
                 **self.monitored.saved(self.network),
                 "history_of": BEFORE_AVERAGING,
                 "weights_sha256": tensors_sha256(model),
-                "network": described(self.network, given=None),
+                "network": described(self.network, handed_over=False),
                 "data": {
                     "name": self.info.name,
                     "public": False,

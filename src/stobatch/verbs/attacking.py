@@ -23,11 +23,9 @@ from stobatch.files import PRIVATE, as_written, serialise_tensors, write_atomica
 from stobatch.loading import TrainedModel, require_weights, seeds_of
 from stobatch.manifest import commit
 from stobatch.models import Classifier
+from stobatch.runs import IMAGES
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.verbs.tables import Columns, Tick, about_test_records, begin, end, open_run, tabulate, test_examples
-
-IMAGES = "images.safetensors"
-"""In the private folder: a few test images, clean and attacked."""
 
 _PROBED = 100
 """Test inputs that the sanity flags' own attacks are run on."""

@@ -88,6 +88,8 @@ def _is_certified(one: Compared) -> bool:
     if not one.run.has("certificates"):
         return False
     found, asked = one.run.read("certificates"), one.config.evaluation
+    if not _of_its_weights(one, found):
+        return False
     radii = {tuple(row["radius"] for row in rows) for rows in found["certified_accuracy"].values()}
     return (
         found["training_hash"] == one.config.training_hash
@@ -97,10 +99,18 @@ def _is_certified(one: Compared) -> bool:
     )
 
 
+def _of_its_weights(one: Compared, document: dict[str, Any]) -> bool:
+    """Another run of the same settings has other weights; neither has a digest where an older version made both."""
+    weights = one.run.read("training").get("weights_sha256")
+    return bool(document.get("weights_sha256") == weights)
+
+
 def _is_evaluated(one: Compared) -> bool:
     """Whether there are scores of this model, made with these settings and beside the certificates that are there."""
     found = one.run.read("scores") if one.run.has("scores") else {}
     if "same_images" not in found:
+        return False
+    if not _of_its_weights(one, found):
         return False
     certificates = one.run.read("certificates") if one.run.has("certificates") else None
     made_with = (found["training_hash"], found["settings"], found["certificates"])

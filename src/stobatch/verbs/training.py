@@ -18,7 +18,7 @@ from stobatch.data.overlap import is_own, require_apart
 from stobatch.environment import environment
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
-from stobatch.loading import TrainedModel, load, make_network, make_plan, seeds_of
+from stobatch.loading import TrainedModel, described, load, make_network, make_plan, seeds_of
 from stobatch.manifest import MANIFEST, commit, make_key, seal
 from stobatch.methods import method_of
 from stobatch.models import Classifier
@@ -113,11 +113,17 @@ def _train(
             state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
-                facts = {"data": described_data(run, dataset, given), "network": described(net, given=network)}
+                facts = {
+                    "data": described_data(run, dataset, given),
+                    "network": described(net, handed_over=network is not None),
+                }
                 _write_end(run, config, trainable, saved, state, dataset.test, spent | facts, engine.processes)
             engine.note("done")
+            if engine.leads:
+                seal(run, "train", environment(device))
             engine.exchange("trained", "")
-        if engine.leads and not run.has(MANIFEST):
+        elif engine.leads and not run.has(MANIFEST):
+            # Killed after the model and before its manifest.
             seal(run, "train", environment(device))
     return load(run.path, network=network, device=str(device), threads=config.machine.threads)
 
@@ -177,16 +183,6 @@ def described_data(run: Run, dataset: Dataset, given: bool) -> dict[str, Any]:
         "test_records": len(dataset.test),
         "training_commitment": commit(run, "training data", train),
         **({"test_sha256": test} if public else {"test_commitment": commit(run, "test data", test)}),
-    }
-
-
-def described(network: Classifier, *, given: Classifier | None) -> dict[str, Any]:
-    """The network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
-    layers = [str(layer) for layer in network.modules() if not list(layer.children())]
-    return {
-        "handed_over": given is not None,
-        "layers": layers,
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
     }
 
 

@@ -19,7 +19,7 @@ from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.verification import audits, documents
 from stobatch.verification.checks import Check, Outcome, agrees, differs, not_checked
-from stobatch.verification.sampling import sample_checks, test_data
+from stobatch.verification.sampling import data_of, sample_checks
 from stobatch.verification.signatures import sign, signature_check
 from stobatch.verification.subject import Subject
 
@@ -106,33 +106,44 @@ def _checks(
 ) -> Iterator[Check]:
     files = list(_guarded("manifest", "manifest.json", lambda: _files(run)))
     yield from files
-    yield from _guarded("signature", "manifest.json", lambda: [signature_check(run, signers, identity)])
+    # Unguarded: a tool or a key that is missing is for the reader to mend, and no difference.
+    yield signature_check(run, signers, identity)
     # Bytes that are not those of the manifest are not read any further: they may be anything.
     if run.has(MANIFEST) and any(c.outcome is Outcome.DIFFERS and NOT_LISTED not in c.detail for c in files):
         yield not_checked("documents", "files differ from the manifest, so what they say was not looked at")
         return
     if not run.is_trained:
-        yield not_checked("documents", "nothing was trained here")
+        if run.has("training"):
+            yield differs("model", "training.json is there, and the model is not", "model.safetensors")
+        else:
+            yield not_checked("documents", "nothing was trained here")
         return
     subject: Subject | None = None
     try:
-        handed_over = bool(run.read("training").get("network", {}).get("handed_over"))
-        if handed_over and network is None:
-            yield not_checked(
-                "documents", "a network of your own: hand it over in Python, stobatch.verify(run, network=...)"
-            )
-            return
-        subject = Subject(run, load(run.path, network=network, device="cpu"))
+        subject = Subject(run, load(run.path, network=network, device="cpu"), network is not None)
     except _UNUSABLE as error:
-        yield differs("model", _reason(error), "model.safetensors")
+        if network is None and _was_handed_over(run):
+            how = "a network of your own was trained: hand it over in Python, stobatch.verify(run, network=...)"
+            yield not_checked("documents", how)
+        else:
+            yield differs("model", _reason(error), "model.safetensors")
         return
     if "weights_sha256" not in subject.training:
+        if run.has(MANIFEST):
+            yield differs("model", "it names no weights", "training.json")
         yield from _old(subject)
         return
     yield agrees("model", f"{subject.model.weights_sha256[:12]}… are the weights that training.json names")
     yield from _documents(subject)
     if sample:
         yield from _guarded("sample", "records", lambda: _sample(subject, sample, dataset, seed))
+
+
+def _was_handed_over(run: Run) -> bool:
+    try:
+        return run.read("training")["network"]["handed_over"] is True
+    except _UNUSABLE:
+        return False
 
 
 def _old(subject: Subject) -> Iterator[Check]:
@@ -152,7 +163,7 @@ def _documents(subject: Subject) -> Iterator[Check]:
     parts: dict[str, Callable[[], Iterable[Check]]] = {
         "certificates": lambda: [documents.certificates_check(subject, run.read("certificates"), "certificates.json")],
         "attack": lambda: [documents.attack_check(subject)],
-        "scores": lambda: documents.scores_checks(subject),
+        "scores": lambda: [*documents.scores_checks(subject), documents.pictures_check(subject)],
         "audit": lambda: audits.audit_checks(subject),
     }
     for name, check in parts.items():
@@ -180,10 +191,10 @@ def _files(run: Run) -> Iterator[Check]:
 
 
 def _sample(subject: Subject, size: int, dataset: Dataset | None, seed: int | None) -> Iterable[Check]:
-    test = test_data(subject, dataset)
-    if isinstance(test, str):
-        return [not_checked("sample", test)]
-    return sample_checks(subject, test, size, Seeds.secret() if seed is None else Seeds.reproducible(seed))
+    found = data_of(subject, dataset)
+    if isinstance(found, str):
+        return [not_checked("sample", found)]
+    return sample_checks(subject, found, size, Seeds.secret() if seed is None else Seeds.reproducible(seed))
 
 
 def _guarded(name: str, file: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from stobatch.certification import BoundsVerifier
 from stobatch.config import EvaluationConfig
 from stobatch.evaluation.accuracy import AttackedTable, Columns
 from stobatch.evaluation.sanity import Evidence, certified_from
@@ -16,10 +17,11 @@ from stobatch.evaluation.summaries import (
     probed,
     score_summary,
 )
-from stobatch.loading import make_plan
-from stobatch.manifest import MANIFEST
+from stobatch.files import PRIVATE
+from stobatch.loading import described, make_plan
+from stobatch.manifest import MANIFEST, commit
 from stobatch.privacy.guarantee import PrivacyGuarantee
-from stobatch.privacy.plan import Plan
+from stobatch.runs import IMAGES
 from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
 from stobatch.types import Radius, Status
 from stobatch.verification.checks import Check, agrees, compared, differs, not_checked
@@ -32,16 +34,9 @@ _LOOSE = 1.05
 
 def plan_check(subject: Subject) -> Check:
     recorded = subject.run.read("plan")
-    plan = _planned(subject, recorded)
+    plan = make_plan(subject.config, subject.info, subject.model.network if subject.handed_over else None)
     detail = "every number that privacy depends on follows from the configuration"
     return compared("plan", "plan.json", [("plan", recorded, plan.to_dict())], detail)
-
-
-def _planned(subject: Subject, recorded: dict[str, Any]) -> Plan:
-    """From the configuration; of a network that was handed over, the plan's own sizes are all there is to go by."""
-    if subject.training.get("network", {}).get("handed_over"):
-        return subject.model.plan
-    return make_plan(subject.config, subject.info, None)
 
 
 def counts_check(subject: Subject) -> Check:
@@ -177,6 +172,9 @@ def certificates_check(subject: Subject, document: dict[str, Any], file: str) ->
     columns = subject.certified_rows(document, verifier)
     computed = certificate_summary(columns, verifier.kinds, config.evaluation.radii)
     pairs = [(key, document[key], computed[key]) for key in computed]
+    if isinstance(verifier, BoundsVerifier):
+        asked = {0.0, *verifier.radii}
+        pairs.append(("radii nobody asked about", sorted(set(columns["radius"]) - asked), []))
     chosen = document["chosen"]
     pairs.append(("chosen", chosen and chosen["certificate"], chosen and verifier.kinds[0].name))
     detail = f"{document['rows']} rows give the accuracies that it states"
@@ -202,6 +200,9 @@ def scores_checks(subject: Subject) -> Iterator[Check]:
     settings, weights = EvaluationConfig.from_dict(document["settings"]), document["weights_sha256"]
     certificates = document["certificates"]
     certified, columns = [], None
+    if certificates != (subject.run.read("certificates") if subject.run.has("certificates") else None):
+        how = "they are not those in certificates.json: evaluate again to have them side by side"
+        yield not_checked("certificates beside scores", how, file)
     if certificates is not None:
         yield certificates_check(subject, certificates, file)
         verifier, _ = subject.as_certified(certificates)
@@ -252,6 +253,17 @@ def _between_tables(tables: list[AttackedTable], certified: Columns | None, docu
     return agrees(name, "labels and answers are the same wherever two tables have the same example", file)
 
 
+def pictures_check(subject: Subject) -> Check:
+    """The owner's pictures are those that the evaluation kept."""
+    name, kept = "pictures", subject.run.read("scores")["images"]
+    path = subject.run.path / PRIVATE / IMAGES
+    if kept is None or not path.exists():
+        return not_checked(name, "there are none in this copy of the run")
+    if commit(subject.run, path.read_bytes()) != kept["commitment"]:
+        return differs(name, "are not those that the evaluation kept", f"{PRIVATE}/{IMAGES}")
+    return agrees(name, "are those that the evaluation kept", f"{PRIVATE}/{IMAGES}")
+
+
 def _other(subject: Subject, document: dict[str, Any]) -> str:
     """What shows that a document is about something else; nothing where it is about this run."""
     wanted = {"training_hash": subject.config.training_hash, "weights_sha256": subject.model.weights_sha256}
@@ -271,9 +283,8 @@ def identity_check(subject: Subject) -> Check:
         ("data", manifest["data"], training["data"]),
         ("data.name", sizes["name"], subject.info.name),
         ("data.test_records", sizes["test_records"], subject.info.num_test),
-        ("network.parameters", training["network"]["parameters"],
-         sum(parameter.numel() for parameter in subject.model.network.parameters())),
-    ]  # fmt: skip
+        ("network", training["network"], described(subject.model.network, handed_over=subject.handed_over)),
+    ]
     if "rounds" not in training:
         pairs.append(("data.training_records", sizes["training_records"], subject.info.num_train))
     return compared("identity", "manifest.json", pairs, "configuration, training, weights and data are of one run")

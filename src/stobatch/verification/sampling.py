@@ -36,22 +36,24 @@ _ROUNDING = 1e-5
 """Of the largest score: two machines may disagree on which of two scores is larger if they are this near."""
 
 
-def test_data(subject: Subject, dataset: Dataset | None) -> Examples | str:
-    """The run's test examples, handed over or read by name; or why there are none."""
+def data_of(subject: Subject, dataset: Dataset | None) -> Dataset | str:
+    """The run's data, handed over or read by name; or why there are none."""
     if dataset is not None:
-        return dataset.test
+        return dataset
     recorded = subject.training["data"]
     if not recorded["public"] and recorded["name"] != subject.config.data.name:
         return "the test data were handed over in Python: hand them over again"
     try:
         root = subject.config.machine.data_root
-        return data.load(subject.config.data, root=None if root is None else Path(root)).test
+        return data.load(subject.config.data, root=None if root is None else Path(root))
     except StobatchError as error:
         return f"the test data cannot be read here: {error}"
 
 
-def sample_checks(subject: Subject, test: Examples, size: int, seeds: Seeds) -> Iterator[Check]:
+def sample_checks(subject: Subject, dataset: Dataset, size: int, seeds: Seeds) -> Iterator[Check]:
+    test = dataset.test
     yield _data(subject, test)
+    yield _training_data(subject, dataset)
     if subject.run.has("scores"):
         document = subject.run.read("scores")
         for entry in document["under_attack"]:
@@ -85,6 +87,19 @@ def _data(subject: Subject, test: Examples) -> Check:
     if committed != recorded["test_commitment"]:
         return differs(name, "do not open the commitment in training.json", "training.json")
     return agrees(name, f"{len(test)} examples open the commitment", "training.json")
+
+
+def _training_data(subject: Subject, dataset: Dataset) -> Check:
+    """For the owner alone: whether these records are those that were trained on."""
+    recorded, name = subject.training["data"].get("training_commitment"), "training data"
+    if recorded is None or subject.config.data.augment:
+        return not_checked(name, "nothing was recorded of them that could be compared", "training.json")
+    committed = commit(subject.run, "training data", dataset.train.fingerprint())
+    if committed is None:
+        return not_checked(name, "only the owner's key can open the commitment to them", "training.json")
+    if committed != recorded:
+        return differs(name, "do not open the commitment in training.json", "training.json")
+    return agrees(name, f"{len(dataset.train)} records open the commitment", "training.json")
 
 
 def _chosen(rows: int, size: int, seeds: Seeds) -> Tensor:

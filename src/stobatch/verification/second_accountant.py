@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,7 @@ class _Loss:
         return found
 
 
+@lru_cache(maxsize=256)
 def bracket(sampling_rate: float, noise_multiplier: float, steps: int, delta: float) -> Bracket | None:
     """Where ε(δ) of so many steps lies; None where δ is too small for float64."""
     if _rounding(steps) > 0.1 * delta:

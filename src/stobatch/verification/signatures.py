@@ -46,14 +46,14 @@ def sign(run_path: str | Path, key: str | Path) -> Path:
 def signature_check(run: Run, signers: Path | None, identity: str | None) -> Check:
     """Whether the manifest is signed by somebody whom the reader trusts."""
     manifest, ssh, minisign = (run.path / name for name in ("manifest.json", SSH, MINISIGN))
+    if signers is not None and not signers.is_file():
+        raise SettingError(f"there is no file {signers}.", remedy="Give ssh-keygen's allowed signers, or a public key.")
     if not (ssh.exists() or minisign.exists()):
         if signers is not None:
             return differs(_NAME, "a signature is asked for, and there is none", "manifest.json")
         return not_checked(_NAME, "self-reported, unsigned: whoever wrote the files vouches for them", "manifest.json")
     if signers is None:
         return not_checked(_NAME, "there is one: check it with --signers FILE --identity WHO", SSH)
-    if not signers.is_file():
-        raise SettingError(f"there is no file {signers}.", remedy="Give ssh-keygen's allowed signers, or a public key.")
     if _is_minisign(signers):
         done = _tool(["minisign", "-V", "-p", str(signers), "-m", str(manifest), "-x", str(minisign)])
         who = signers.name

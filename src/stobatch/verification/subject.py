@@ -28,6 +28,8 @@ class Subject:
 
     run: Run
     model: TrainedModel
+    handed_over: bool = False
+    """Whether the network is one that the reader handed over."""
 
     @property
     def config(self) -> RunConfig:
