@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from math import isfinite
 from typing import Any, Self, TypeVar
 
@@ -70,7 +71,7 @@ class Settings:
     """Base of every configuration section: checks itself on construction and never changes afterwards."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = _hints(type(self))
         for field in dataclasses.fields(self):
             value = _coerce(getattr(self, field.name), hints[field.name], field.name)
             object.__setattr__(self, field.name, value)
@@ -102,7 +103,7 @@ class Settings:
             raise SettingError(
                 f"'{values}' is not a section of settings.", remedy="Write a table of key = value pairs."
             )
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         known = [f.name for f in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
@@ -143,6 +144,11 @@ class Settings:
         return self.replace(
             **changes, **{name: getattr(self, name).override_all(inner) for name, inner in sections.items()}
         )
+
+
+@cache
+def _hints(kind: type[Settings]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def unknown_key(key: str, known: Sequence[str]) -> SettingError:

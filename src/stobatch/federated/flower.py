@@ -24,7 +24,7 @@ from torch import Tensor
 
 from stobatch.federated.conversation import converse
 from stobatch.federated.party import Answer, Party, Refused, Spent, Statement
-from stobatch.federated.server import Federation, FederationError
+from stobatch.federated.server import Federation, FederationError, statement_of
 
 PATIENCE = 600.0
 """Seconds that the server waits for parties to appear, and for their answers."""
@@ -112,7 +112,7 @@ class FlowerPost:
     def statements(self) -> dict[str, Statement]:
         found: dict[str, Statement] = {}
         for reply in self._exchange([Message(RecordDict(), node, MessageType.QUERY) for node in self._all_nodes()]):
-            said = Statement(**json.loads(str(self._content(reply)["statement"]["json"])))
+            said = statement_of(str(self._content(reply)["statement"]["json"]))
             if said.name in found:
                 raise FederationError(f"two parties call themselves {said.name}.", remedy="Start each party once.")
             found[said.name] = said

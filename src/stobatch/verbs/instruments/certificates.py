@@ -14,7 +14,7 @@ from stobatch.certification import CertificateKind, Verifier
 from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import Examples
 from stobatch.errors import DataError, RunError
-from stobatch.files import write_tensors
+from stobatch.files import as_written, write_tensors
 from stobatch.verbs.instruments.audited import Audited
 from stobatch.verbs.tables import Columns, Tick, test_examples
 
