@@ -101,7 +101,7 @@ class Settings:
         """The inverse of `to_dict`; an unknown key is an error that lists its nearest names."""
         if not isinstance(values, Mapping):
             raise SettingError(
-                f"'{values}' is not a section of settings.", remedy="Write a table of key = value pairs."
+                f"{shown(values)} is not a section of settings.", remedy="Write a table of key = value pairs."
             )
         hints = _hints(cls)
         known = [f.name for f in dataclasses.fields(cls)]
@@ -149,6 +149,14 @@ class Settings:
 @cache
 def _hints(kind: type[Settings]) -> dict[str, Any]:
     return typing.get_type_hints(kind)
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it; a number of thousands of digits has no text, nor has a list within itself."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"
 
 
 def unknown_key(key: str, known: Sequence[str]) -> SettingError:
@@ -226,4 +234,6 @@ def _coerce(value: Any, hint: Any, name: str) -> Any:
     elif isinstance(hint, type) and isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         return value
     wanted = getattr(hint, "__name__", str(hint))
-    raise SettingError(f"{name}={value!r} is not of the right type.", remedy=f"Give {name} a value of type {wanted}.")
+    raise SettingError(
+        f"{name}={shown(value)} is not of the right type.", remedy=f"Give {name} a value of type {wanted}."
+    )

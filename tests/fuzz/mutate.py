@@ -47,7 +47,7 @@ def hostile(rng: Random) -> Any:
         return [hostile(rng) for _ in range(rng.randrange(4))]
     if kind == 4:
         return {rng.choice(HOSTILE_TEXTS): hostile(rng) for _ in range(rng.randrange(3))}
-    return nested(rng.choice((5, 39, 41, 500)))
+    return nested(rng.choice((5, 35, 41, 200)))
 
 
 def as_json(value: Any) -> str:

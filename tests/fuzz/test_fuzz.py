@@ -84,13 +84,12 @@ class TestReproductions:
         "key", ["training.steps", "training.learning_rate", "machine.data_root", "evaluation.radii"]
     )
     def test_settings(self, key: str, value: str) -> None:
-        try:
-            changed = recipe("demo").override(*parse_assignment(f"{key}={value}"))
-        except SettingError as error:
-            assert str(error).isprintable()
-        else:
-            assert key == "machine.data_root"
-            assert changed.machine.data_root == value
+        if key == "machine.data_root" and value[0] in "91N":
+            assert recipe("demo").override(*parse_assignment(f"{key}={value}")).machine.data_root == value
+            return
+        with pytest.raises(SettingError) as caught:
+            recipe("demo").override(*parse_assignment(f"{key}={value}"))
+        assert str(caught.value).isprintable()
 
     @pytest.mark.parametrize("name", ["c.toml", "c.json"])
     @pytest.mark.parametrize(
