@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from stobatch import strict_json
 from stobatch.errors import SettingError
-from stobatch.settings import Settings, content_hash, setting, unknown_key
+from stobatch.settings import Settings, content_hash, setting, shown, unknown_key
 from stobatch.types import PAPER_RANGE
 
 
@@ -314,7 +314,9 @@ class MethodConfig(Settings):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         if not isinstance(values, Mapping):
-            raise SettingError(f"method={values!r} is not a section.", remedy='Write method = { name = "stobatch" }.')
+            raise SettingError(
+                f"method={shown(values)} is not a section.", remedy='Write method = { name = "stobatch" }.'
+            )
         rest = dict(values)
         name = rest.pop("name", None)
         if cls is not MethodConfig:
@@ -323,7 +325,10 @@ class MethodConfig(Settings):
             # Methods register when they are imported, and reading a configuration may be the first use of any.
             import_module("stobatch.federated")
         if not isinstance(name, str) or name not in cls.registry:
-            raise unknown_key(f"method.name={name}", [f"method.name={known}" for known in cls.registry])
+            raise unknown_key(
+                f"method.name={name if isinstance(name, str) else shown(name)}",
+                [f"method.name={known}" for known in cls.registry],
+            )
         return cls.registry[name].from_dict(rest)  # type: ignore[return-value]
 
 

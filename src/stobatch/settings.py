@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from math import isfinite
 from typing import Any, Self, TypeVar
 
@@ -70,7 +71,7 @@ class Settings:
     """Base of every configuration section: checks itself on construction and never changes afterwards."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = _hints(type(self))
         for field in dataclasses.fields(self):
             value = _coerce(getattr(self, field.name), hints[field.name], field.name)
             object.__setattr__(self, field.name, value)
@@ -100,9 +101,9 @@ class Settings:
         """The inverse of `to_dict`; an unknown key is an error that lists its nearest names."""
         if not isinstance(values, Mapping):
             raise SettingError(
-                f"'{values}' is not a section of settings.", remedy="Write a table of key = value pairs."
+                f"{shown(values)} is not a section of settings.", remedy="Write a table of key = value pairs."
             )
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         known = [f.name for f in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
@@ -143,6 +144,19 @@ class Settings:
         return self.replace(
             **changes, **{name: getattr(self, name).override_all(inner) for name, inner in sections.items()}
         )
+
+
+@cache
+def _hints(kind: type[Settings]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it; a number of thousands of digits has no text, nor has a list within itself."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"
 
 
 def unknown_key(key: str, known: Sequence[str]) -> SettingError:
@@ -220,4 +234,6 @@ def _coerce(value: Any, hint: Any, name: str) -> Any:
     elif isinstance(hint, type) and isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         return value
     wanted = getattr(hint, "__name__", str(hint))
-    raise SettingError(f"{name}={value!r} is not of the right type.", remedy=f"Give {name} a value of type {wanted}.")
+    raise SettingError(
+        f"{name}={shown(value)} is not of the right type.", remedy=f"Give {name} a value of type {wanted}."
+    )

@@ -13,9 +13,9 @@ DEEPEST = 40
 def read(text: str | bytes) -> Any:
     """Read JSON, or raise ValueError.
 
-    Refused beside what is no JSON: NaN and infinities, also as numbers that overflow to them; whole numbers of thousands
-    of digits; a key that is there twice, of which one would be lost; text that is not Unicode; nesting that would exhaust
-    the stack of whatever looks at it next.
+    Refused as well as what is no JSON: NaN and infinities, also as numbers that overflow to them; whole numbers of
+    thousands of digits; a key that is there twice, of which one would be lost; text that is not Unicode; nesting that
+    would exhaust the stack of whatever looks at it next.
 
     >>> read('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}

@@ -4,84 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
 import torch
+from disturbed import SETTINGS, Server
 from safetensors.torch import load_file
 
 import stobatch
 from stobatch import RunConfig
 from stobatch_recipes import recipe
-
-SETTINGS: dict[str, Any] = {
-    "data.train_limit": 120,
-    "data.test_limit": 60,
-    "method.batch_size": 30,
-    "method.total_epsilon": 200.0,
-    "method.train_attack_steps": 2,
-    "model.last_hidden_size": 16,
-    "training.steps": 4,
-    "training.monitor_every": 2,
-    "certification.noise_draws": 50,
-    "evaluation.attack_steps": 2,
-    "evaluation.adaptive_attacks": ["fgsm", "madry"],
-    "evaluation.adaptive_steps": 2,
-    "evaluation.restarts": 1,
-    "evaluation.noise_draws": 2,
-    "evaluation.vote_attacks": ["madry"],
-    "evaluation.vote_draws": 20,
-    "evaluation.vote_limit": 10,
-    "evaluation.num_images": 2,
-    "evaluation.radii": [0.05, 0.2],
-    "machine.checkpoint_every": 1,
-    "machine.threads": 1,
-}
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-
-class Server:
-    """Ask the fork server for one `stobatch` process."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        script = Path(__file__).with_name("fork_server.py")
-        self.process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._line() == "ready"
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def __call__(self, *arguments: object, **accident: Any) -> Ended:
-        streams = {name: str(self.folder / name) for name in ("out", "err")}
-        request = {"arguments": [str(argument) for argument in arguments], **streams, **accident}
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        code = json.loads(self._line())
-        return Ended(code, *(Path(file).read_text() for file in streams.values()))
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=30)
-        self.process.stdout.close()
 
 
 @pytest.fixture(scope="session")

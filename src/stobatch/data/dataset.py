@@ -45,6 +45,10 @@ class DatasetInfo:
         return cls(**{**values, "input_shape": (channels, height, width), "class_names": names})
 
 
+MOST_CLASSES = 2**20
+"""A label above this is a number of something else."""
+
+
 class TrainingExamples(ABC):
     """Training examples by position, wherever they lie: in memory, or in files that do not fit into it.
 
@@ -180,22 +184,44 @@ def from_tensors(
         (_as_floats(train_inputs), _as_integers(train_labels)),
         (_as_floats(test_inputs), _as_integers(test_labels)),
     ]
+    for inputs, labels in parts:
+        _check_form(inputs, labels)
     largest = max((int(labels.max()) for _, labels in parts if labels.numel()), default=0)
     classes = max(2, largest + 1) if num_classes is None else num_classes
+    if isinstance(classes, bool) or not isinstance(classes, int) or not 2 <= classes <= MOST_CLASSES:
+        raise DataError(
+            f"{classes} is no number of classes.",
+            why="Without num_classes it is the largest label and one more." if num_classes is None else "",
+            remedy=f"Give a whole number from 2 to {MOST_CLASSES:,}, and labels below it.",
+        )
     train, test = (Examples(inputs, labels, classes) for inputs, labels in parts)
     names = tuple(str(index) for index in range(classes))
     info = DatasetInfo(name, train.input_shape, classes, len(train), len(test), names)
     return Dataset(info, train, test)
 
 
+def _plain(values: Any, what: str) -> Tensor:
+    """A tensor that holds its values one beside the other, whatever library they come from."""
+    try:
+        found = torch.as_tensor(values).detach()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"the {what} are no tensor: {reason}.", remedy="Give torch tensors or NumPy arrays.") from None
+    if found.layout is not torch.strided or found.is_meta or found.is_quantized or found.is_nested:
+        raise DataError(
+            f"the {what} are sparse, quantised, nested or without values.", remedy="Give plain, dense tensors."
+        )
+    return found
+
+
 def _as_floats(inputs: Tensor) -> Tensor:
     """Any floating type as float32; whole numbers stay as they are, for the check to refuse with its remedy."""
-    inputs = torch.as_tensor(inputs).detach()
+    inputs = _plain(inputs, "inputs")
     return inputs.float() if inputs.is_floating_point() else inputs
 
 
 def _as_integers(labels: Tensor) -> Tensor:
-    labels = torch.as_tensor(labels).detach()
+    labels = _plain(labels, "labels")
     return labels if labels.is_floating_point() or labels.is_complex() else labels.long()
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from stobatch.federated.conversation import converse
 from stobatch.federated.party import Answer, Party, Refused, Spent, Statement
-from stobatch.federated.server import Federation, FederationError, Said
+from stobatch.federated.server import Federation, FederationError, Said, statement_of
 
 PATIENCE = 600.0
 """Seconds that the server waits for parties to appear."""
@@ -170,9 +170,10 @@ class FlowerPost:
 
     def _statement(self, reply: Message) -> Statement:
         try:
-            return Statement(**json.loads(str(self._content(reply)["statement"]["json"])))
-        except (KeyError, TypeError, ValueError):
+            text = str(self._content(reply)["statement"]["json"])
+        except (KeyError, TypeError):
             raise FederationError("a party's statement cannot be read.", remedy="Ask its owner.") from None
+        return statement_of(text)
 
     def _all_nodes(self) -> list[int]:
         """Everyone; when patience is over, whoever is there."""

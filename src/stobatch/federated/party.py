@@ -197,7 +197,7 @@ class Party:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One answer, or statement, at a time, over all processes that opened this directory: two must not share a number."""
+        """One word at a time, over all processes that opened this directory: two answers must not share a number."""
         import fcntl  # here, because not every system has it, and only answers need it
 
         path = self.run.path / PRIVATE / "lock"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stobatch import strict_json
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.environment import environment
@@ -50,6 +51,28 @@ class FederationError(StobatchError):
 
 Said = Answer | FederationError | None
 """What a party says to a question: an answer, why there is none, or nothing because its rounds are spent."""
+
+
+def statement_of(text: str) -> Statement:
+    """What a party says of itself, from the text that came by the network; whatever is malformed is refused."""
+    kinds = {"name": str, "terms": str, "sizes": dict, "noise_multiplier": float, "rounds": int, "epsilon": float,
+             "seed_mark": str}  # fmt: skip
+    try:
+        said = strict_json.read(text)
+        if not isinstance(said, dict) or said.keys() != kinds.keys():
+            raise ValueError("it does not say what a statement says")
+        for key, kind in kinds.items():
+            value = said[key]
+            whole = kind is float and isinstance(value, int)
+            if not (whole or isinstance(value, kind)) or isinstance(value, bool):
+                raise ValueError(f"{key} is not of type {kind.__name__}")
+            if isinstance(value, int | float) and not 0 <= value < 2**63:
+                raise ValueError(f"{key} is no such number")
+    except ValueError as error:
+        raise FederationError(
+            f"a party's statement cannot be read: {error}.", remedy="Start all parties with this version."
+        ) from None
+    return Statement(**said)
 
 
 class Federation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from stobatch.errors import SettingError
 from stobatch.privacy.accounting import PoissonGaussian, check_delta, noise_for

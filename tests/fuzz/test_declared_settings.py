@@ -113,8 +113,12 @@ def test_numbers_that_are_none_are_refused(kind, field, word, bound):
         refused(example(kind), field, value)
 
 
-def test_a_huge_whole_number_is_refused_or_taken():
-    recipe("demo").override("training.steps", 10**400)
+@pytest.mark.parametrize("key", ["training.steps", "training.learning_rate", "seed"])
+def test_a_huge_whole_number_is_refused(key):
+    recipe("demo").override(key, 2**64)
+    for value in (2**64 + 1, 10**400, 1 << 20000):
+        with pytest.raises(SettingError, match="bits"):
+            recipe("demo").override(key, value)
 
 
 @pytest.mark.parametrize(("kind", "field"), CHOSEN)

@@ -1,0 +1,35 @@
+"""A million hostile inputs: no traceback, no hang, no wrong answer. The cases are those of `tests/fuzz`.
+
+python benchmarks/reliability/fuzz.py --cases 1000000 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from common import ROOT, write_record
+
+sys.path.insert(0, str(ROOT))
+
+from tests.fuzz.campaign import LIMIT_S, campaign  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    started = time.monotonic()
+    found = {name: outcome.to_dict() for name, outcome in campaign(given.cases, given.seed).items()}
+    keys = ("cases", "accepted", "refused", "tracebacks", "wrong", "hung")
+    totals = {key: sum(outcome[key] for outcome in found.values()) for key in keys}
+    slowest = max(outcome["slowest_s"] for outcome in found.values())
+    limits = {"seed": given.seed, "limit_s": LIMIT_S, "slowest_s": slowest}
+    write_record("fuzz", started, {**limits, **totals, "surfaces": found})
+    return int(totals["tracebacks"] + totals["wrong"] + totals["hung"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
