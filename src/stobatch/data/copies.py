@@ -10,6 +10,7 @@ from stobatch.data.dataset import Examples, TrainingExamples
 from stobatch.data.streams import chunks
 
 Words = npt.NDArray[np.uint32]
+Hashes = npt.NDArray[np.uint64]
 
 
 def find_copies(train: TrainingExamples, test: Examples) -> npt.NDArray[np.int64]:
@@ -19,7 +20,8 @@ def find_copies(train: TrainingExamples, test: Examples) -> npt.NDArray[np.int64
     chunks, so they may be larger than memory.
     """
     words = _words(test.inputs)
-    multipliers = np.random.default_rng(0).integers(0, 2**64, words.shape[1], dtype=np.uint64) | np.uint64(1)
+    multipliers: Hashes = np.random.default_rng(0).integers(0, 2**64, (words.shape[1],), dtype=np.uint64)
+    multipliers |= np.uint64(1)
     hashes = _hashes(words, multipliers)
     wanted: dict[int, list[int]] = {}
     for place, key in enumerate(hashes.tolist()):
@@ -45,7 +47,7 @@ def _words(inputs: Tensor) -> Words:
     return words
 
 
-def _hashes(words: Words, multipliers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _hashes(words: Words, multipliers: Hashes) -> Hashes:
     """Multiply and add modulo 2^64; a piece at a time, since the words are widened."""
     pieces = [words[start : start + 1024].astype(np.uint64) @ multipliers for start in range(0, len(words), 1024)]
     return np.concatenate([np.empty(0, np.uint64), *pieces])
