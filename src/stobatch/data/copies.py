@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from stobatch.data.dataset import Examples, TrainingExamples
-from stobatch.data.streams import chunks
+from stobatch.data.streams import rows_at_once
 
 Words = npt.NDArray[np.uint32]
 Hashes = npt.NDArray[np.uint64]
@@ -27,8 +28,9 @@ def find_copies(train: TrainingExamples, test: Examples) -> npt.NDArray[np.int64
     for place, key in enumerate(hashes.tolist()):
         wanted.setdefault(key, []).append(place)
     copied = np.zeros(len(words), dtype=bool)
-    for inputs, _ in chunks(train):
-        rows = _words(inputs)
+    at_once = max(1, rows_at_once(train.input_shape) // 8)
+    for start in range(0, len(train), at_once):
+        rows = _words(train.fetch(torch.arange(start, min(start + at_once, len(train))))[0])
         keys = _hashes(rows, multipliers)
         for row in np.flatnonzero(np.isin(keys, hashes)):
             # Places that are settled are dropped, so that a blank image which occurs everywhere costs one comparison.
@@ -49,5 +51,6 @@ def _words(inputs: Tensor) -> Words:
 
 def _hashes(words: Words, multipliers: Hashes) -> Hashes:
     """Multiply and add modulo 2^64; a piece at a time, since the words are widened."""
-    pieces = [words[start : start + 1024].astype(np.uint64) @ multipliers for start in range(0, len(words), 1024)]
+    rows = max(1, 2**18 // words.shape[1])
+    pieces = [words[start : start + rows].astype(np.uint64) @ multipliers for start in range(0, len(words), rows)]
     return np.concatenate([np.empty(0, np.uint64), *pieces])
