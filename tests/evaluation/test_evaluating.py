@@ -429,7 +429,7 @@ def flagged(config: RunConfig, out: Path, wide: float) -> set[str]:
         "evaluation": {"radii": [1.0], "adaptive_attacks": ["fgsm", "ifgsm"], "adaptive_steps": 5, "restarts": 1},
     }
     settings = RunConfig.from_dict({**plain, **changes}).override_all(
-        {"data.name": "tensors", "training.learning_rate": 1e-9}
+        {"data.name": "tensors", "data.allow_overlap": True, "training.learning_rate": 1e-9}
     )
     given = {"dataset": from_tensors(images, labels, images, labels), "network": network, "quiet": True}
     stobatch.train(settings, out, **given)

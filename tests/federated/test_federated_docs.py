@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from small_federation import pictures, terms
 
 from stobatch.federated import federate
+from stobatch.federated.keys import make_certificates
+from stobatch.federated.loopback import superlink_command, supernode_command, write_connection
 from stobatch_recipes import recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "federated.md"
@@ -93,3 +97,45 @@ def test_one_line_for_every_mistake(tmp_path: Path) -> None:
         assert words in done.stderr
         assert "Traceback" not in done.stderr
     assert not (tmp_path / "x").exists()
+
+
+def blocks(program: str) -> list[str]:
+    """The page's commands of one program, each as one line."""
+    text = re.sub(r"\\\n\s*", "", PAGE.read_text())
+    return re.findall(rf"^{program} .*$", text, re.M)
+
+
+@pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="OpenSSL and OpenSSH make keys"
+)
+def test_the_commands_for_certificates_and_keys_run_as_written(tmp_path: Path) -> None:
+    lines = [*blocks("openssl")[:2], *blocks("echo"), *blocks("openssl")[2:], *blocks("ssh-keygen")]
+    assert len(lines) == 5
+    for line in lines:
+        done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    check = ["openssl", "verify", "-CAfile", "ca.pem", "-verify_ip", "10.0.0.1", "server.pem"]
+    assert subprocess.run(check, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+    assert subprocess.run(
+        [*check[:5], "10.0.0.2", "server.pem"], cwd=tmp_path, capture_output=True, check=False
+    ).returncode
+    assert (tmp_path / "node.key.pub").read_text().startswith("ecdsa-sha2-nistp384")
+
+
+@pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="OpenSSL and OpenSSH make keys"
+)
+def test_the_loopback_runs_the_page_s_commands(tmp_path: Path) -> None:
+    """The same programs with the same options; what the loopback adds is where its nodes listen."""
+    certificates = make_certificates(tmp_path, "127.0.0.1")
+    (link,), (node,) = blocks("flower-superlink"), blocks("flower-supernode")
+    assert options(link.split()) == options(superlink_command("127.0.0.1", 1, certificates))
+    ours = supernode_command("127.0.0.1:1", 2, certificates.authority, tmp_path / "node.key", tmp_path)
+    assert options(node.split()) | {"--host", "--port"} == options(ours)
+    write_connection(tmp_path, "10.0.0.1:8443", Path("/path/to/ca.pem"))
+    for line in (tmp_path / "config.toml").read_text().splitlines():
+        assert line in PAGE.read_text().replace("`", "")
+
+
+def options(command: Sequence[str]) -> set[str]:
+    return {part for part in command if part.startswith("--")}

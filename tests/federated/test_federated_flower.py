@@ -226,7 +226,7 @@ def test_a_name_belongs_to_the_node_whose_key_was_registered(tmp_path: Path) -> 
 
     from stobatch.federated import flower
 
-    federation, directories = started(tmp_path / "run")
+    _, directories = started(tmp_path / "run")
     grid = LocalGrid(flower.client_app(), directories.values())
     right = dict(zip(directories, (101, 102, 103), strict=True))
     assert set(flower.FlowerPost(grid, 3, registered=right).statements()) == set(directories)
@@ -301,3 +301,15 @@ def test_the_server_takes_no_node_without_a_registered_key_and_no_node_takes_ano
             said = (tmp_path / f"{name}.log").read_text()
             assert (heard in said) is (name == "good"), said[-2000:]
     assert stat.S_IMODE(known.stat().st_mode) == 0o600
+
+
+@without_flower
+def test_flowers_secure_aggregation_has_masks_of_32_bits() -> None:
+    """Why it is not offered (docs/federated.md): other seeds, the same mask. If it fails, think again."""
+    from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+
+    one = bytes(range(32))
+    other = bytes([one[0] ^ 255, *one[1:4], one[4] ^ 255, *one[5:]])
+    masks = [pseudo_rand_gen(seed, 2**32, [(1000,)])[0] for seed in (one, other)]
+    assert one != other
+    assert (masks[0] == masks[1]).all()

@@ -99,7 +99,7 @@ def test_an_answer_that_is_not_finite_excludes_its_party_and_the_last_good_state
 
 @pytest.mark.parametrize("factor", [1e4, 1e30])
 def test_one_step_moves_no_further_than_the_bound_allows(tmp_path: Path, factor: float) -> None:
-    """Against the same step without the lie, every parameter as one vector: at most the liar's weight times 2 bounds."""
+    """Against the same step without the lie: at most the liar's weight times twice its bound."""
     moved = []
     for number, change in enumerate((scaled(1.0), scaled(factor))):
         federation, directories = started(tmp_path / str(number))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from stobatch.data.dataset import Examples, TrainingExamples
-from stobatch.data.streams import chunks
+from stobatch.data.streams import rows_at_once
 
 Words = npt.NDArray[np.uint32]
+Hashes = npt.NDArray[np.uint64]
 
 
 def find_copies(train: TrainingExamples, test: Examples) -> npt.NDArray[np.int64]:
@@ -19,14 +21,16 @@ def find_copies(train: TrainingExamples, test: Examples) -> npt.NDArray[np.int64
     chunks, so they may be larger than memory.
     """
     words = _words(test.inputs)
-    multipliers = np.random.default_rng(0).integers(0, 2**64, words.shape[1], dtype=np.uint64) | np.uint64(1)
+    multipliers: Hashes = np.random.default_rng(0).integers(0, 2**64, (words.shape[1],), dtype=np.uint64)
+    multipliers |= np.uint64(1)
     hashes = _hashes(words, multipliers)
     wanted: dict[int, list[int]] = {}
     for place, key in enumerate(hashes.tolist()):
         wanted.setdefault(key, []).append(place)
     copied = np.zeros(len(words), dtype=bool)
-    for inputs, _ in chunks(train):
-        rows = _words(inputs)
+    at_once = max(1, rows_at_once(train.input_shape) // 8)
+    for start in range(0, len(train), at_once):
+        rows = _words(train.fetch(torch.arange(start, min(start + at_once, len(train))))[0])
         keys = _hashes(rows, multipliers)
         for row in np.flatnonzero(np.isin(keys, hashes)):
             # Places that are settled are dropped, so that a blank image which occurs everywhere costs one comparison.
@@ -45,7 +49,8 @@ def _words(inputs: Tensor) -> Words:
     return words
 
 
-def _hashes(words: Words, multipliers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _hashes(words: Words, multipliers: Hashes) -> Hashes:
     """Multiply and add modulo 2^64; a piece at a time, since the words are widened."""
-    pieces = [words[start : start + 1024].astype(np.uint64) @ multipliers for start in range(0, len(words), 1024)]
+    rows = max(1, 2**18 // words.shape[1])
+    pieces = [words[start : start + rows].astype(np.uint64) @ multipliers for start in range(0, len(words), rows)]
     return np.concatenate([np.empty(0, np.uint64), *pieces])

@@ -24,9 +24,9 @@ def count_copies(dataset: Dataset) -> int:
     """Return how many test records are training records; shards that were counted when written are not read again."""
     train, test = dataset.train, dataset.test
     if isinstance(train, ShardedExamples) and train.manifest.test_copies is not None:
-        manifest = train.manifest
+        manifest, counted = train.manifest, train.manifest.test_copies
         if len(test) <= manifest.test.count and test.inputs.equal(read_test(manifest, len(test)).inputs):
-            return manifest.test_copies
+            return counted
     return len(find_copies(train, test))
 
 

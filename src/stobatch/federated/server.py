@@ -238,22 +238,21 @@ class Federation:
         asked = self.asked()
         if strangers := [name for name in answers if name not in asked]:
             raise FederationError(f"{strangers[0]} was not asked in step {self.step}.", remedy="Follow the timetable.")
-        said = {name: answers[name] for name in asked if name in answers}
-        absent = {
-            name: said.get(name) for name in asked if isinstance(said.get(name), FederationError) or name not in said
-        }
-        wrong: dict[str, FederationError] = {}
         usable: dict[str, Gradients] = {}
-        for name, answer in said.items():
-            if isinstance(answer, Answer):
+        wrong: dict[str, FederationError] = {}
+        failed = {name: said for name, said in answers.items() if isinstance(said, FederationError)}
+        for name in asked:
+            said = answers.get(name)
+            if isinstance(said, Answer):
                 try:
-                    usable[name] = self._checked(name, answer)
+                    usable[name] = self._checked(name, said)
                 except FederationError as error:
                     wrong[name] = error
+        absent = [name for name in asked if name not in answers or name in failed]
         if not usable and (wrong or absent):
-            raise self._nobody([error for error in (*wrong.values(), *absent.values()) if error])
-        for name, error in wrong.items():
-            self._exclude(name, error)
+            raise self._nobody([*wrong.values(), *failed.values()])
+        for name, reason in wrong.items():
+            self._exclude(name, reason)
         for name in absent:
             self.silent[name] += 1
         if usable:

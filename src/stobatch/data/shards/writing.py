@@ -46,7 +46,8 @@ def write_shards(
 
     `advance` hears of every record twice: when it is written and when it is in a checksum.
 
-    **Guarantee.** Memory holds one chunk and twelve bytes for each record, whatever the size of the data. The same
+    **Guarantee.** Memory holds one chunk, twelve bytes for each record, and in the end the test examples, among which
+    copies of training examples are counted; the size of the training data does not matter. The same
     source, seed and number of shards give the same files and the same digest, however the source is cut into chunks.
     """
     stream = source if isinstance(source, Stream) else Stream.of(source)
