@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import stobatch.methods  # noqa: F401  (registers the methods' settings)
+import stobatch.federated  # noqa: F401  (registers the settings of all methods)
 from stobatch.config import PAPER_NETWORKS, MethodConfig, RunConfig, TrainersConfig, load_config
 from stobatch.errors import SettingError
 from stobatch.settings import Settings, dotted_keys, parse_assignment
