@@ -7,15 +7,14 @@ runs a tensor operation on more than one thread.
 
 from __future__ import annotations
 
-import functools
 import glob
-import importlib
 import json
 import os
 import resource
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -126,22 +125,14 @@ def ended(process: int, request: dict[str, Any]) -> int:
 
 
 def serve() -> None:
-    import torch
+    sys.path.append(str(Path(__file__).parents[1]))
+    from prepared_server import plan_before, prepare
 
-    torch.set_num_threads(1)
-    # What a first training would import, a second each time: the optimiser pulls in the compiler.
-    for module in ("pyarrow.parquet", "scipy.stats", "torch._dynamo", "stobatch.federated", "stobatch.cli.app"):
-        importlib.import_module(module)
-
-    from stobatch import data
-    from stobatch.data import mnist
-    from stobatch_recipes import recipe
-
-    mnist.unpack = functools.cache(mnist.unpack)
-    data.load(recipe("paper.demo").data.replace(train_limit=1, test_limit=1))
+    prepare("pyarrow.parquet")
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
+        plan_before(request["arguments"])
         process = os.fork()
         if process == 0:
             os._exit(child(request))

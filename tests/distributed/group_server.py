@@ -7,13 +7,12 @@ this process never runs a tensor operation on more than one thread. What torchru
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -65,24 +64,16 @@ def ended(started: list[int], patience_s: float, grace_s: float) -> list[tuple[i
 
 
 def serve() -> None:
-    import torch
+    sys.path.append(str(Path(__file__).parents[1]))
+    from prepared_server import plan_before, prepare
 
-    torch.set_num_threads(1)
-    # What a first training would import, a second each time: the optimiser pulls in the compiler.
-    modules = ("scipy.stats", "torch._dynamo", "torch.distributed.device_mesh", "stobatch.cli", "stobatch.federated")
-    for module in (*modules, "stobatch.training.engines.launch"):
-        importlib.import_module(module)
-
-    from stobatch import data
-    from stobatch.config import DataConfig
-    from stobatch.data import mnist
-
-    mnist.unpack = functools.cache(mnist.unpack)
-    data.load(DataConfig(train_limit=1, test_limit=1))
+    prepare("torch.distributed.device_mesh", "stobatch.training.engines.launch")
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         started = []
+        for process in request["processes"]:
+            plan_before(process["arguments"])
         for process in request["processes"]:
             number = os.fork()
             if number == 0:

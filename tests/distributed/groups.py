@@ -186,6 +186,9 @@ class Server:
 
 # The real torchrun.
 
+AGENT_S = 240
+"""Within which an agent has to end: far more than it takes, because every process of it imports everything."""
+
 
 def torchrun_command(
     arguments: Sequence[object], *, processes: int, options: Sequence[str] = ("--standalone",)
@@ -273,7 +276,7 @@ def listening(port: int) -> bool:
         return asked.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_for(condition: Any, *, within_s: float = 40) -> None:
+def wait_for(condition: Any, *, within_s: float = AGENT_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from groups import TIMEOUT_S, Group, Server, arguments, as_arguments, finished, said, torchrun, written
+from groups import AGENT_S, TIMEOUT_S, Group, Server, arguments, as_arguments, finished, said, torchrun, written
 
 from stobatch.cli.app import app
 from stobatch.config import DataConfig
@@ -173,9 +173,9 @@ def test_who_speaks_for_all_does_not_depend_on_clocks(group: Server, tmp_path: P
     ],
 )
 def test_torchrun_ends_with_one_line_of_ours_and_leaves_nobody(tmp_path: Path, accident: Any, words: str) -> None:
-    command = ["train", "--out", tmp_path / "run", *arguments(machine__timeout_s=60)]
+    command = ["train", "--out", tmp_path / "run", *arguments(machine__timeout_s=2 * AGENT_S)]
     with torchrun(command, tmp_path / "agent", accidents={"1/0": accident}) as agent:
-        ended = finished(agent, tmp_path / "agent", within_s=50)
+        ended = finished(agent, tmp_path / "agent", within_s=AGENT_S)
     assert ended.code != 0
     (line,) = said(ended.err)
     assert words in line
@@ -187,9 +187,9 @@ def test_torchrun_ends_with_one_line_of_ours_and_leaves_nobody(tmp_path: Path, a
 @pytest.mark.slow
 def test_what_looks_for_processes_left_behind_finds_one(tmp_path: Path) -> None:
     """The broken twin: a worker that has started another process and does not wait for it."""
-    accident = {"0/0": {"leave_a_sleeper": 20.0}}
+    accident = {"0/0": {"leave_a_sleeper": 2.0 * AGENT_S}}
     with (
         torchrun(["where", "Theorem 5"], tmp_path / "agent", processes=1, accidents=accident) as agent,
         pytest.raises(AssertionError, match="left behind"),
     ):
-        finished(agent, tmp_path / "agent", within_s=50)
+        finished(agent, tmp_path / "agent", within_s=AGENT_S)

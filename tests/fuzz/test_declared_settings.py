@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import stobatch.methods  # noqa: F401  (registers the methods' settings)
+import stobatch.federated  # noqa: F401  (registers the settings of all methods)
 from stobatch.config import PAPER_NETWORKS, MethodConfig, RunConfig, TrainersConfig, load_config
 from stobatch.errors import SettingError
 from stobatch.settings import Settings, dotted_keys, parse_assignment
@@ -204,6 +204,11 @@ def configs(draw: st.DrawFn) -> RunConfig:
     return RunConfig(**parts, seed=draw(st.none() | st.integers(0, 2**64)))
 
 
+few = settings(max_examples=30)
+"""Each example draws every setting there is."""
+
+
+@few
 @given(configs())
 def test_round_trip_through_json(config):
     text = json.dumps(config.to_dict())
@@ -212,6 +217,7 @@ def test_round_trip_through_json(config):
     assert back.training_hash == config.training_hash
 
 
+@few
 @given(config=configs())
 def test_round_trip_through_toml(tmp_path_factory, config):
     if config.seed is not None and config.seed >= 2**63:
@@ -230,6 +236,7 @@ def test_round_trip_through_toml(tmp_path_factory, config):
     assert loaded.to_dict() == wanted
 
 
+@few
 @given(configs())
 def test_every_key_can_be_overridden_with_what_it_has(config):
     again = recipe("demo")

@@ -464,7 +464,7 @@ def test_laplace_noise_is_certified_at_its_bound_where_the_odds_are_e_to_twice_e
 
 AUDIT: dict[str, Any] = {
     "audit.instruments": ("certificates",), "audit.num_inputs": 6, "audit.attack_steps": 4, "audit.restarts": 1,
-    "audit.judging_draws": 400,
+    "audit.judging_draws": 400, "audit.confidence": 1 - 1e-9,
 }  # fmt: skip
 
 
@@ -484,7 +484,7 @@ def for_audits(out: Path, noise: str, norm: str) -> None:
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_an_audit_of_certificates_refutes_none_that_is_proved(norm: str, noise: str, tmp_path: Path) -> None:
-    """Five percent of honest calls may be refuted; the seed is fixed."""
+    """A false alarm has probability 1e-9."""
     for_audits(tmp_path / "run", noise, norm)
     found = findings(tmp_path / "run")
     assert found.keys() == {"tight", "published"} | ({"as compared"} if norm == "linf" else set())

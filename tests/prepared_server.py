@@ -1,0 +1,45 @@
+"""What a process that forks `stobatch` does beforehand, so that its children need not do it, each for itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import io
+from collections.abc import Sequence
+from itertools import pairwise
+
+
+def prepare(*modules: str) -> None:
+    """Import, unpack the embedded images, and leave what is there out of every child's garbage collection."""
+    import torch
+
+    torch.set_num_threads(1)
+    # What a first training would import, a second each time: the optimiser pulls in the compiler.
+    for module in ("scipy.stats", "torch._dynamo", "stobatch.federated", "stobatch.cli", *modules):
+        importlib.import_module(module)
+
+    from stobatch import data
+    from stobatch.config import DataConfig
+    from stobatch.data import mnist
+
+    mnist.unpack = functools.cache(mnist.unpack)
+    data.load(DataConfig(train_limit=1, test_limit=1))
+    gc.freeze()
+
+
+def plan_before(arguments: Sequence[str]) -> None:
+    """Plan a training once: children inherit what the accountant remembers."""
+    chosen = ("--recipe", "--config", "--set")
+    if arguments[:1] == ["train"]:
+        _plan(*[part for pair in pairwise(arguments) if pair[0] in chosen for part in pair])
+
+
+@functools.cache
+def _plan(*options: str) -> None:
+    from stobatch.cli.app import app
+
+    # A mistake is told by the child that makes it.
+    with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        app(["plan", "--json", *options], standalone_mode=False)
