@@ -1,7 +1,8 @@
 """The README's table of baselines, and its figure, from the records: `python docs/make_baselines.py`.
 
 Prints the rows of the table, and writes docs/figures/baselines_mnist.svg if matplotlib is there. Every row carries who
-vouches for its budget; numbers are means over the seeds that there are.
+vouches for its budget, which is void where its seeds are public, and of how many images its numbers are; in the figure
+the marks of a row are of the same images. Numbers are means over the seeds that there are.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ def in_common_form(record: Record) -> Record:
         "status": "refuted",
         "refuted_epsilon": record["claimed_epsilon"],
         "function": "single_pass",
-        "clean": {"accuracy": record["clean"]},
-        "under_attack": {entry["protocol"]: {"accuracy": entry["accuracy"]["worst"]} for entry in attacks},
+        "clean": {"accuracy": record["clean"], "test_examples": record["test_examples"]},
+        "under_attack": {
+            entry["protocol"]: {"accuracy": entry["accuracy"]["worst"], "test_examples": entry["test_examples"]}
+            for entry in attacks
+        },
         "certified": {},
     }
 
@@ -72,7 +76,18 @@ def epsilon(record: Record) -> float | None:
 
 
 def privacy(record: Record) -> str:
-    return "no privacy" if record["status"] == "none" else f"{record['status']} ε = {epsilon(record):g}"
+    """Who vouches for a row's budget; in brackets, of one that is void, who would if its seeds were secret."""
+    if record["status"] == "none":
+        return "no privacy"
+    held = f"{record.get('status_with_secret_seeds', record['status'])} ε = {epsilon(record):g}"
+    return f"void ({held})" if record["seed"] is not None and record["status"] != "refuted" else held
+
+
+def images(record: Record) -> tuple[int, int, int | None]:
+    """Of how many test images clean, attacked and certified accuracy are."""
+    (attacked,) = {under["test_examples"] for under in record["under_attack"].values()}
+    certified = {found["test_examples"] for found in record["certified"].values()}
+    return record["clean"]["test_examples"], attacked, max(certified, default=None)
 
 
 def attacked(records: list[Record], protocol: str, radius: str) -> float:
@@ -101,6 +116,7 @@ def lines() -> Iterator[str]:
             name,
             privacy(records[0]),
             str(len(records)),
+            " / ".join(f"{count:,}" for count in images(records[0]) if count is not None),
             percent(fmean(record["clean"]["accuracy"] for record in records)),
             percent(attacked(records, "published", "0.2")),
             f"{adaptive}%",
@@ -111,18 +127,27 @@ def lines() -> Iterator[str]:
 
 
 def draw() -> None:
-    """Accuracy at radius 0.2 for every row: clean, under both protocols, and what is proved there."""
+    """Accuracy at radius 0.2 for every row: under both protocols, proved, and clean, as far as of the same images."""
     import matplotlib
     from matplotlib.figure import Figure
 
     rows = groups()
     figure = Figure(figsize=(8.2, 0.34 * len(rows) + 1.1), layout="constrained")
     axes = figure.subplots()
+
+    def clean(records: list[Record]) -> float | None:
+        counts = images(records[0])
+        return fmean(r["clean"]["accuracy"] for r in records) if counts[0] == counts[1] else None
+
+    def proved(records: list[Record]) -> float | None:
+        counts = images(records[0])
+        return certified(records, PROVED_RULES, "0.2") if counts[2] == counts[1] else None
+
     series = {
-        "clean": ("#8a8a8a", "o", lambda records: fmean(r["clean"]["accuracy"] for r in records)),
+        "clean": ("#8a8a8a", "o", clean),
         "attacked as published": ("#d08a2e", "^", lambda records: attacked(records, "published", "0.2")),
         "attacked adaptively": ("#b3362f", "s", lambda records: attacked(records, "adaptive", "0.2")),
-        "certified, proved": ("#2b6cb0", "D", lambda records: certified(records, PROVED_RULES, "0.2")),
+        "certified, proved": ("#2b6cb0", "D", proved),
     }
     for label, (colour, marker, value) in series.items():
         points = [(100 * share, place) for place, share in enumerate(map(value, rows.values())) if share is not None]
@@ -130,7 +155,7 @@ def draw() -> None:
     names = [f"{method(row)} ({privacy(records[0])})" for row, records in rows.items()]
     axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.invert_yaxis()
-    axes.set(xlim=(-2, 102), xlabel="accuracy at l∞ radius 0.2 over [-1, 1], %")
+    axes.set(xlim=(-2, 102), xlabel="accuracy at l∞ radius 0.2 over [-1, 1], % of the same images in each row")
     axes.grid(axis="y", linewidth=0.4)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     target = ROOT / "docs" / "figures" / "baselines_mnist.svg"

@@ -1,6 +1,7 @@
 """Collect run directories into one file of records: `python results/collect.py RUN... > results/NAME.json`.
 
-A record holds what the README quotes: the claim with its status, the configuration's hash, and the measured scores.
+A record holds what the README quotes: the claim with its status (void where the seed is public), the configuration's
+hash, and the measured scores.
 Nothing private is read.
 """
 
@@ -9,6 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from stobatch.reporting.facts import Facts
 from stobatch.runs import Run
 
 
@@ -63,12 +65,13 @@ def verified(run: Run, certificates: dict[str, object]) -> dict[str, object]:
 
 
 def record(run: Run) -> dict[str, object]:
-    scores, training, config = run.read("scores"), run.read("training"), run.read("config")["config"]
+    facts, training, config = Facts.read(run), run.read("training"), run.read("config")["config"]
+    scores = facts.scores
     return {
         "training_hash": scores["training_hash"],
         "method": config["method"]["name"],
-        "claimed_epsilon": round(scores["guarantee"]["claimed_epsilon"], 12),
-        "status": scores["guarantee"]["status"],
+        "claimed_epsilon": round(facts.epsilon or 0.0, 12),
+        "status": facts.status,
         "seed": config["seed"],
         "steps": training["steps"],
         "device": training["device"],

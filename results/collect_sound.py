@@ -1,7 +1,7 @@
 """Collect runs of the sound method into records: `python results/collect_sound.py RUN... > results/sound_NAME.json`.
 
-A record holds what the README quotes: the proved budget, what training aimed at, accuracy, certified accuracy by
-radius, and how the certified points fared under attack. Nothing private is read.
+A record holds what the README quotes: the budget with its status (void where the seed is public), what training aimed
+at, accuracy, certified accuracy by radius, and how the certified points fared under attack. Nothing private is read.
 """
 
 import json
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from stobatch.config import RunConfig
+from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.runs import Run
 
 
@@ -30,15 +31,17 @@ def attacked(run: Run) -> dict[str, object] | None:
 def record(path: Path) -> dict[str, object]:
     run = Run(path)
     document, training, certificates = run.read("config"), run.read("training"), run.read("certificates")
-    config, guarantee = RunConfig.from_dict(document["config"]), run.read("plan")["guarantee"]
+    config, claim = RunConfig.from_dict(document["config"]), PrivacyGuarantee.from_dict(run.read("plan")["guarantee"])
+    guarantee = claim if config.seed is None else claim.with_public_seed()
     (kind,) = certificates["kinds"]
     return {
         "config_hash": document["training_hash"],
         "seed": config.seed,
-        "epsilon": round(guarantee["proved_epsilon"], 6),
-        "delta": guarantee["proved_delta"],
-        "neighbours": guarantee["neighbours"],
-        "status": guarantee["status"],
+        "epsilon": round(guarantee.epsilon, 6),
+        "delta": guarantee.delta,
+        "neighbours": guarantee.neighbours,
+        "status": guarantee.status,
+        "status_with_secret_seeds": guarantee.secret_seed_status or guarantee.status,
         "train_radius": config.method.to_dict()["radius"],
         "smoothing_stddev": config.method.to_dict()["smoothing_stddev"],
         "network": config.model.architecture,

@@ -61,4 +61,4 @@ def test_certificates_that_claim_too_much_are_refuted_with_the_points(certified:
     said = model.network(torch.from_numpy(kept["point"])).argmax(1).numpy()
     assert (said != kept["certified_label"]).all()
     # A broken certificate says nothing about privacy.
-    assert model.guarantee.status is Status.PROVED
+    assert model.guarantee.secret_seed_status is Status.PROVED

@@ -60,7 +60,8 @@ def test_one_training_with_canaries_tells_broken_from_sound(case: Planted, tmp_p
     assert finding["verdict"] == document["verdict"] == case.verdict
     assert finding["details"]["canaries"] == case.canaries
     assert finding["confidence"] == 0.95
-    assert before.status is (Status.PROVED if case.recipe == "sound" else Status.CLAIMED)
+    assert finding["claim_status"] == (Status.PROVED if case.recipe == "sound" else Status.CLAIMED)
+    assert (before.status, before.secret_seed_status) == (Status.VOID, finding["claim_status"])
     assert load(run).guarantee.status is (Status.REFUTED if case.verdict == "refuted" else before.status)
     # The attack is not idle where there is something to see.
     best = max(bound["epsilon_at_least"] for bound in finding["details"]["bounds"])

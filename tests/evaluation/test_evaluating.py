@@ -157,6 +157,44 @@ def test_every_certified_number_can_be_recomputed_from_the_records(evaluated: Pa
         ]
 
 
+def test_what_stands_side_by_side_is_of_the_same_images(evaluated: Path) -> None:
+    """The vote was attacked on 10 images and certified on 40: the first 10 are common."""
+    scores, found = read(evaluated, "scores"), tables(evaluated)
+    (folder,) = evaluated.glob("records/certify-*")
+    certified, columns = rows_of(folder), {"published": "published_largest_attack", "corrected": "corrected_radius"}
+    assert [block["function"] for block in scores["same_images"]] == ["single_pass", "vote"]
+    for block in scores["same_images"]:
+        function, rows = block["function"], block["rows"]
+        assert rows == {"single_pass": 40, "vote": 10}[function]
+        clean = found["published", function][:rows]
+        assert block["clean_accuracy"] == share([row["prediction"] == row["label"] for row in clean])
+        for protocol in ("published", "adaptive"):
+            own = found[protocol, function][:rows]
+            assert block["attacked"][protocol] == [
+                {"radius": radius, **share([right(row, attacks_in(own), radius) for row in own])}
+                for radius in radii_in(own)
+            ]
+        assert block["gaps"] == scores["gaps"][function]
+        assert block["certified"] == {
+            kind: [
+                {"radius": r, **share([a["prediction"] == a["label"] and a[column] >= r for a in certified[:rows]])}
+                for r in (0.0005, 0.2)
+            ]
+            for kind, column in (columns.items() if function == "vote" else ())
+        }
+    whole = scores["certificates"]["certified_accuracy"]["corrected"][0]
+    assert scores["same_images"][1]["certified"]["corrected"][0]["total"] < whole["total"]
+
+
+def test_fewer_certified_than_attacked_images_limit_both(run: Path) -> None:
+    stobatch.certify(run, overrides={"certification.limit": 6}, quiet=True)
+    scores = stobatch.evaluate(run, quiet=True)
+    (block,) = [block for block in scores["same_images"] if block["function"] == "vote"]
+    assert block["rows"] == 6
+    shares = [*block["attacked"]["adaptive"], *block["certified"]["corrected"], block["clean_accuracy"]]
+    assert {one["total"] for one in shares} == {6}
+
+
 def test_the_flags_numbers_can_be_recomputed_from_the_records(evaluated: Path) -> None:
     evidence = {flag["name"]: flag["evidence"] for flag in read(evaluated, "scores")["flags"]}
     rows = tables(evaluated)["adaptive", "single_pass"]
@@ -202,6 +240,9 @@ def test_no_share_stands_where_the_loops_above_do_not_look(evaluated: Path) -> N
         *(("under_attack", "certified_at_attacked", rule) for rule in ("published", "corrected")),
         *(("gaps", function, side) for function in ("single_pass", "vote") for side in ("published", "adaptive")),
         *(("certificates", "certified_accuracy", rule) for rule in ("published", "corrected")),
+        ("same_images", "clean_accuracy"),
+        *(("same_images", part, name) for part in ("attacked", "gaps") for name in ("published", "adaptive")),
+        *(("same_images", "certified", rule) for rule in ("published", "corrected")),
         *(
             ("certificates", "verified_accuracy", name)
             for name in ("correct", "correct_without_abstaining", "abstained")

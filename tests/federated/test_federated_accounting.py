@@ -32,11 +32,12 @@ def test_epsilon_is_the_largest_of_the_parties_own(tmp_path: Path) -> None:
     assert {name: row["rounds"] for name, row in table.items()} == {"north": 6, "east": 6, "south": 4}
     guarantee = model.guarantee
     assert guarantee.epsilon == max(epsilon for _, epsilon in expected.values()) <= 3.0
-    assert (guarantee.delta, guarantee.neighbours, guarantee.status) == (1e-3, Neighbours.ADD_REMOVE, Status.PROVED)
+    assert (guarantee.delta, guarantee.neighbours, guarantee.status) == (1e-3, Neighbours.ADD_REMOVE, Status.VOID)
+    assert guarantee.secret_seed_status is model.claim.status is Status.PROVED
     assert guarantee.unit == "training example of any one party"
     for name, path in directories.items():
         said = json.loads((path / "participation.json").read_text())
-        assert said["epsilon"] == said["guarantee"]["proved_epsilon"] == expected[name][1]
+        assert said["epsilon"] == said["guarantee"]["void_epsilon"] == expected[name][1]
 
 
 def test_a_party_that_took_part_less_has_spent_less(tmp_path: Path) -> None:

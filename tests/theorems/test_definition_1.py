@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
 
 import pytest
@@ -46,13 +47,16 @@ def test_half_the_noise_violates_the_definition(epsilon: float) -> None:
 @given(
     st.floats(0, 100),
     st.floats(0, 1),
-    st.sampled_from([Status.CLAIMED, Status.PROVED, Status.REFUTED]),
+    st.sampled_from([Status.CLAIMED, Status.PROVED, Status.REFUTED, Status.VOID]),
     st.sampled_from(Neighbours),
 )
 def test_an_epsilon_is_never_written_without_its_status(
     epsilon: float, delta: float, status: Status, neighbours: Neighbours
 ) -> None:
     guarantee = PrivacyGuarantee(epsilon, delta, neighbours, "training tuple", status, "somewhere")
+    if status is Status.VOID:
+        guarantee = replace(guarantee, status=Status.PROVED).with_public_seed()
+    assert PrivacyGuarantee.from_dict(guarantee.to_dict()) == guarantee
     text, document = str(guarantee), guarantee.to_dict()
     assert text.casefold().startswith(str(status))
     assert str(neighbours) in text

@@ -251,7 +251,7 @@ def test_two_crashes_elsewhere_are_paid_for_twice_and_every_verb_says_so(
         stobatch.attack(out, dataset=pictures(), quiet=True),
         stobatch.evaluate(out, dataset=pictures(), quiet=True),
     ):
-        assert scores["guarantee"]["proved_epsilon"] == model.guarantee.epsilon > model.plan.guarantee.epsilon
+        assert scores["guarantee"]["void_epsilon"] == model.guarantee.epsilon > model.plan.guarantee.epsilon
 
 
 def test_a_crash_between_checkpoint_and_ledger_counts_too_much_and_never_too_little(

@@ -17,6 +17,7 @@ from scipy import stats
 import stobatch
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.interrupts import Interrupted
+from stobatch.runs import Run
 from stobatch.verbs import comparing
 
 SEEDS = (1, 2)
@@ -94,7 +95,7 @@ def test_accuracies_are_those_of_the_runs_own_scores(made: Path) -> None:
             check_spread(entry, values)
 
 
-def test_certified_accuracies_are_those_of_the_certificates_with_their_status(made: Path) -> None:
+def test_certified_accuracies_are_of_the_images_that_were_attacked_and_carry_their_status(made: Path) -> None:
     found = {(row["name"], row["function"]): row for row in document(made)["rows"]}
     rules = {key: {(e["rule"], e["status"]) for e in row["certified"]} for key, row in found.items()}
     assert rules == {
@@ -105,13 +106,28 @@ def test_certified_accuracies_are_those_of_the_certificates_with_their_status(ma
     }
     for row in found.values():
         for entry in row["certified"]:
-            certificates = records(made, row, "certificates")
             shares = {
-                seed: next(s for s in c["certified_accuracy"][entry["rule"]] if s["radius"] == entry["radius"])
-                for seed, c in certificates.items()
+                seed: certified_share(made / run, entry["rule"], entry["radius"], row["test_examples"])
+                for seed, run in row["runs"].items()
             }
-            check_spread(entry, {seed: share["value"] for seed, share in shares.items()})
-            assert (entry["norm"], entry["input_range"], entry["test_examples"]) == ("linf", "[-1, 1]", 40)
+            check_spread(entry, shares)
+            assert (entry["norm"], entry["input_range"]) == ("linf", "[-1, 1]")
+            assert entry["test_examples"] == row["test_examples"] == (10 if row["function"] == "vote" else 40)
+
+
+def certified_share(path: Path, rule: str, radius: float, rows: int) -> float:
+    """From the rows of `certify`: right, certified by the rule, and not abstaining where that is proved."""
+    summary = Run(path).read("certificates")
+    assert summary["rows"] == 40
+    records = Run(path).records("certify", config_hash=summary["config_hash"], expected_rows=40).read()
+    (kind,) = (kind for kind in summary["kinds"] if kind["name"] == rule)
+    held = [
+        label == prediction and size >= radius and not (abstains and kind["status"] == "proved")
+        for label, prediction, size, abstains in zip(
+            *(records[name][:rows] for name in ("label", "prediction", kind["column"], "abstain")), strict=True
+        )
+    ]
+    return sum(held) / rows
 
 
 def test_each_row_has_its_guarantee_under_the_key_of_its_status_alone(made: Path) -> None:
@@ -119,16 +135,18 @@ def test_each_row_has_its_guarantee_under_the_key_of_its_status_alone(made: Path
     for guarantees in by_name.values():
         assert [guarantee["seeds"] for guarantee in guarantees] == [[1, 2]]
     proved, claimed, none = (by_name[name][0] for name in NAMES)
-    assert proved["status"] == "proved"
-    assert 2.9 < proved["proved_epsilon"] <= 3
-    assert (proved["proved_delta"], proved["neighbours"]) == (1e-3, "add-or-remove-one")
-    assert (claimed["status"], claimed["claimed_epsilon"]) == ("claimed", 3)
+    for guarantee, otherwise in ((proved, "proved"), (claimed, "claimed")):
+        assert (guarantee["status"], guarantee["void_reason"]) == ("void", "public seed")
+        assert guarantee["status_with_secret_seeds"] == otherwise
+    assert 2.9 < proved["void_epsilon"] <= 3
+    assert (proved["void_delta"], proved["neighbours"]) == (1e-3, "add-or-remove-one")
+    assert claimed["void_epsilon"] == 3
     assert claimed["objections"]
     assert none["status"] == "none"
     assert not [key for key in none if "epsilon" in key]
-    assert not [key for key in claimed if "epsilon" in key and not key.startswith("claimed")]
+    assert not [key for key in claimed if "epsilon" in key and not key.startswith("void")]
     labels = [row["label"] for row in document(made)["rows"]]
-    assert labels[1] == "stobatch ε=3 (claimed, not proved), single pass"
+    assert labels[1] == "stobatch ε=3 (void: public seed), single pass"
     assert labels[3] == "vanilla_adversarial (no privacy), single pass"
 
 
@@ -159,6 +177,47 @@ def test_t_tests_are_those_of_scipy_between_every_two_rows(made: Path) -> None:
             compared += 1
             assert test["t_test"]["p_value"] == pytest.approx(stats.ttest_rel(first, second).pvalue)
     assert compared > 5
+
+
+@pytest.fixture(scope="module")
+def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained twice with secret seeds. Read only."""
+    out = tmp_path_factory.mktemp("secret") / "comparison"
+    torch.set_num_threads(1)
+    # A row's own seed does not matter.
+    rows = {name: config.replace(seed=7) for name, config in small(*NAMES[:2]).items()}
+    stobatch.compare(rows, out, repeats=2, quiet=True)
+    return out
+
+
+def test_without_public_seeds_they_are_secret_and_guarantees_hold(secret: Path) -> None:
+    found = document(secret)
+    assert (found["public_seeds"], found["seeds"]) == (False, [1, 2])
+    runs = [secret / run for row in found["rows"] for run in row["runs"].values()]
+    assert {run.name for run in runs} == {"secret-1", "secret-2"}
+    assert {json.loads((run / "config.json").read_text())["config"]["seed"] for run in runs} == {None}
+    roots = {(run / "private" / "seeds.json").read_text() for run in runs}
+    assert len(roots) == 4
+    assert [row["guarantees"][0]["status"] for row in found["rows"]] == ["proved", "claimed", "claimed"]
+    page = (secret / "comparison.html").read_text()
+    assert "trainings 1, 2 (secret seeds)" in page
+    assert "seed 1" not in page
+
+
+def test_secret_seeds_pair_with_none_but_two_functions_of_one_model_do(secret: Path) -> None:
+    found = document(secret)
+    rows = {row["label"]: row for row in found["rows"]}
+    assert len(found["t_tests"]) == 3 * 5
+    for test in found["t_tests"]:
+        one, other = rows[test["first"]], rows[test["second"]]
+        assert test["t_test"]["paired"] == (one["name"] == other["name"])
+
+
+def test_a_second_call_with_secret_seeds_only_reads(secret: Path) -> None:
+    before = files(secret)
+    stobatch.compare(small(*NAMES[:2]), secret, repeats=2, quiet=True)
+    changed = {name for name, found in files(secret).items() if found != before.get(name)}
+    assert changed <= {"comparison.json", "comparison.html", "comparison.svg"}
 
 
 def test_a_second_call_only_reads(out: Path) -> None:
@@ -244,7 +303,7 @@ def test_an_error_is_not_swallowed_and_what_is_done_stays(tmp_path: Path, monkey
     monkeypatch.setattr(comparing, "train", failing)
     with pytest.raises(RunError, match="the disk is full"):
         stobatch.compare(small(NAMES[0], NAMES[1]), tmp_path / "out", quiet=True)
-    assert (tmp_path / "out" / "sound-eps-3" / "seed-1" / "scores.json").exists()
+    assert (tmp_path / "out" / "sound-eps-3" / "secret-1" / "scores.json").exists()
     assert not (tmp_path / "out" / "comparison.json").exists()
 
 
@@ -328,6 +387,6 @@ def test_an_audit_of_one_seed_tells_the_seeds_apart(out: Path) -> None:
     (run / "audit.json").write_text(json.dumps({**written, "findings": [finding]}))
     found = stobatch.compare(small(), out, seeds=SEEDS, quiet=True)
     row = next(row for row in found["rows"] if row["name"] == NAMES[1])
-    assert [(g["seeds"], g["status"]) for g in row["guarantees"]] == [([1], "claimed"), ([2], "refuted")]
-    assert "claimed_epsilon" not in row["guarantees"][1]
-    assert row["label"] == "stobatch ε=3 (claimed, not proved / refuted), single pass"
+    assert [(g["seeds"], g["status"]) for g in row["guarantees"]] == [([1], "void"), ([2], "refuted")]
+    assert "void_epsilon" not in row["guarantees"][1]
+    assert row["label"] == "stobatch ε=3 (void: public seed / refuted), single pass"
