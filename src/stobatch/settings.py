@@ -71,7 +71,7 @@ class Settings:
     """Base of every configuration section: checks itself on construction and never changes afterwards."""
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        hints = _hints(typing.cast(typing.Hashable, type(self)))
         for field in dataclasses.fields(self):
             value = _coerce(getattr(self, field.name), hints[field.name], field.name)
             object.__setattr__(self, field.name, value)
@@ -103,7 +103,7 @@ class Settings:
             raise SettingError(
                 f"{shown(values)} is not a section of settings.", remedy="Write a table of key = value pairs."
             )
-        hints = _hints(cls)
+        hints = _hints(typing.cast(typing.Hashable, cls))
         known = [f.name for f in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
@@ -147,7 +147,7 @@ class Settings:
 
 
 @cache
-def _hints(kind: type[Settings]) -> dict[str, Any]:
+def _hints(kind: typing.Hashable) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 

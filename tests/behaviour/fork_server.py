@@ -7,7 +7,9 @@ runs a tensor operation on more than one thread.
 
 from __future__ import annotations
 
+import functools
 import glob
+import importlib
 import json
 import os
 import resource
