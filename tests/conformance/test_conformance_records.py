@@ -22,14 +22,17 @@ HEAD = {"schema", "version"}
 KEYS = {
     "config": {"training_hash", "content_hash", "config", "dataset"},
     "plan": {"guarantee", "sizes", "rows"},
-    "training": {"steps", "seconds_since_last_start", "device", "processes", "torch", "history"},
+    "training": {
+        *("steps", "seconds_since_last_start", "device", "processes", "torch"),
+        *("test_accuracy", "test_examples", "history_of", "history"),
+    },
     "attack": {
         *("training_hash", "settings", "guarantee", "protocol", "function", "attacks", "rows"),
         *("clean_accuracy", "accuracy", "certified_at_attacked"),
     },
     "scores": {
         *("training_hash", "settings", "rows", "norm", "input_range", "guarantee", "clean_accuracy"),
-        *("under_attack", "gaps", "flags", "images", "certificates"),
+        *("under_attack", "gaps", "same_images", "flags", "images", "certificates"),
     },
     "certificates": {
         *("config_hash", "training_hash", "settings", "rows", "seconds", "kinds"),
@@ -93,6 +96,8 @@ def test_what_a_training_says(finished: Finished, config: RunConfig, plan: Plan)
     for row in training["history"]:
         assert 0 <= row["test_accuracy"] <= 1
         assert len(row) == 3, "the step, the accuracy on test examples, and one public number of the method's choice"
+    assert 0 <= training["test_accuracy"] <= 1
+    assert training["test_examples"] == min(config.training.monitor_examples, config.data.test_limit or 10_000)
     if plan.guarantee.status is Status.PROVED:
         assert training["accounted_steps"] == config.training.steps
 
