@@ -192,7 +192,9 @@ def test_the_installed_program_and_the_module_exit_with_two(tmp_path):
             "share. Use 2499 or 2502.\n"
         )
         assert not (tmp_path / "x").exists()
-    done = subprocess.run([str(program), "plan", "--json"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [str(program), "plan", "--recipe", "demo", "--json"], capture_output=True, text=True, check=True
+    )
     assert json.loads(done.stdout)["guarantee"]["proved_epsilon"] == pytest.approx(1.0, rel=1e-3)
     assert done.stderr == ""
 
@@ -220,7 +222,7 @@ def test_a_full_standard_output_is_one_line(monkeypatch, capfd, as_json):
     from stobatch.cli.app import main
 
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(sys, "argv", ["stobatch", "plan", *as_json])
+    monkeypatch.setattr(sys, "argv", ["stobatch", "plan", "--recipe", "demo", *as_json])
     with Path("/dev/full").open("w", buffering=1) as full:
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(SystemExit) as left:

@@ -10,7 +10,7 @@ import pytest
 from bench import Finished, data_of, dataset_with, other_examples, train_of
 
 import stobatch
-from stobatch import RunConfig
+from stobatch import RunConfig, Status
 from stobatch.data import Examples, describe, mnist, sources
 from stobatch.methods import Method
 from stobatch.privacy.plan import Plan
@@ -21,11 +21,13 @@ def plain(plan: Plan) -> Any:
     return json.loads(json.dumps(plan.to_dict()))
 
 
-def test_a_plan_is_made_without_data(method: Method, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_made_without_data(
+    method: Method, config: RunConfig, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("a plan read data")
 
-    expected = plain(stobatch.plan(config, dataset=data_of(config)))
+    expected = plain(plan)
     closed = {
         name: dataclasses.replace(source, read=refuse, fetch=refuse, stream=refuse)
         for name, source in sources.SOURCES.items()
@@ -36,7 +38,16 @@ def test_a_plan_is_made_without_data(method: Method, config: RunConfig, monkeypa
     with pytest.raises(AssertionError, match="read data"):
         sources.load(config.data)
     assert plain(method.plan(config, describe(config.data), None)) == expected
-    assert plain(stobatch.plan(config)) == expected
+    assert plain(stobatch.plan(config.override("seed", None))) == expected
+
+
+def test_a_public_seed_voids_the_guarantee_and_changes_no_number(config: RunConfig, plan: Plan) -> None:
+    public = stobatch.plan(config, dataset=data_of(config))
+    assert config.seed is not None
+    assert public.claim == plan.claim == plan.guarantee
+    assert public.guarantee == plan.claim.with_public_seed()
+    assert public.guarantee.status is (Status.NONE if plan.claim.status is Status.NONE else Status.VOID)
+    assert plain(public) | {"guarantee": None} == plain(plan) | {"guarantee": None}
 
 
 def test_a_plan_does_not_depend_on_what_the_data_hold(config: RunConfig) -> None:
@@ -46,9 +57,9 @@ def test_a_plan_does_not_depend_on_what_the_data_hold(config: RunConfig) -> None
     assert plain(plans[0]) == plain(plans[1])
 
 
-def test_the_plan_of_a_finished_run_is_the_one_made_before(config: RunConfig, finished: Finished) -> None:
+def test_the_plan_of_a_finished_run_is_the_one_made_before(plan: Plan, finished: Finished) -> None:
     kept = json.loads((finished.path / "plan.json").read_text())
-    before = plain(stobatch.plan(config, dataset=data_of(config)))
+    before = plain(plan)
     assert {name: kept[name] for name in before} == before
     assert kept.keys() - before.keys() == {"schema", "version"}
 

@@ -23,7 +23,8 @@ KEYS = {
     "config": {"training_hash", "content_hash", "config", "dataset"},
     "plan": {"guarantee", "sizes", "rows"},
     "training": {
-        *("steps", "seconds_since_last_start", "device", "processes", "torch", "history"),
+        *("steps", "seconds_since_last_start", "device", "processes", "torch"),
+        *("test_accuracy", "test_examples", "history_of", "history"),
         *("weights_sha256", "data", "network", "private_files"),
     },
     "manifest": {"training_hash", "weights_sha256", "data", "made", "files"},
@@ -33,7 +34,8 @@ KEYS = {
     },
     "scores": {
         *("training_hash", "weights_sha256", "settings", "rows", "norm", "input_range", "guarantee"),
-        *("clean_accuracy", "accuracy_by_class", "under_attack", "gaps", "flags", "lowest_input", "probe"),
+        *("clean_accuracy", "accuracy_by_class", "under_attack", "gaps", "same_images", "flags"),
+        *("lowest_input", "probe", "test_records"),
         *("images", "certificates"),
     },
     "certificates": {
@@ -98,6 +100,8 @@ def test_what_a_training_says(finished: Finished, config: RunConfig, plan: Plan)
     for row in training["history"]:
         assert 0 <= row["test_accuracy"] <= 1
         assert len(row) == 3, "the step, the accuracy on test examples, and one public number of the method's choice"
+    assert 0 <= training["test_accuracy"] <= 1
+    assert training["test_examples"] == min(config.training.monitor_examples, config.data.test_limit or 10_000)
     if plan.guarantee.status is Status.PROVED:
         assert training["accounted_steps"] == config.training.steps
 

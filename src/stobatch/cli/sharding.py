@@ -37,7 +37,8 @@ def shard(
             document, as_json, f"checked {_line(document)}", *_warnings(document["repeated_records"]), _copies(document)
         )
     elif out is not None:
-        settings = _config(recipe, config, set_, None, None)
+        # Only where the data are and how they are read: nothing is trained.
+        settings = _config(recipe or (None if config else "demo"), config, set_, None, None)
         document = verbs.shard(settings, out, num_shards=num_shards, seed=seed, quiet=as_json)
         use = f"train on it with --set data.name=shards --set machine.data_root={out}"
         _print(document, as_json, f"wrote {_line(document)}", _copies(document), use)
