@@ -1,6 +1,6 @@
 """Budgets at the edges of arithmetic: ε is never printed below the truth, and norms that break clipping are refused.
 
-The truth is computed with mpmath, to 60 digits, from the definition of the divergence.
+The truth is computed with mpmath, to 50 digits, from the definition of the divergence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stobatch.privacy.accounting import PoissonGaussian, gaussian_epsilon
 from stobatch.privacy.dpsgd_plan import LEAST_CLIP_NORM, MOST_CLIP_NORM, DpSgdPlan
 from stobatch.privacy.per_example import clipping_weights
 
-mp.mp.dps = 60
+mp.mp.dps = 50
 
 
 def true_delta(epsilon: mp.mpf, rate: mp.mpf, sigma: mp.mpf) -> mp.mpf:
@@ -30,27 +30,28 @@ def true_delta(epsilon: mp.mpf, rate: mp.mpf, sigma: mp.mpf) -> mp.mpf:
         inner = (ratio - 1 + rate) / rate
         return sigma * mp.log(inner) + 1 / (2 * sigma) if inner > 0 else -mp.inf
 
-    def mixture(below: mp.mpf) -> mp.mpf:
-        return (1 - rate) * mp.ncdf(below) + rate * mp.ncdf(below - 1 / sigma)
+    def mixture(side: int, at: mp.mpf) -> mp.mpf:
+        """Of the mixture's mass below (1) or above (-1), each as a small number of its own."""
+        return (1 - rate) * mp.ncdf(side * at) + rate * mp.ncdf(side * (at - 1 / sigma))
 
     growth = mp.exp(epsilon)
     added, removed = cut(growth), cut(1 / growth)
     return max(
-        (1 - mixture(added)) - growth * (1 - mp.ncdf(added)),
-        mp.ncdf(removed) - growth * mixture(removed),
+        mixture(-1, added) - growth * mp.ncdf(-added),
+        mp.ncdf(removed) - growth * mixture(1, removed),
         mp.mpf(0),
     )
 
 
 def true_epsilon(delta: float, rate: float, sigma: float) -> mp.mpf:
-    """From below, to 50 digits."""
+    """From below, to 24 digits."""
     q, s, d = mp.mpf(rate), mp.mpf(sigma), mp.mpf(delta)
     if true_delta(mp.mpf(0), q, s) <= d:
         return mp.mpf(0)
     low, high = mp.mpf(0), mp.mpf(1)
     while true_delta(high, q, s) > d:
         low, high = high, 2 * high
-    for _ in range(120):
+    for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if true_delta(middle, q, s) > d else (low, middle)
     return low
@@ -61,7 +62,7 @@ def deltas_near_the_whole(rate: float, sigma: float, shortfall: float) -> float:
     return float(true_delta(mp.mpf(0), mp.mpf(rate), mp.mpf(sigma)) * (1 - mp.mpf(shortfall)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.floats(-1.5, 14), st.floats(-13, -0.01))
 def test_closed_form_is_never_below_the_truth(log_sigma: float, log_shortfall: float) -> None:
     sigma = 10**log_sigma
@@ -87,7 +88,7 @@ def test_little_noise_is_no_guarantee_rather_than_an_error() -> None:
     assert gaussian_epsilon(1e-200, 1, 1e-5) == math.inf
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.floats(-5, 0), st.floats(-0.5, 8), st.floats(-9, -0.01))
 def test_one_step_is_never_below_the_truth(log_rate: float, log_sigma: float, log_shortfall: float) -> None:
     rate, sigma = 10**log_rate, 10**log_sigma
@@ -96,13 +97,15 @@ def test_one_step_is_never_below_the_truth(log_rate: float, log_sigma: float, lo
         assert PoissonGaussian(rate, sigma, 1).epsilon(delta) >= true_epsilon(delta, rate, sigma)
 
 
-@pytest.mark.parametrize("steps", [1, 1000])
-def test_an_epsilon_of_a_billionth_is_not_called_zero(steps: int) -> None:
+@pytest.mark.parametrize(("rate", "sigma"), [(0.1, 1e8), (0.01, 1e7), (0.5, 1e9)])
+def test_an_epsilon_of_a_billionth_is_not_called_zero(rate: float, sigma: float) -> None:
     """Divergences of 1e-19 are rounding, which the accountant behind takes for nothing."""
-    sigma, delta = 1e7 * math.sqrt(steps), 1e-13
-    truth = true_epsilon(delta, 1.0, 1e7)
-    assert 1e-9 < truth < 1e-5
-    assert PoissonGaussian(1.0, sigma, steps).epsilon(delta) >= truth * (1 - mp.mpf(10) ** -12)
+    delta = 1e-13
+    truth = true_epsilon(delta, rate, sigma)
+    assert 1e-10 < truth < 1e-8
+    mechanism = PoissonGaussian(rate, sigma, 1)
+    assert mechanism.epsilon(delta) >= truth
+    assert mechanism.renyi_epsilon(delta) >= truth
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,9 @@ def _rounding_of_delta(steps: int) -> float:
 def _epsilon(mechanism: PoissonGaussian, delta: float) -> float:
     spare = delta - _rounding_of_delta(mechanism.steps)
     if spare < delta / 2:
-        return _renyi_epsilon(mechanism, delta)
+        # Both hold; without sampling the closed form is exact, and with it an upper bound.
+        whole = gaussian_epsilon(mechanism.noise_multiplier, mechanism.steps, delta)
+        return min(_renyi_epsilon(mechanism, delta), whole)
     return float(_privacy_loss(mechanism, delta).get_epsilon_for_delta(spare))
 
 
