@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from stobatch.config import PUBLIC_DATA
 from stobatch.errors import RunError
-from stobatch.files import PRIVATE
-from stobatch.manifest import commit
+from stobatch.files import PRIVATE, tensors_sha256
 from stobatch.reporting.facts import Facts
 from stobatch.reporting.markup import Html, join, tag, void
 
@@ -64,9 +63,9 @@ def _read(facts: Facts, kept: dict[str, Any]) -> dict[str, Pixels]:
     found = metadata.get("config_hash")
     if found != facts.scores["training_hash"]:
         raise RunError(f"{path} is of configuration {found}, not of this run.", remedy=remedy)
-    if metadata.get("weights") != facts.scores.get("weights_sha256"):
+    if metadata.get("weights_sha256") != facts.scores.get("weights_sha256"):
         raise RunError(f"{path} shows attacks on other weights than those of this run.", remedy=remedy)
-    if kept.get("commitment") not in (None, commit(facts.run, path.read_bytes())):
+    if metadata.get("pixels_sha256") not in (None, tensors_sha256(path.read_bytes())):
         raise RunError(f"{path} is not what the evaluation wrote.", remedy=remedy)
     return pixels
 

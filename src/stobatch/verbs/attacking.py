@@ -19,9 +19,8 @@ from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.protocols import PROTOCOLS, radii_of
 from stobatch.evaluation.sanity import Certified, Evidence, Probe, certified_from
 from stobatch.evaluation.summaries import attack_summary, probe_of, probe_radius, probed, score_summary
-from stobatch.files import PRIVATE, as_written, serialise_tensors, write_atomically
+from stobatch.files import PRIVATE, as_written, serialise_tensors, tensors_sha256, write_tensors
 from stobatch.loading import TrainedModel, require_weights, seeds_of
-from stobatch.manifest import commit
 from stobatch.models import Classifier
 from stobatch.runs import IMAGES
 from stobatch.types import PAPER_RANGE, Norm, Radius
@@ -265,12 +264,15 @@ def _keep_images(opened: _Opened) -> dict[str, Any] | None:
         ball, name = Ball.around(inputs, radius), f"{radius.size:g}"
         points = strong.run(Plain(model.network), ball, Goal(labels), generator, chunk=function.rows)
         pixels[name], predictions[name] = _pixels(points), function.answer(points, generator)["prediction"]
-    blob = serialise_tensors(pixels, {"config_hash": model.config.training_hash, "weights": model.weights_sha256})
+    metadata = {
+        "config_hash": model.config.training_hash,
+        "weights_sha256": model.weights_sha256,
+        "pixels_sha256": tensors_sha256(serialise_tensors(pixels, {})),
+    }
     # Test images are somebody's, too: only the owner has them, and the report shows them when they are public anyway.
-    write_atomically(model.run.path / PRIVATE / IMAGES, lambda out: out.write(blob), private=True)
+    write_tensors(model.run.path / PRIVATE / IMAGES, pixels, metadata, private=True)
     return {
         "file": f"{PRIVATE}/{IMAGES}",
-        "commitment": commit(model.run, blob),
         "public": opened.public,
         "attack": "madry",
         "labels": labels.tolist(),

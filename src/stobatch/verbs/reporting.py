@@ -56,7 +56,9 @@ def report(
         for run in directories:
             # What a person can mend, a run that was not evaluated, is said before anything is computed.
             Facts.read(run)
-        checked = [verify(r.path, sample=0, network=network, signers=signers, identity=identity) for r in directories]
+        asked: dict[str, Any] = {"network": network, "signers": signers, "identity": identity}
+        rewritten = ("report.html",) if inside else ()
+        checked = [verify(run.path, sample=0, rewritten=rewritten, **asked) for run in directories]
         for one in checked:
             one.require_agreement()
         comparisons = _comparisons(directories)

@@ -17,9 +17,9 @@ from stobatch.evaluation.summaries import (
     probed,
     score_summary,
 )
-from stobatch.files import PRIVATE
+from stobatch.files import PRIVATE, read_tensors, tensors_sha256
 from stobatch.loading import described, make_plan
-from stobatch.manifest import MANIFEST, commit
+from stobatch.manifest import MANIFEST
 from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.runs import IMAGES
 from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
@@ -259,7 +259,9 @@ def pictures_check(subject: Subject) -> Check:
     path = subject.run.path / PRIVATE / IMAGES
     if kept is None or not path.exists():
         return not_checked(name, "there are none in this copy of the run")
-    if commit(subject.run, path.read_bytes()) != kept["commitment"]:
+    _, metadata = read_tensors(path)
+    wanted = (subject.model.weights_sha256, tensors_sha256(path.read_bytes()))
+    if (metadata.get("weights_sha256"), metadata.get("pixels_sha256")) != wanted:
         return differs(name, "are not those that the evaluation kept", f"{PRIVATE}/{IMAGES}")
     return agrees(name, "are those that the evaluation kept", f"{PRIVATE}/{IMAGES}")
 
