@@ -13,7 +13,7 @@ from common import ROOT, write_record
 
 sys.path.insert(0, str(ROOT))
 
-from tests.fuzz.campaign import LIMIT_S, campaign  # noqa: E402
+from tests.fuzz.campaign import LIMIT_S, campaign
 
 
 def main() -> int:
