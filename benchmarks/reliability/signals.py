@@ -27,8 +27,8 @@ MOMENTS: dict[str, tuple[list[str], str, int]] = {
     "certify, first part": (["certify", "TRAINED"], PART, 1),
     "certify, last part": (["certify", "TRAINED"], PART, 3),
     "attack, last part": (["attack", "TRAINED"], PART, 3),
-    "evaluate, last part of the last table": (["evaluate", "TRAINED"], PART, 9),
-    "audit, release": (["audit", "TRAINED", "--instrument", "release"], "stobatch.verbs.tables:progress", 1),
+    "evaluate, last part of the last table": (["evaluate", "TRAINED"], PART, 6),
+    "audit, certificates, last part": (["audit", "TRAINED", "--instrument", "certificates"], PART, 1),
     "audit, many_runs, last part": (
         ["audit", "RUN", "--recipe", "audit.sound_strict", "--trainings", "40", "--set", "audit.models_at_once=16"],
         PART,
