@@ -23,7 +23,7 @@ from typing import Any
 
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, sha256_of
-from stobatch.runs import Run
+from stobatch.runs import COMMITMENT_KEY, Run
 
 MANIFEST = "manifest"
 SIGNATURE_FILES = ("manifest.json.sig", "manifest.json.minisig")
@@ -37,7 +37,6 @@ WRITES = {
     "report": ("report.html",),
 }
 """How the names of the public files begin that each verb writes."""
-_KEY = "commitment_key"
 
 
 def public_files(run: Run) -> Iterator[str]:
@@ -132,8 +131,8 @@ def is_ours(name: str) -> bool:
 
 def make_key(run: Run) -> None:
     """Draw the key of the run's commitments; without effect where there is one."""
-    if not run.has(_KEY, private=True):
-        run.write(_KEY, {"key": secrets.token_hex(32)}, private=True)
+    if not run.has(COMMITMENT_KEY, private=True):
+        run.write(COMMITMENT_KEY, {"key": secrets.token_hex(32)}, private=True)
 
 
 def commit(run: Run, *content: bytes | str) -> str | None:
@@ -141,9 +140,9 @@ def commit(run: Run, *content: bytes | str) -> str | None:
 
     It is also what marks private files as this run's: no other run has the key.
     """
-    if not run.has(_KEY, private=True):
+    if not run.has(COMMITMENT_KEY, private=True):
         return None
-    mac = hmac.new(bytes.fromhex(run.read(_KEY, private=True)["key"]), digestmod=hashlib.sha256)
+    mac = hmac.new(bytes.fromhex(run.read(COMMITMENT_KEY, private=True)["key"]), digestmod=hashlib.sha256)
     for part in content:
         plain = part.encode() if isinstance(part, str) else part
         mac.update(len(plain).to_bytes(8, "little") + plain)

@@ -13,6 +13,8 @@ from typing import Any
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, Records, make_folder, read_json, remove_temporaries, write_json
 
+COMMITMENT_KEY = "commitment_key"
+"""In the private folder: the key of what a run says of private things without telling them."""
 IMAGES = "images.safetensors"
 """In the private folder: a few test images, clean and attacked."""
 
@@ -75,8 +77,7 @@ class Run:
         for folder in self.path.parents:
             if folder.exists() and not folder.is_dir():
                 raise RunError(f"cannot write {self.path}: {folder} is a file.", remedy="Choose another --out.")
-        # A start that was killed while it wrote its first file leaves only that file's temporary, hidden one.
-        if not self.path.exists() or (self.path.is_dir() and all(p.name.startswith(".") for p in self.path.iterdir())):
+        if not self.path.exists() or self._was_barely_started():
             return
         if not self.exists:
             raise RunError(f"{self.path} exists and is not a run.", remedy="Choose another --out.")
@@ -90,6 +91,11 @@ class Run:
             raise RunError(
                 f"{self.path} already holds this run.", remedy="Add --resume to continue it, or choose another --out."
             )
+
+    def _was_barely_started(self) -> bool:
+        """Whether a start was killed before its settings were there: it leaves hidden files, and its key at most."""
+        own = {self.path / PRIVATE, self._file(COMMITMENT_KEY, private=True)}
+        return self.path.is_dir() and all(p in own for p in self.path.rglob("*") if not p.name.startswith("."))
 
     @contextmanager
     def held(self) -> Iterator[None]:

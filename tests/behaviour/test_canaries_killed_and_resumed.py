@@ -27,9 +27,9 @@ ARGUMENTS = [
 # Every file is flushed once before it takes its place and its folder once afterwards, in this order. A checkpoint is
 # its part and then its list.
 WRITES = [
-    *("config", "plan", "data"),
+    *("key", "config", "plan", "data"),
     *("begin 1", "part 1", "list 1", "settle 1", "begin 2", "part 2", "list 2", "settle 2"),
-    *("canary scores", "training", "model"),
+    *("canary scores", "training", "model", "manifest"),
 ]
 MOMENTS = ["data", "part 1", "list 1", "settle 1", "part 2", "list 2", "canary scores", "training", "model"]
 SCORES = Path("private") / "canary_scores.safetensors"

@@ -33,9 +33,9 @@ ARGUMENTS = [*SECRET, "--seed", "4"]
 # Every file is flushed once before it takes its place and its folder once afterwards, in this order. A checkpoint is
 # its part and then its list; before the list is there, its steps are repeated.
 WRITES = [
-    *("config", "plan", "data"),
+    *("key", "config", "plan", "data"),
     *("begin 1", "part 1", "list 1", "settle 1", "begin 2", "part 2", "list 2", "settle 2"),
-    *("training", "model"),
+    *("training", "model", "manifest"),
 ]
 KILLED_AT = ("data", "begin 1", "part 1", "list 1", "settle 1", "part 2", "list 2", "model")
 # Other settings of the machine, and so other bits: how many steps are counted in the end, if the kill comes while the
