@@ -13,7 +13,6 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from math import isfinite
 from typing import Any, Self, TypeVar
 
@@ -146,9 +145,14 @@ class Settings:
         )
 
 
-@cache
-def _hints(kind: type[Settings]) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+_HINTS: dict[type[Any], dict[str, Any]] = {}
+
+
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """The annotations of a class, evaluated once: that takes longer than all checks of a section."""
+    if kind not in _HINTS:
+        _HINTS[kind] = typing.get_type_hints(kind)
+    return _HINTS[kind]
 
 
 def shown(value: Any) -> str:
