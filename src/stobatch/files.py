@@ -181,6 +181,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 Limits = Callable[[str], tuple[float, float] | None]
 """What the values of a column may be, from and to; None where nothing is known of the column."""
+CONTENT = "content_sha256"
+
+
+def content_sha256(table: Any) -> str:
+    """SHA-256 over the names and values of a table. Checksums of pages leave out the footer, where the names are."""
+    return hashlib.sha256(json.dumps(table.to_pydict(), default=repr).encode()).hexdigest()
 
 
 class Records:
@@ -229,7 +235,8 @@ class Records:
         import pyarrow as arrow
         from pyarrow import parquet
 
-        table = arrow.table(dict(columns)).replace_schema_metadata(self._identity())
+        table = arrow.table(dict(columns))
+        table = table.replace_schema_metadata({**self._identity(), CONTENT: content_sha256(table)})
         with _replacing(self._part(start), private=self.private) as temporary:
             parquet.write_table(table, temporary, write_page_checksum=True)
 
@@ -263,7 +270,7 @@ class Records:
 
     def _read_part(self, path: Path, start: int, limits: Limits = lambda column: None) -> Any:
         """One part as a table: its pages match their checksums, its rows are numbered from `start` on."""
-        from pyarrow import ArrowException, parquet
+        from pyarrow import parquet
 
         try:
             table = parquet.read_table(path, page_checksum_verification=True)
@@ -271,18 +278,21 @@ class Records:
             columns = table.to_pydict()
         except FileNotFoundError:
             raise
-        except (OSError, ValueError, ArrowException) as error:
-            reason = str(error).strip().splitlines()[0][:200]
+        except Exception as error:  # a damaged part makes the decoder raise nearly anything
+            reason = " ".join(str(error).split())[:200]
             raise self._refused(path, f"is damaged ({reason})") from None
         for key, value in self._identity().items():
             if found.get(key) != value:
                 raise self._refused(path, f"is of another table: its {key} is {found.get(key)}, not {value}")
+        # Tables of older versions have no digest.
+        if found.get(CONTENT) not in (None, content_sha256(table)):
+            raise self._refused(path, "does not hold the values that were written")
         if path != self._part(start) or columns.get("index") != list(range(start, start + table.num_rows)):
             raise self._refused(path, f"does not hold the rows from {start} on, each once and in order")
         for name, values in columns.items():
             if wrong := _outside(values, limits(name)):
                 raise self._refused(path, f"has a row whose {name} is {wrong}")
-        return table
+        return table.replace_schema_metadata()
 
     def _refused(self, path: Path, reason: str) -> RunError:
         return RunError(f"{path} {reason}.", remedy=f"Remove it, and make its rows again with `{self.resume_command}`.")

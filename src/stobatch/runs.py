@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,7 @@ class Run:
 
         A killed one holds nothing; what it was writing when it died is removed here.
         """
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             make_folder(self.path, private=False)
             directory = os.open(self.path, os.O_RDONLY)
@@ -113,6 +114,10 @@ class Run:
             remove_temporaries(self.path)
             yield
         finally:
+            # What was refused before it wrote anything leaves nothing.
+            with suppress(OSError):
+                for folder in made:
+                    folder.rmdir()
             os.close(directory)
 
     def _lock(self, directory: int) -> None:

@@ -13,7 +13,6 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from math import isfinite
 from typing import Any, Self, TypeVar
 
@@ -71,7 +70,7 @@ class Settings:
     """Base of every configuration section: checks itself on construction and never changes afterwards."""
 
     def __post_init__(self) -> None:
-        hints = _hints(typing.cast(typing.Hashable, type(self)))
+        hints = _hints(type(self))
         for field in dataclasses.fields(self):
             value = _coerce(getattr(self, field.name), hints[field.name], field.name)
             object.__setattr__(self, field.name, value)
@@ -103,7 +102,7 @@ class Settings:
             raise SettingError(
                 f"{shown(values)} is not a section of settings.", remedy="Write a table of key = value pairs."
             )
-        hints = _hints(typing.cast(typing.Hashable, cls))
+        hints = _hints(cls)
         known = [f.name for f in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
@@ -146,9 +145,14 @@ class Settings:
         )
 
 
-@cache
-def _hints(kind: typing.Hashable) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+_HINTS: dict[type[Any], dict[str, Any]] = {}
+
+
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """The annotations of a class, evaluated once: that takes longer than all checks of a section."""
+    if kind not in _HINTS:
+        _HINTS[kind] = typing.get_type_hints(kind)
+    return _HINTS[kind]
 
 
 def shown(value: Any) -> str:

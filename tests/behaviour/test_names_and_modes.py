@@ -69,6 +69,12 @@ def test_the_next_lock_removes_what_a_killed_writer_left(tmp_path: Path, place: 
     assert all(file.exists() for file in foreign)
 
 
+def test_a_lock_under_which_nothing_was_written_leaves_nothing(tmp_path: Path) -> None:
+    with Run(tmp_path / "new" / "run").held():
+        assert (tmp_path / "new" / "run").is_dir()
+    assert not list(tmp_path.iterdir())
+
+
 def test_temporaries_of_runs_below_are_theirs(tmp_path: Path) -> None:
     """A comparison's folder holds runs, which others may be writing."""
     below = tmp_path / "sound" / "seed-1" / ".config.json.0123456789abcdef.tmp"
@@ -102,7 +108,7 @@ def test_modes_follow_the_umask_and_private_things_do_not(tmp_path: Path, umask:
         write_json(run.path / "evidence" / "x.json", "x", {})
         write_tensors(run.path / "private" / "deep" / "t.safetensors", {}, {}, private=True)
         with Run(tmp_path / "other" / "held").held():
-            pass
+            Run(tmp_path / "other" / "held").write("plan", {"a": 1})
         os.close(open_private(run.path / "flower.log", os.O_WRONLY))
     finally:
         os.umask(before)
