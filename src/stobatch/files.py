@@ -284,7 +284,9 @@ class Records:
         for key, value in self._identity().items():
             if found.get(key) != value:
                 raise self._refused(path, f"is of another table: its {key} is {found.get(key)}, not {value}")
-        # Tables of older versions have no digest.
+        # Tables of older versions have no digest; a damaged key is a key that nothing writes.
+        if found.keys() - {CONTENT} != self._identity().keys():
+            raise self._refused(path, "says something of itself that no table says")
         if found.get(CONTENT) not in (None, content_sha256(table)):
             raise self._refused(path, "does not hold the values that were written")
         if path != self._part(start) or columns.get("index") != list(range(start, start + table.num_rows)):
