@@ -12,6 +12,8 @@ from safetensors.numpy import load_file
 
 import stobatch
 from stobatch import verbs
+from stobatch.environment import environment
+from stobatch.manifest import seal
 from stobatch.runs import Run
 from stobatch.types import Status
 from stobatch_recipes import recipe
@@ -38,21 +40,25 @@ def test_right_certificates_stand(certified: Path) -> None:
     (finding,) = document["findings"]
     assert (finding["verdict"], finding["claim_status"]) == ("consistent", "proved")
     assert finding["details"]["attacked"] == 10
-    assert not (certified / "evidence" / "certificates-bounds.safetensors").exists()
+    assert not (certified / "private" / "evidence" / "certificates-bounds.safetensors").exists()
 
 
 def test_certificates_that_claim_too_much_are_refuted_with_the_points(certified: Path) -> None:
-    """The broken twin: somebody has enlarged the radii in the records, and nothing else."""
+    """The broken twin: somebody has enlarged the radii in the records, and sealed them again."""
     run = Run(certified)
     made = run.read("certificates")
-    records = run.records("certify", config_hash=made["config_hash"], expected_rows=made["rows"])
+    weights = made["weights_sha256"]
+    records = run.records(
+        "certify", config_hash=made["config_hash"], expected_rows=made["rows"], weights_sha256=weights
+    )
     columns = records.read()
     records.write(0, {**columns, "radius": [TOO_LARGE] * made["rows"]})
+    seal(run, "certify", environment("cpu"))
     document = verbs.audit(certified, seed=1, quiet=True)
     (finding,) = document["findings"]
     assert document["verdict"] == finding["verdict"] == "refuted"
     assert json.loads((certified / finding["evidence"]).read_text())["findings"] == document["findings"]
-    kept = load_file(certified / "evidence" / "certificates-bounds.safetensors")
+    kept = load_file(certified / "private" / "evidence" / "certificates-bounds.safetensors")
     assert len(kept["index"]) == finding["details"]["broken"] > 0
     distance = np.abs(kept["point"].astype(np.float64) - kept["input"].astype(np.float64)).max((1, 2, 3))
     assert (distance <= kept["radius"]).all()
