@@ -7,6 +7,9 @@ from typing import Any
 
 from stobatch.types import Status, Verdict
 
+WITH_SECRET_SEEDS = "with secret seeds"
+"""Of a claim that a training with a public seed does not keep, and its method does: that one is tested."""
+
 
 @dataclass(frozen=True)
 class Finding:

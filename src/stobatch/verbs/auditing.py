@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stobatch.auditing.coverage import judge_claims, overall_verdict, recheck
-from stobatch.auditing.finding import Finding
+from stobatch.auditing.finding import WITH_SECRET_SEEDS, Finding
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.environment import environment
@@ -80,8 +80,8 @@ def _worded(finding: Finding, instrument: str, audited: Audited) -> Finding:
     finding = replace(finding, evidence=f"evidence/{instrument}.json")
     if finding.about != "privacy" or audited.config.seed is None or finding.claim_status is Status.NONE:
         return finding
-    statement = f"{finding.statement} for this training with secret seeds"
-    return replace(finding, claim=f"with secret seeds: {finding.claim}", statement=statement)
+    statement = f"{finding.statement} for this training {WITH_SECRET_SEEDS}"
+    return replace(finding, claim=f"{WITH_SECRET_SEEDS}: {finding.claim}", statement=statement)
 
 
 def _tests(audited: Audited, names: tuple[str, ...]) -> int:

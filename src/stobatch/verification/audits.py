@@ -10,6 +10,7 @@ import numpy as np
 from stobatch.auditing.bounds import EpsilonBound
 from stobatch.auditing.coverage import judge_claims, overall_verdict
 from stobatch.auditing.families import AnyMechanism, Family, PoissonGaussianFamily
+from stobatch.auditing.finding import WITH_SECRET_SEEDS
 from stobatch.auditing.one_run_bounds import bounds_of_guesses
 from stobatch.auditing.privacy_finding import said
 from stobatch.certification.confidence import clopper_pearson
@@ -60,8 +61,9 @@ def _evidence(subject: Subject, file: str, name: str, evidence: dict[str, Any]) 
 def _privacy(subject: Subject, finding: Finding) -> Iterator[str]:
     """What is wrong with a finding about privacy; nothing where all of it follows."""
     claim, details = subject.claim, finding["details"]
-    if finding["claim"] != str(claim) or finding["claim_status"] != str(claim.status):
-        yield f"it is held against '{finding['claim'][:60]}', the run's claim is '{str(claim)[:60]}'"
+    words = f"{WITH_SECRET_SEEDS}: {claim}" if subject.guarantee.secret_seed_status else str(claim)
+    if finding["claim"] != words or finding["claim_status"] != str(claim.status):
+        yield f"it is held against '{finding['claim'][:60]}', the run's claim is '{words[:60]}'"
     bounds = [
         EpsilonBound(b["epsilon_at_least"], b["at_delta"], b["confidence"], b["name"], b["assumes"], b["details"])
         for b in details["bounds"]

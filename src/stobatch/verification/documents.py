@@ -20,6 +20,7 @@ from stobatch.evaluation.summaries import (
 from stobatch.files import PRIVATE, read_tensors, tensors_sha256
 from stobatch.loading import described, make_plan
 from stobatch.manifest import MANIFEST
+from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.runs import IMAGES
 from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
@@ -97,16 +98,16 @@ def guarantee_checks(subject: Subject) -> Iterator[Check]:
         recorded = subject.run.read("federation")
         accounts = [account.to_dict() for account in getattr(subject.model.plan, "accounts", ())]
         pairs = [
-            ("guarantee", recorded["guarantee"], subject.claim.to_dict()),
+            ("guarantee", recorded["guarantee"], subject.unaudited.to_dict()),
             ("parties", recorded["parties"], accounts),
         ]
-        yield compared("guarantee", "federation.json", pairs, _budget(subject.claim))
+        yield compared("guarantee", "federation.json", pairs, _budget(subject.unaudited))
     yield _accountant(subject)
 
 
 def _guarantee(subject: Subject, file: str, document: dict[str, Any]) -> Check:
     """The status may be that before an audit: what the audits say is checked, and shown, by itself."""
-    recorded, claim = PrivacyGuarantee.from_dict(document), subject.claim
+    recorded, claim = PrivacyGuarantee.from_dict(document), subject.unaudited
     refuted = subject.guarantee.status is Status.REFUTED
     allowed = {str(claim.status), *((str(Status.REFUTED),) if refuted else ())}
     if document["status"] not in allowed:
@@ -158,10 +159,9 @@ def _mechanisms(subject: Subject) -> Iterator[tuple[float, float, int, float]]:
             if account.rounds:
                 own = account.plan
                 yield own.sampling_rate, own.noise_multiplier, account.rounds, own.delta
-    elif plan.curve is not None and claim.status is not Status.NONE:
-        repeated = max(0, subject.model.accounted_steps - subject.config.training.steps)
-        curve = plan.curve
-        yield curve.sampling_rate, curve.noise_multiplier, curve.steps + repeated, claim.delta
+    elif isinstance(plan, DpSgdPlan):
+        curve = plan.mechanism(max(subject.model.accounted_steps, plan.steps))
+        yield curve.sampling_rate, curve.noise_multiplier, curve.steps, claim.delta
 
 
 def certificates_check(subject: Subject, document: dict[str, Any], file: str) -> Check:

@@ -44,13 +44,14 @@ class Subject:
         return self.run.read("training")
 
     @cached_property
-    def findings(self) -> list[dict[str, Any]]:
-        return list(self.run.read("audit")["findings"]) if self.run.has("audit") else []
-
-    @cached_property
     def claim(self) -> PrivacyGuarantee:
         """From configuration and counts alone."""
         return self.model.claim
+
+    @property
+    def unaudited(self) -> PrivacyGuarantee:
+        """The claim, void where the seed is public, before any audit."""
+        return self.claim.with_public_seed() if self.model.plan.public_seeds else self.claim
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
