@@ -12,7 +12,7 @@ import pyarrow as arrow
 import pyarrow.parquet
 import pytest
 
-from stobatch.files import sha256_of
+from stobatch.files import CONTENT, content_sha256, sha256_of
 
 
 @pytest.fixture
@@ -246,8 +246,9 @@ def forge(run: Path, change: Callable[[dict[str, list[Any]], list[dict[str, Any]
     stored = pyarrow.parquet.read_table(file)
     columns = stored.to_pydict()
     change(columns, attacked.to_pylist())
-    forged = arrow.table(columns).replace_schema_metadata(stored.schema.metadata)
-    pyarrow.parquet.write_table(forged, file)
+    forged = arrow.table(columns)
+    metadata = {**stored.schema.metadata, CONTENT.encode(): content_sha256(forged).encode()}
+    pyarrow.parquet.write_table(forged.replace_schema_metadata(metadata), file)
     # As if `certify` itself had written them.
     manifest, name = json.loads((run / "manifest.json").read_text()), file.relative_to(run).as_posix()
     manifest["files"][name] = {"sha256": sha256_of(file), "size": file.stat().st_size}

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from bench import Finished, data_of, dataset_with, train_of
 from small import SMALL
-from watched import Watched
+from watched import Watched, searches_noted
 
 import stobatch
 from stobatch import RunConfig, Status
 from stobatch.methods import Method, method_of
 from stobatch.privacy.plan import Plan
+
+
+@pytest.fixture(scope="session", autouse=True)
+def noted() -> Iterator[None]:
+    with searches_noted():
+        yield
 
 
 @pytest.fixture(scope="session", params=SMALL)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 
-from stobatch.data import Examples, TrainingExamples
+from stobatch.data import Examples, TrainingExamples, overlap
+
+SEARCH = -1
+"""Stands for the search for copies of test records, whose count is the owner's alone (`data.overlap`)."""
 
 
 @dataclass(frozen=True)
@@ -58,5 +65,29 @@ class Watched(TrainingExamples):
         self._all()
         return self.behind.labels
 
+    @contextmanager
+    def searched(self) -> Iterator[None]:
+        """Note reads as those of the search for copies."""
+        before, self.release = self.release, SEARCH
+        try:
+            yield
+        finally:
+            self.release = before
+
     def _all(self) -> None:
         self.reads.append(Read(self.release, tuple(range(len(self)))))
+
+
+@contextmanager
+def searches_noted() -> Iterator[None]:
+    """Tell reads by the search for copies from all others."""
+    real = overlap.find_copies
+
+    def noted(train: TrainingExamples, test: Examples) -> Any:
+        if not isinstance(train, Watched):
+            return real(train, test)
+        with train.searched():
+            return real(train, test)
+
+    with patch.object(overlap, "find_copies", noted):
+        yield

@@ -17,7 +17,7 @@ import pyarrow
 from pyarrow import parquet
 
 import stobatch
-from stobatch.files import sha256_of
+from stobatch.files import CONTENT, content_sha256, sha256_of
 from stobatch.manifest import public_files
 from stobatch.runs import Run
 from stobatch.settings import content_hash
@@ -123,8 +123,9 @@ def rows(verb: str, change: Callable[[dict[str, list[Any]]], object]) -> Tamperi
         table = parquet.read_table(part)
         columns = table.to_pydict()
         change(columns)
-        changed = pyarrow.table(columns).replace_schema_metadata(table.schema.metadata)
-        parquet.write_table(changed, part, write_page_checksum=True)
+        changed = pyarrow.table(columns)
+        metadata = {**table.schema.metadata, CONTENT.encode(): content_sha256(changed).encode()}
+        parquet.write_table(changed.replace_schema_metadata(metadata), part, write_page_checksum=True)
 
     return tamper
 
@@ -417,7 +418,6 @@ ONLY_SIGNED = {
     "training: better accuracy on the way": "the weights on the way are gone",
     "training: another machine": "nobody else was there",
     "scores: more steps of the attacks": "attacks are not run again",
-    "scores: no certificates": "an evaluation before `certify` looks the same; verify and report name it",
     "manifest: another date": "nobody else was there",
     "manifest: another version": "nobody else was there",
     "manifest: another digest": "mending the manifest undoes it",

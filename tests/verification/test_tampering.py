@@ -113,6 +113,7 @@ def test_a_verb_after_signing_takes_the_signature_off_and_a_report_is_refused(wh
     assert "Signed by owner@example.org, checked with signers" in Path(page).read_text()
     stobatch.certify(run, overrides={"certification.limit": 30}, resume=True, quiet=True)
     assert not (run / "manifest.json.sig").exists()
+    stobatch.audit(run, resume=True, quiet=True)
     found = stobatch.verify(run, sample=0, signers=signers, identity="owner@example.org")
     assert [check.detail for check in found.differing] == ["a signature is asked for, and there is none"]
 
