@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stobatch.data import fixed_disjoint_batches, pick_trainers, poisson_sample, trainer_batches
+from stobatch.seeds import Seeds
 
 seeds = st.integers(0, 2**31)
 
@@ -50,7 +50,7 @@ def test_picked_trainers_differ(num_trainers: int, data: st.DataObject, seed: in
 
 @given(st.integers(0, 300), st.floats(0, 1), seeds)
 def test_poisson_sample_gives_ascending_indices(count: int, rate: float, seed: int) -> None:
-    sample = poisson_sample(count, rate, np.random.default_rng(seed))
+    sample = poisson_sample(count, rate, Seeds.reproducible(seed).stream("sample"))
     assert sample.dtype == torch.int64
     assert sample.ndim == 1
     assert sample.tolist() == sorted(set(sample.tolist()))
@@ -58,8 +58,8 @@ def test_poisson_sample_gives_ascending_indices(count: int, rate: float, seed: i
 
 
 def test_poisson_sample_at_both_ends() -> None:
-    assert len(poisson_sample(100, 0.0, np.random.default_rng(0))) == 0
-    assert len(poisson_sample(100, 1.0, np.random.default_rng(0))) == 100
+    assert len(poisson_sample(100, 0.0, Seeds.reproducible(0).stream("sample"))) == 0
+    assert len(poisson_sample(100, 1.0, Seeds.reproducible(0).stream("sample"))) == 100
 
 
 def within_binomial(size: int, count: int, rate: float) -> bool:
@@ -69,9 +69,9 @@ def within_binomial(size: int, count: int, rate: float) -> bool:
 
 def test_poisson_sample_has_its_rate() -> None:
     """False alarms: 1e-9. The broken twin, a rate one tenth too high, is caught."""
-    count, rate = 400_000, 0.3
-    assert within_binomial(len(poisson_sample(count, rate, np.random.default_rng(1))), count, rate)
-    assert not within_binomial(len(poisson_sample(count, 1.1 * rate, np.random.default_rng(1))), count, rate)
+    count, rate, seeds = 400_000, 0.3, Seeds.reproducible(1)
+    assert within_binomial(len(poisson_sample(count, rate, seeds.stream("sample"))), count, rate)
+    assert not within_binomial(len(poisson_sample(count, 1.1 * rate, seeds.stream("sample"))), count, rate)
 
 
 @pytest.mark.parametrize("size", [0, -1, 11])
@@ -84,4 +84,4 @@ def test_counts_that_do_not_fit(fails) -> None:
     assert "from 1 to 3" in fails(pick_trainers, 3, 4, seeded(0))
     assert "from 1 to 3" in fails(pick_trainers, 3, 0, seeded(0))
     for rate in (-0.1, 1.1, float("nan")):
-        assert "not a probability" in fails(poisson_sample, 3, rate, np.random.default_rng(0))
+        assert "not a probability" in fails(poisson_sample, 3, rate, Seeds.reproducible(0).stream("sample"))

@@ -398,6 +398,9 @@ def main() -> None:
             raise SystemExit(2) from None
         _complain(str(error), 2)
     except (Interrupted, KeyboardInterrupt):
+        # torchrun ends the others when one fails, which has said why.
+        if one_of_several() and not _speaks(StobatchError(STOPPED, remedy="")):
+            raise SystemExit(130) from None
         _complain(STOPPED, 130)
     except MemoryError:
         _complain("the memory is not enough. Lower machine.memory_mb, or take a smaller network or less data.", 2)
