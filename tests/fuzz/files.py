@@ -148,7 +148,7 @@ def checkpoints(rng: Random, folder: Path) -> None:
     victim.write_bytes(mutated_bytes(rng, victim.read_bytes(), rng.randrange(3)))
     again = TrainingState(network, state.optimisers)
     try:
-        if again.restore(place, "abc"):
+        if again.restore(place, "abc", 7):
             assert again.step == 7
             assert all(torch.equal(value, weights[name]) for name, value in network.state_dict().items())
     finally:

@@ -175,7 +175,7 @@ def test_the_conversion_covers_a_gaussian_release_exactly(sigma: float) -> None:
 
 
 def test_it_claims_and_says_what_is_proved_and_what_speaks_against_it() -> None:
-    guarantee = plan_of().guarantee
+    guarantee = plan_of().claim
     assert guarantee.status is Status.CLAIMED
     assert guarantee.neighbours is Neighbours.REPLACE_ONE
     assert (guarantee.epsilon, guarantee.delta, guarantee.unit) == (16.0, 1e-3, "training tuple")
@@ -191,15 +191,15 @@ def test_it_claims_and_says_what_is_proved_and_what_speaks_against_it() -> None:
         "chosen",
     ):
         assert reason in said or reason == "tuned"
-    untuned = plan_of(**{"method.tuned_on_private_data": False}).guarantee
+    untuned = plan_of(**{"method.tuned_on_private_data": False}).claim
     assert len(untuned.objections) == len(guarantee.objections) - 1
 
 
 def test_repeated_steps_cost_what_the_estimation_would() -> None:
     plan = plan_of()
-    assert plan.after(0) == plan.after(STEPS) == plan.guarantee
+    assert plan.after(0) == plan.after(STEPS) == plan.claim
     more = [plan.after(STEPS + again) for again in (1, 3, 9)]
-    spent = [plan.guarantee.epsilon, *(guarantee.epsilon for guarantee in more)]
+    spent = [plan.claim.epsilon, *(guarantee.epsilon for guarantee in more)]
     assert spent == sorted(set(spent))
     assert all((g.delta, g.status) == (plan.delta, Status.CLAIMED) for g in more)
     assert "3 steps beyond the 9 planned" in more[1].assumptions[-1]
