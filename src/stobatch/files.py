@@ -141,11 +141,18 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str,
 
 
 def serialise_tensors(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    """The bytes of a safetensors file."""
+    """The bytes of a safetensors file, the same for the same content: the library writes metadata in a random order."""
     from safetensors.torch import save
 
     blob: bytes = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(metadata))
-    return blob
+    size = int.from_bytes(blob[:8], "little")
+    header = json.loads(blob[8 : 8 + size])
+    if "__metadata__" in header:
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    # The format pads its header with spaces to whole words of 8 bytes, so its length stays what it was.
+    return (
+        blob[:8] + json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size) + blob[8 + size :]
+    )
 
 
 def tensors_sha256(blob: bytes) -> str:

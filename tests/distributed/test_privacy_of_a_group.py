@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
-from math import sqrt
+from math import frexp, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,8 @@ def test_trainers_draw_noise_of_their_own_in_every_step(observe: Observe, change
     assert isinstance(seen.plan, TrainersPlan)
     pairs = list(combinations(seen.messages.values(), 2))
     assert all(independent(one, other, len(pairs)) for one, other in pairs)
-    alone = seen.plan.noise_stddev / seen.plan.clip_norm * seen.plan.per_step / seen.plan.expected_batch_size
+    # Messages are shrunk by a power of two; what the sum is divided by comes afterwards.
+    alone = seen.plan.noise_stddev * 2.0 ** -frexp(seen.plan.clip_norm * seen.plan.denominator)[1]
     for message in seen.messages.values():
         assert has_variance(message, alone)
 
@@ -217,7 +218,7 @@ def test_records_of_two_trainers_are_noticed(read: Callable[..., Read]) -> None:
 
 
 def test_another_rate_is_noticed(read: Callable[..., Read]) -> None:
-    """The twin: a tenth more than planned; whoever is read is read once."""
-    seen = read(2, {"other_rate": 1.1})
+    """The twin: a third more than planned; whoever is read is read once."""
+    seen = read(2, {"other_rate": 4 / 3})
     assert read_once(seen)
     assert not at_the_planned_rate(seen)

@@ -136,10 +136,10 @@ def test_a_control_is_never_called_proved_and_names_its_mistake(control: Control
     assert issubclass(like, SoundConfig)
     assert METHODS[like.name] is control
     config, data = settings(like=like), pictures()
-    right = stobatch.plan(settings(), dataset=data).guarantee
+    right = stobatch.plan(settings(), dataset=data).claim
     plan = stobatch.plan(config, dataset=data)
     model = stobatch.train(config, tmp_path / "run", dataset=data, quiet=True)
-    said = [plan.guarantee, plan.after(3), plan.after(11), model.guarantee, stobatch.load(tmp_path / "run").guarantee]
+    said = [plan.claim, plan.after(3), plan.after(11), model.claim, stobatch.load(tmp_path / "run").claim]
     for guarantee in said:
         assert guarantee.status is Status.CLAIMED
         assert guarantee.neighbours is Neighbours.ADD_REMOVE

@@ -122,8 +122,9 @@ def taken_in(trainable: DpSgdTrainable, included: Tensor, steps: int) -> Tensor:
     assert trainable.canaries is not None
     released = torch.stack([trainable.canaries.read(step_of(trainable, step), step) for step in range(steps)])
     assert not released[:, ~included].any(), "a canary that is out took part"
-    assert torch.isin(released, torch.tensor([0.0, UNIT]).double()).all()
-    return released[:, included] > 0
+    # What rounding may put between two sums is taken off the clipping norm beforehand.
+    assert torch.minimum(released.abs(), (released - UNIT).abs()).max() < 1e-5 * UNIT
+    return released[:, included] > UNIT / 2
 
 
 def test_canaries_are_sampled_like_examples() -> None:

@@ -719,10 +719,10 @@ def test_steps_that_were_repeated_are_paid_for() -> None:
     plan = stobatch.plan(settings(), dataset=pictures())
     assert isinstance(plan, DpSgdPlan)
     for counted in (0, 5, 8):
-        assert plan.after(counted) == plan.guarantee
+        assert plan.after(counted) == plan.claim
     more = plan.after(11)
-    assert more.epsilon == plan.mechanism(11).epsilon(plan.delta) > plan.guarantee.epsilon
-    assert more.assumptions[:-1] == plan.guarantee.assumptions
+    assert more.epsilon == plan.mechanism(11).epsilon(plan.delta) > plan.claim.epsilon
+    assert more.assumptions[:-1] == plan.claim.assumptions
     assert "3 steps beyond the 8 planned are counted" in more.assumptions[-1]
     assert plan.after(12).epsilon > more.epsilon
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 from tamperings import SMALL, mend_manifest, rows
 
 import stobatch
 from stobatch import data
 from stobatch.cli.app import main
 from stobatch.errors import RunError, StobatchError
-from stobatch.files import PRIVATE, Records, tensors_sha256
+from stobatch.files import PRIVATE, Records, serialise_tensors, tensors_sha256
 from stobatch.manifest import differences, public_files
 from stobatch.runs import Run
 from stobatch.verbs import tables
@@ -227,6 +228,13 @@ def test_weights_have_one_digest_whatever_the_order_and_the_metadata() -> None:
     assert tensors_sha256(one) == tensors_sha256(two)
     for changed in ({"a": torch.arange(3.0), "c": torch.ones(2)}, {"a": torch.arange(3.0), "b": torch.ones(1, 2)}):
         assert tensors_sha256(save(changed)) != tensors_sha256(one)
+
+
+def test_the_same_tensors_and_metadata_are_the_same_bytes() -> None:
+    metadata = {name: name for name in "abcdefgh"}
+    written = {serialise_tensors({"w": torch.ones(3), "é": torch.zeros(2)}, metadata) for _ in range(20)}
+    assert len(written) == 1
+    assert set(load(written.pop())) == {"w", "é"}
 
 
 def test_verify_by_command(whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
