@@ -56,7 +56,7 @@ def test_the_private_folder_is_for_its_owner(config, tmp_path, umask):
     assert set(names.values()) == {0o600}
     assert {mode(folder) for folder in private.rglob("*") if folder.is_dir()} == {0o700}
     for file in public_files(tmp_path / "run"):
-        assert mode(file) == 0o644, file
+        assert mode(file) == 0o666 & ~umask, file
 
 
 def test_private_files_stay_private_when_a_run_is_resumed(run, config):
