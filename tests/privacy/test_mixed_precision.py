@@ -60,8 +60,8 @@ def test_a_contribution_in_bfloat16_is_at_most_c(way: Clipper) -> None:
 def test_norms_taken_in_bfloat16_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: clipping does its sums in the precision of the passes."""
 
-    def rough(norms: Tensor, clip_norm: float) -> Tensor:
-        return (clip_norm / norms.bfloat16()).clamp(max=1.0).to(norms)
+    def rough(norms: Tensor, clip_norm: float, dtype: torch.dtype) -> Tensor:
+        return (clip_norm / norms.bfloat16()).clamp(max=1.0).to(dtype)
 
     monkeypatch.setattr(per_example, "clipping_weights", rough)
     assert longest(clipped_sum) > ALLOWED
