@@ -16,8 +16,8 @@ from stobatch.runs import Run
 
 def commonest_share(run: Run, certificates: dict[str, object]) -> float:
     """How much of the test set verified inference gives the same label: 1 means that it ignores its input."""
-    records = run.records("certify", config_hash=certificates["config_hash"], expected_rows=certificates["rows"])
-    predictions = records.read()["prediction"]
+    made_for = {"config_hash": certificates["config_hash"], "weights_sha256": certificates.get("weights_sha256")}
+    predictions = run.records("certify", expected_rows=certificates["rows"], **made_for).read()["prediction"]
     return Counter(predictions).most_common(1)[0][1] / len(predictions)
 
 

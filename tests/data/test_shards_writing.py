@@ -266,8 +266,8 @@ except (MemoryError, RuntimeError):
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_AS is kept on Linux")
 def test_data_several_times_larger_than_memory_is_written_and_read(tmp_path: Path) -> None:
-    """6,000 images of 64 x 64 as floats are 295 MB; the process may take 64 MB, its chunks included."""
-    process = start(LIMITED, tmp_path / "large", 6000, 64, 0, 64_000_000)
+    """9,000 images of 64 x 64 as floats are 442 MB; the process may take 96 MB, its chunks included."""
+    process = start(LIMITED, tmp_path / "large", 9000, 64, 0, 96_000_000)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert out == "does not fit\n"

@@ -119,7 +119,8 @@ def certified_share(path: Path, rule: str, radius: float, rows: int) -> float:
     """From the rows of `certify`: right, certified by the rule, and not abstaining where that is proved."""
     summary = Run(path).read("certificates")
     assert summary["rows"] == 40
-    records = Run(path).records("certify", config_hash=summary["config_hash"], expected_rows=40).read()
+    made_for = {"config_hash": summary["config_hash"], "weights_sha256": summary["weights_sha256"]}
+    records = Run(path).records("certify", expected_rows=40, **made_for).read()
     (kind,) = (kind for kind in summary["kinds"] if kind["name"] == rule)
     held = [
         label == prediction and size >= radius and not (abstains and kind["status"] == "proved")
