@@ -144,7 +144,9 @@ def serialise_tensors(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -
     """The bytes of a safetensors file, the same for the same content: the library writes metadata in a random order."""
     from safetensors.torch import save
 
-    blob: bytes = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(metadata))
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Of no tensors and empty metadata the library makes a header that it cannot read.
+    blob: bytes = save(plain, dict(metadata) or None)
     size = int.from_bytes(blob[:8], "little")
     header = json.loads(blob[8 : 8 + size])
     if "__metadata__" in header:
