@@ -131,7 +131,7 @@ def test_a_training_killed_before_its_manifest_gets_one(run: Path, tmp_path: Pat
 
 
 def test_a_verb_does_not_build_on_what_was_changed(run: Path) -> None:
-    rows("certify", lambda columns: columns["radius"].__setitem__(0, 0.1 - columns["radius"][0]))(run, run)
+    rows("certify", lambda columns: columns["radius"].__setitem__(0, 0.05 - columns["radius"][0]))(run, run)
     with pytest.raises(RunError, match=r"has another SHA-256|bytes, the manifest says"):
         stobatch.evaluate(run, resume=True, quiet=True)
     with pytest.raises(RunError, match=r"has another SHA-256|bytes, the manifest says"):
