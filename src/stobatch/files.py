@@ -198,6 +198,10 @@ def content_sha256(table: Any) -> str:
     return hashlib.sha256(json.dumps(table.to_pydict(), default=repr).encode()).hexdigest()
 
 
+Columns = dict[str, list[Any]]
+"""Rows of a table, by column."""
+
+
 class Records:
     """Per-example rows in Parquet, written part by part so that a killed verb resumes where it stopped.
 

@@ -44,3 +44,7 @@ def progress(title: str, total: int, *, start: int = 0, quiet: bool = False) -> 
                 display.update(task, advance=count, note=note)
 
         yield advance
+
+
+Tick = Callable[[float], None]
+"""Told the share of the work that was done since it was told last."""

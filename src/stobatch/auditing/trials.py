@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from math import sqrt
@@ -22,10 +22,9 @@ from stobatch.certification.verifier import Flags, Labels
 from stobatch.errors import DataError, ModelError
 from stobatch.evaluation.functions import SinglePass, Vote
 from stobatch.models import Classifier
+from stobatch.progress import Tick
 from stobatch.settings import Settings, setting
 from stobatch.types import Norm, Status
-
-Tick = Callable[[float], None]
 
 WITH_GRADIENTS = ("apgd_ce", "apgd_t", "madry", "mim")
 WITHOUT_GRADIENTS = ("square", "corners")

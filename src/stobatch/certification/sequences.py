@@ -24,7 +24,7 @@ from stobatch.certification.confidence import Floats
 
 _TAIL = 0.5
 """The stakes have density ∝ (1 - q)^(_TAIL - 1). At most 1, or the set of ruled-out means need not be an interval."""
-_HALVINGS = 60
+_SEQUENCE_HALVINGS = 60
 LOOK_EVERY = 100
 """`settle` looks after multiples of so many draws."""
 _GROWTH = 1.25
@@ -76,7 +76,7 @@ def lower_sequence(successes: ArrayLike, draws: ArrayLike, failure: float) -> Fl
     """
     won, n = np.broadcast_arrays(np.asarray(successes, dtype=np.float64), np.asarray(draws, dtype=np.float64))
     low, high = np.zeros(won.shape), np.divide(won, n, out=np.zeros(won.shape), where=n > 0)
-    for _ in range(_HALVINGS):
+    for _ in range(_SEQUENCE_HALVINGS):
         middle = (low + high) / 2
         out = rules_out(won, n, middle, failure) & (won > 0)
         low, high = np.where(out, middle, low), np.where(out, high, middle)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from stobatch.certification import CertificateKind
 from stobatch.evaluation.protocols import attacked_column
 from stobatch.evaluation.statistics import PairedDifference, Proportion, paired_difference, proportion
+from stobatch.files import Columns
 from stobatch.types import Radius
 
-Columns = dict[str, list[Any]]
 Flags = NDArray[np.bool_]
 
 WORST = "worst"

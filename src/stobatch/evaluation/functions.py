@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -12,9 +12,8 @@ from torch import Tensor
 from stobatch.attacks import Expectation, Goal, Plain, Victim
 from stobatch.certification import Verifier
 from stobatch.errors import ModelError
+from stobatch.files import Columns
 from stobatch.models import Classifier, rows_in_memory
-
-Columns = dict[str, list[Any]]
 
 _CPU_ROWS = 357
 """Rows of one pass on a CPU: enough to fill the cores, few enough to stay in the cache."""

@@ -8,7 +8,7 @@ and the worst of everything that was tried, example by example.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -20,9 +20,8 @@ from stobatch.config import EvaluationConfig
 from stobatch.errors import UnitError
 from stobatch.evaluation.functions import Columns, Deployed
 from stobatch.models.surrogate import NoiseFreeSurrogate
+from stobatch.progress import Tick
 from stobatch.types import PAPER_RANGE, Norm, Radius
-
-Tick = Callable[[float], None]
 
 
 def _silent(share: float) -> None:

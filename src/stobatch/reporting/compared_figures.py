@@ -49,11 +49,13 @@ def methods_svg(document: dict[str, Any], name: str) -> bytes:
 
 def radius_curves(document: dict[str, Any], name: str) -> Html:
     """Accuracy against radius, a panel for each row: attacked under each protocol, and certified."""
-    panels = [Panel(row["label"], f"radius, {words.radius_unit(document)}", _curves(row)) for row in document["rows"]]
+    panels = [
+        Panel(row["label"], f"radius, {words.radius_unit(document)}", _method_curves(row)) for row in document["rows"]
+    ]
     return draw(panels, name)
 
 
-def _curves(row: dict[str, Any]) -> list[Curve]:
+def _method_curves(row: dict[str, Any]) -> list[Curve]:
     curves = []
     for protocol in words.PROTOCOLS:
         rows = [_point(entry, entry["radius"]) for entry in row["attacked"] if entry["protocol"] == protocol]
@@ -84,7 +86,7 @@ def _dots(document: dict[str, Any]) -> Iterator[Figure]:
     rows, radius = document["rows"], document["radii"][0]
     with canvas(1, 10.4, 1.7 + 0.62 * len(rows)) as (figure, (axes,)):
         for place, row in enumerate(rows):
-            _row(axes, row, place, radius)
+            _draw_row(axes, row, place, radius)
         axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
         for label, row in zip(axes.get_yticklabels(), rows, strict=True):
             status = row["guarantees"][0]["status"]
@@ -96,7 +98,7 @@ def _dots(document: dict[str, Any]) -> Iterator[Figure]:
         yield figure
 
 
-def _row(axes: Axes, row: dict[str, Any], place: int, radius: float) -> None:
+def _draw_row(axes: Axes, row: dict[str, Any], place: int, radius: float) -> None:
     _mark(axes, row["clean"], place + _HEIGHTS["clean"], "clean", {"color": LIGHT["clean"], "marker": "o"})
     for protocol in words.PROTOCOLS:
         look = {"color": LIGHT[protocol], "marker": PROTOCOL_MARKERS[protocol]}

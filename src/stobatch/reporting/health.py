@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-_STYLES = {"ok": "green", "warning": "yellow", "missing": "dim", "not here": "dim", "broken": "bold red"}
+_STATE_STYLES = {"ok": "green", "warning": "yellow", "missing": "dim", "not here": "dim", "broken": "bold red"}
 
 
 def health_table(document: dict[str, Any]) -> RenderableType:
@@ -17,17 +17,17 @@ def health_table(document: dict[str, Any]) -> RenderableType:
     for heading, justify in (("check", "left"), ("state", "left"), ("tried and measured", "left"), ("s", "right")):
         table.add_column(heading, justify=justify, no_wrap=heading != "tried and measured")  # type: ignore[arg-type]
     for check in document["checks"]:
-        state = Text(check["status"], style=_STYLES[check["status"]])
+        state = Text(check["status"], style=_STATE_STYLES[check["status"]])
         table.add_row(check["name"], state, Text(check["said"]), f"{check['seconds']:.1f}")
-    return Group(table, *_remedies(document["checks"]), _verdict(document))
+    return Group(table, *_remedies(document["checks"]), _health_verdict(document))
 
 
 def _remedies(checks: list[dict[str, Any]]) -> list[Text]:
     mendable = sorted((check for check in checks if check["remedy"]), key=lambda check: check["status"] == "broken")
-    return [Text(f"{check['name']}: {check['remedy']}", style=_STYLES[check["status"]]) for check in mendable]
+    return [Text(f"{check['name']}: {check['remedy']}", style=_STATE_STYLES[check["status"]]) for check in mendable]
 
 
-def _verdict(document: dict[str, Any]) -> Text:
+def _health_verdict(document: dict[str, Any]) -> Text:
     broken = [check["name"] for check in document["checks"] if check["needed"] and check["status"] == "broken"]
     if document["ready"]:
         said = "Everything that training needs works." if document["complete"] else "What was checked works."

@@ -7,23 +7,23 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-_STYLES = {"agrees": "green", "differs": "bold red", "not checked": "yellow"}
+_OUTCOME_STYLES = {"agrees": "green", "differs": "bold red", "not checked": "yellow"}
 
 
 def verified_page(document: dict[str, Any]) -> RenderableType:
     """A line for each check, then what no file can show, then the verdict."""
-    width = max(len(outcome) for outcome in _STYLES)
+    width = max(len(outcome) for outcome in _OUTCOME_STYLES)
     lines = [Text(f"verify {document['run']}", style="bold")]
     for check in document["checks"]:
         about = f"{check['name']}, {check['file']}" if check["file"] else check["name"]
-        outcome = Text(check["outcome"].ljust(width), style=_STYLES[check["outcome"]])
+        outcome = Text(check["outcome"].ljust(width), style=_OUTCOME_STYLES[check["outcome"]])
         lines.append(Text.assemble("  ", outcome, f"  {about}: {check['detail']}"))
     lines.append(Text("No file can show", style="bold"))
     lines += [Text(f"  {line}") for line in document["cannot_be_checked"]]
-    return Group(*lines, _verdict(document))
+    return Group(*lines, _verification_verdict(document))
 
 
-def _verdict(document: dict[str, Any]) -> Text:
+def _verification_verdict(document: dict[str, Any]) -> Text:
     differing = sum(check["outcome"] == "differs" for check in document["checks"])
     if differing:
         return Text(f"DIFFERS in {differing} of {len(document['checks'])} checks: do not rely on it.", style="bold red")

@@ -7,7 +7,7 @@ all models in the same passes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -15,12 +15,10 @@ from torch import Tensor
 
 from stobatch.config import RunConfig
 from stobatch.models import Classifier
+from stobatch.progress import Tick
 from stobatch.training.engines import Gradients, InProcessEngine
 from stobatch.training.loop import descend
 from stobatch.training.trainable import Trainable
-
-Tick = Callable[[float], None]
-"""Told the share of the work that was done since it was told last."""
 
 
 class ManyModels(ABC):

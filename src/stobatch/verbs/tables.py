@@ -15,19 +15,17 @@ from stobatch.data import Dataset, Examples
 from stobatch.data.overlap import is_own, require_apart, statement
 from stobatch.environment import environment
 from stobatch.errors import DataError, SettingError
-from stobatch.files import Records
+from stobatch.files import Columns, Records
 from stobatch.loading import TrainedModel, load, seeds_of
 from stobatch.manifest import MANIFEST, require_unchanged, seal
 from stobatch.models import Classifier
-from stobatch.progress import Advance, progress
+from stobatch.progress import Advance, Tick, progress
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 
 CPU_TILE, GPU_TILE = 200, 2500
 """Test examples of one part of a table: small enough that a killed verb repeats little, enough to fill the device."""
 
-Columns = dict[str, list[Any]]
-Tick = Callable[[float], None]
 RowsOf = Callable[[Examples, torch.Generator, Tick], Columns]
 """Makes the rows of some examples; may call `tick` with the share of its work that it has just done."""
 PartOf = Callable[[int, int, Tick], Columns]
