@@ -23,18 +23,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stobatch import verbs
-from stobatch.auditing.ballots import certify_apart
+import stobatch
+from stobatch.auditing.audit import opened
 from stobatch.auditing.broken_certificates import CONTROLS
-from stobatch.auditing.falsifier import Certificates, FalsifierSettings, falsify, finding_of, nearest
-from stobatch.auditing.many_runs import many_runs_finding
+from stobatch.auditing.certificate_attacks import Certificates, FalsifierSettings
+from stobatch.auditing.falsifier import falsify, finding_of, nearest
+from stobatch.auditing.many_runs import Trials, many_runs_finding
 from stobatch.auditing.neighbours import Pair, worst_case
-from stobatch.privacy.plan import Plan
+from stobatch.auditing.subject import Audited
+from stobatch.auditing.vote_counts import certify_apart
+from stobatch.dp.plan import Plan
 from stobatch.runs import Run
 from stobatch.types import Verdict
-from stobatch.verbs.auditing import opened
-from stobatch.verbs.instruments import Audited
-from stobatch.verbs.instruments.many_runs import Trials
 from stobatch_recipes import recipe
 
 MANY_RUNS = {"sound": 600, "half_noise": 600, "shared_noise": 300, "no_clipping": 100}
@@ -61,8 +61,8 @@ def one_run(job: tuple[str, int]) -> tuple[bool, list[float]]:
     name, seed = job
     out = Path(tempfile.mkdtemp())
     config = recipe(f"audit.{name}").override_all({**CANARIES, "seed": seed, "audit.instruments": ["one_run"]})
-    verbs.train(config, out / "run", quiet=True)
-    (finding,) = verbs.audit(out / "run", quiet=True)["findings"]
+    stobatch.train(config, out / "run", quiet=True)
+    (finding,) = stobatch.audit(out / "run", quiet=True)["findings"]
     shutil.rmtree(out)
     return finding["verdict"] == Verdict.REFUTED, [bound["epsilon_at_least"] for bound in finding["details"]["bounds"]]
 

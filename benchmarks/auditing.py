@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from stobatch import verbs
+import stobatch
+from stobatch.auditing.audit import opened
+from stobatch.auditing.many_runs import Trials
 from stobatch.auditing.neighbours import worst_case
 from stobatch.loading import make_network
 from stobatch.methods import method_of
 from stobatch.runs import Run
 from stobatch.training.many import OneByOne
-from stobatch.verbs.auditing import opened
-from stobatch.verbs.instruments.many_runs import Trials
 from stobatch_recipes import recipe
 
 MODELS, ROUNDS = 32, 5
@@ -88,8 +88,8 @@ def one_run() -> dict[str, float]:
         for num, times in ((0, plain), (5000, planted)):
             out = folder / f"{num}-{turn}"
             config = base.override("canaries.num", num)
-            times.append(seconds(lambda config=config, out=out: verbs.train(config, out, quiet=True)))
-        audits.append(seconds(lambda out=out: verbs.audit(out, overrides=ASK, quiet=True)))
+            times.append(seconds(lambda config=config, out=out: stobatch.train(config, out, quiet=True)))
+        audits.append(seconds(lambda out=out: stobatch.audit(out, overrides=ASK, quiet=True)))
     shutil.rmtree(folder)
     ratios = [with_ / without for with_, without in zip(planted, plain, strict=True)]
     print(f"one run: training with 5,000 canaries over without, 40 steps: {statistics.median(ratios):.2f}")

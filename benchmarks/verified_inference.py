@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from side_by_side import alternate, report
 
-from stobatch.certification.monte_carlo import FreshNoise, Streams, tally_products, two_streams
 from stobatch.config import ModelConfig
+from stobatch.dp.noise import laplace
 from stobatch.models import Network, build
-from stobatch.privacy.noise import laplace
+from stobatch.published.monte_carlo import FreshNoise, tally_products
+from stobatch.votes.noise import Streams, two_streams
 
 IMAGES, DRAWS, BATCH = 200, 100, 400
 NOISE = FreshNoise(input_scale=0.4, hidden_scale=0.8)

@@ -14,7 +14,7 @@ mpl.use("svg")
 from matplotlib import pyplot as plt
 
 from stobatch import plan
-from stobatch.privacy.noise import laplace
+from stobatch.dp.noise import laplace
 from stobatch.seeds import Seeds
 from stobatch_recipes import recipe
 

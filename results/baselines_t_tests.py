@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from stobatch.verbs.t_tests import t_tests_between
+from stobatch.evaluation.statistics import t_tests_between
 
 Measures = dict[tuple[str, float], float]
 by_budget: dict[float, dict[str, dict[int, Measures]]] = {}

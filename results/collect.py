@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from stobatch.reporting.facts import Facts
+from stobatch.reporting.summary import Facts
 from stobatch.runs import Run
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stobatch.reporting.facts import Facts
+from stobatch.reporting.summary import Facts
 from stobatch.runs import Run
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from stobatch.config import RunConfig
-from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.runs import Run
 
 

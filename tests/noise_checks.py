@@ -9,7 +9,7 @@ import torch
 from scipy.stats import binom, kstwo, norm
 from torch import Tensor
 
-from stobatch.streams import Stream
+from stobatch.seeds import Stream
 
 FALSE_ALARM = 1e-9
 

@@ -21,10 +21,9 @@ from stobatch.loading import make_network, make_plan
 from stobatch.methods import method_of
 from stobatch.seeds import Seeds
 from stobatch.training.device import use_device
-from stobatch.training.engines.distributed import DistributedEngine
-from stobatch.training.engines.launch import engine_for, placed
+from stobatch.training.engines.distributed import DistributedEngine, engine_for, placed
 from stobatch.training.loop import descend
-from stobatch.training.precision import working_precision
+from stobatch.training.trainable import working_precision
 from stobatch_recipes import recipe
 
 

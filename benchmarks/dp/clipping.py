@@ -32,7 +32,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.config import MachineConfig
-from stobatch.privacy.per_example import clipped_sum_in_chunks
+from stobatch.dp.clipping import clipped_sum_in_chunks
 from stobatch.training.device import use_device
 
 sys.path.insert(0, str(Path(__file__).parent.parent))

@@ -28,13 +28,13 @@ from torch import Tensor
 import stobatch
 from stobatch.config import MachineConfig
 from stobatch.data.partition import poisson_sample
+from stobatch.dp import clipping as per_example
+from stobatch.dp.layer_gradients import Met
+from stobatch.dp.noise import Grid, rounded_normal
 from stobatch.loading import make_network, make_plan
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-from stobatch.methods.sound import Sound
-from stobatch.privacy import per_example
-from stobatch.privacy.layer_gradients import Met
-from stobatch.privacy.rounded_gaussian import Grid, rounded_normal
 from stobatch.seeds import Seeds
+from stobatch.sound.method import Sound
+from stobatch.sound.step import DpSgdTrainable
 from stobatch.training.device import use_device
 from stobatch_recipes import sound
 

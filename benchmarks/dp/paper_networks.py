@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.config import ModelConfig
+from stobatch.dp.clipping import Batch, clipped_sum, clipped_sum_by_example, clipped_sum_in_chunks
 from stobatch.models import Classifier, build
-from stobatch.privacy.per_example import Batch, clipped_sum, clipped_sum_by_example, clipped_sum_in_chunks
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from side_by_side import alternate, report

@@ -17,11 +17,11 @@ from typing import Any
 from common import TINY, Server, left_over, options, write_record
 
 WITHIN_S = 10.0
-PART = "stobatch.verbs.tables:_Ticks.__init__"
+PART = "stobatch.evaluation.tables:_Ticks.__init__"
 """Called at the beginning of each part of a table; there are three, of 20 rows."""
 STEP = "stobatch.training.trainable:Trainable.release"
 MOMENTS: dict[str, tuple[list[str], str, int]] = {
-    "train, data are read": (["train", "--out", "RUN", *TINY], "stobatch.verbs.training:read_data", 1),
+    "train, data are read": (["train", "--out", "RUN", *TINY], "stobatch.training_run:read_data", 1),
     "train, first step": (["train", "--out", "RUN", *TINY], STEP, 1),
     "train, last step": (["train", "--out", "RUN", *TINY], STEP, 12),
     "certify, first part": (["certify", "TRAINED"], PART, 1),
@@ -34,8 +34,8 @@ MOMENTS: dict[str, tuple[list[str], str, int]] = {
         PART,
         3,
     ),
-    "report": (["report", "TRAINED"], "stobatch.reporting.html:write_report", 1),
-    "shard": (["shard", "--out", "RUN", "--recipe", "demo"], "stobatch.data.shards.writing:ShardWriter.finish", 1),
+    "report": (["report", "TRAINED"], "stobatch.reporting.report:write_report", 1),
+    "shard": (["shard", "--out", "RUN", "--recipe", "demo"], "stobatch.data.shard_writing:ShardWriter.finish", 1),
     "compare, training": (
         ["compare", "--out", "RUN", "--methods", "sound", "--epsilon", "3",
          *options("evaluation.radii", "method.epsilon")],

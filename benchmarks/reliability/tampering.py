@@ -25,7 +25,7 @@ from tamperings import ONLY_SIGNED, TAMPERINGS, flip, make_run, mend_manifest  #
 import stobatch  # noqa: E402
 from stobatch.errors import StobatchError  # noqa: E402
 from stobatch.files import write_json  # noqa: E402
-from stobatch.manifest import source  # noqa: E402
+from stobatch.runs import source  # noqa: E402
 
 WHO = "owner@example.org"
 BITS = 1000

@@ -11,16 +11,23 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stobatch.auditing.audit import audit
+    from stobatch.comparison.compare import compare
     from stobatch.config import RunConfig
     from stobatch.data import Dataset, from_tensors
     from stobatch.errors import StobatchError
+    from stobatch.evaluation.attack import attack, evaluate
+    from stobatch.evaluation.certify import certify
     from stobatch.federated import federate
     from stobatch.loading import TrainedModel, load
     from stobatch.models import Network, from_layers
     from stobatch.paper import where
+    from stobatch.reporting.report import report
+    from stobatch.sharding import shard
+    from stobatch.training_run import plan, train
     from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
-    from stobatch.verbs import attack, audit, certify, compare, evaluate, plan, report, shard, train
-    from stobatch.verification import sign, verify
+    from stobatch.verification import verify
+    from stobatch.verification.checks import sign
 
 __version__ = "0.1.0"
 
@@ -54,15 +61,21 @@ __all__ = [
 ]
 
 _MODULES = {
+    "auditing.audit": ("audit",),
+    "comparison.compare": ("compare",),
     "config": ("RunConfig",),
     "data": ("Dataset", "from_tensors"),
     "errors": ("StobatchError",),
+    "evaluation.attack": ("attack", "evaluate"),
+    "evaluation.certify": ("certify",),
     "federated": ("federate",),
     "loading": ("TrainedModel", "load"),
     "models": ("Network", "from_layers"),
     "paper": ("where",),
+    "reporting.report": ("report",),
+    "sharding": ("shard",),
     "types": ("InputRange", "Neighbours", "Norm", "Radius", "Status"),
-    "verbs": ("attack", "audit", "certify", "compare", "evaluate", "plan", "report", "shard", "train"),
+    "training_run": ("plan", "train"),
     "verification": ("sign", "verify"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -9,7 +9,7 @@ def main() -> None:
     """Run the command line. Its imports take seconds, so they come after the handlers."""
     try:
         with obey_stops():
-            from stobatch.cli import main as run
+            from stobatch.cli.app import main as run
 
             run()
     except (Interrupted, KeyboardInterrupt):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from stobatch import strict_json
 from stobatch.errors import SettingError
+from stobatch.registry import METHODS
 from stobatch.settings import Settings, content_hash, setting, shown, unknown_key
 from stobatch.types import PAPER_RANGE
 
@@ -321,14 +321,13 @@ class MethodConfig(Settings):
         name = rest.pop("name", None)
         if cls is not MethodConfig:
             return super().from_dict(rest)
-        if not isinstance(name, str) or name not in cls.registry:
-            # Methods register when they are imported, and reading a configuration may be the first use of any.
-            import_module("stobatch.federated")
-        if not isinstance(name, str) or name not in cls.registry:
+        if not isinstance(name, str) or name not in METHODS:
             raise unknown_key(
                 f"method.name={name if isinstance(name, str) else shown(name)}",
-                [f"method.name={known}" for known in cls.registry],
+                [f"method.name={known}" for known in METHODS],
             )
+        if name not in cls.registry:
+            _ = METHODS[name]  # a method that is loaded declares its settings
         return cls.registry[name].from_dict(rest)  # type: ignore[return-value]
 
 

@@ -9,22 +9,21 @@ from typing import Any
 
 import torch
 
-from stobatch.auditing.coverage import recheck
-from stobatch.certification import Answers, Verifier
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
-from stobatch.manifest import commit
 from stobatch.methods import method_of
 from stobatch.models import Classifier, Network, build
-from stobatch.privacy.guarantee import PrivacyGuarantee
-from stobatch.privacy.plan import Plan
-from stobatch.runs import Run
+from stobatch.results import recheck
+from stobatch.runs import Run, commit
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import use_device
 from stobatch.training.ledger import require_possible_count
+from stobatch.verifier import Answers, Verifier
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from stobatch.baselines.controls import HalfNoiseConfig, NoClippingConfig, SharedNoiseConfig
 from stobatch.config import AuditConfig, DataConfig, MethodConfig, ModelConfig, RunConfig, TrainingConfig
-from stobatch.methods import SoundConfig, StoBatchConfig
-from stobatch.methods.controls import HalfNoiseConfig, NoClippingConfig, SharedNoiseConfig
+from stobatch.published.settings import StoBatchConfig
+from stobatch.sound.settings import SoundConfig
 
 
 def published(epsilon: float = 0.2) -> RunConfig:

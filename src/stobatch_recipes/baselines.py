@@ -12,6 +12,12 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
+from stobatch.baselines.adlm_plan import AdLmConfig
+from stobatch.baselines.dpsgd import DpAdversarialConfig, DpSgdConfig, DpSmoothingConfig
+from stobatch.baselines.pixeldp import PixelDpConfig
+from stobatch.baselines.plain import PlainConfig
+from stobatch.baselines.securesgd import SecureSgdAgmConfig, SecureSgdConfig
+from stobatch.baselines.vanilla import VanillaConfig
 from stobatch.config import (
     CertificationConfig,
     DataConfig,
@@ -22,17 +28,6 @@ from stobatch.config import (
     TrainingConfig,
 )
 from stobatch.errors import SettingError
-from stobatch.methods import (
-    AdLmConfig,
-    DpAdversarialConfig,
-    DpSgdConfig,
-    DpSmoothingConfig,
-    PixelDpConfig,
-    PlainConfig,
-    SecureSgdAgmConfig,
-    SecureSgdConfig,
-    VanillaConfig,
-)
 from stobatch_recipes import paper
 from stobatch_recipes import sound as sound_recipes
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from stobatch.config import DataConfig, RunConfig
 from stobatch.federated import FederatedConfig
-from stobatch.methods import SoundConfig
+from stobatch.sound.settings import SoundConfig
 from stobatch_recipes import sound
 
 

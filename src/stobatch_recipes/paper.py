@@ -15,7 +15,7 @@ from stobatch.config import (
     RunConfig,
     TrainingConfig,
 )
-from stobatch.methods import StoBatchConfig
+from stobatch.published.settings import StoBatchConfig
 
 
 def mnist() -> RunConfig:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from stobatch.config import CertificationConfig, DataConfig, EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
-from stobatch.methods import SoundConfig
+from stobatch.sound.settings import SoundConfig
 
 
 def mnist(epsilon: float = 1.0, radius: float = 0.2) -> RunConfig:

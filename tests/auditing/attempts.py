@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stobatch.auditing.ballots import certify_apart
-from stobatch.auditing.falsifier import Attempt, Certificates, FalsifierSettings, falsify, finding_of, nearest
-from stobatch.auditing.finding import Finding
-from stobatch.certification import CertificateKind, Verifier
+from stobatch.auditing.certificate_attacks import Certificates, FalsifierSettings
+from stobatch.auditing.falsifier import Attempt, falsify, finding_of, nearest
+from stobatch.auditing.vote_counts import certify_apart
+from stobatch.results import Finding
+from stobatch.verifier import CertificateKind, Verifier
 
 CHEAP = FalsifierSettings(
     num_inputs=24,

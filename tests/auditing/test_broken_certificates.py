@@ -12,8 +12,8 @@ import pytest
 import torch
 from attempts import CHEAP, attempt, certificates_of
 
-from stobatch.auditing.ballots import count
 from stobatch.auditing.broken_certificates import CONTROLS
+from stobatch.auditing.vote_counts import count
 from stobatch.types import Verdict
 
 SEEDS, TWIN_SEEDS = 10, 4

@@ -11,10 +11,8 @@ import torch
 from safetensors.numpy import load_file
 
 import stobatch
-from stobatch import verbs
-from stobatch.environment import environment
-from stobatch.manifest import seal
-from stobatch.runs import Run
+from stobatch.runs import Run, seal
+from stobatch.training.device import environment
 from stobatch.types import Status
 from stobatch_recipes import recipe
 
@@ -30,13 +28,13 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
          "evaluation.radii": RADII, "certification.attack_radius": RADII[-1], "audit.num_inputs": 10,
          "audit.attack_steps": 5, "audit.instruments": ["certificates"]}
     )  # fmt: skip
-    verbs.train(config, out, quiet=True)
-    verbs.certify(out, quiet=True)
+    stobatch.train(config, out, quiet=True)
+    stobatch.certify(out, quiet=True)
     return out
 
 
 def test_right_certificates_stand(certified: Path) -> None:
-    document = verbs.audit(certified, quiet=True)
+    document = stobatch.audit(certified, quiet=True)
     (finding,) = document["findings"]
     assert (finding["verdict"], finding["claim_status"]) == ("consistent", "proved")
     assert finding["details"]["attacked"] == 10
@@ -54,7 +52,7 @@ def test_certificates_that_claim_too_much_are_refuted_with_the_points(certified:
     columns = records.read()
     records.write(0, {**columns, "radius": [TOO_LARGE] * made["rows"]})
     seal(run, "certify", environment("cpu"))
-    document = verbs.audit(certified, seed=1, quiet=True)
+    document = stobatch.audit(certified, seed=1, quiet=True)
     (finding,) = document["findings"]
     assert document["verdict"] == finding["verdict"] == "refuted"
     assert json.loads((certified / finding["evidence"]).read_text())["findings"] == document["findings"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stobatch import verbs
+import stobatch
 from stobatch_recipes import recipe
 
 MANY = {"half_noise": 600, "shared_noise": 364, "no_clipping": 364}
@@ -24,7 +24,7 @@ QUICK = {"training.steps": 6, "data.test_limit": 10}
 
 def audited(name: str, out: Path, trainings: int) -> dict[str, Any]:
     config = recipe(f"audit.{name}").override_all({**QUICK, "audit.trainings": trainings})
-    document: dict[str, Any] = verbs.audit(out, config=config, seed=0, quiet=True)
+    document: dict[str, Any] = stobatch.audit(out, config=config, seed=0, quiet=True)
     (finding,) = document["findings"]
     assert finding["details"]["trainings"] == trainings
     assert finding["confidence"] == 0.95

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stobatch import load, verbs
+import stobatch
+from stobatch import load
 from stobatch.types import Status
 from stobatch_recipes import recipe
 
@@ -54,8 +55,8 @@ def test_one_training_with_canaries_tells_broken_from_sound(case: Planted, tmp_p
         "seed": 0,
     }
     run = tmp_path / "run"
-    before = verbs.train(recipe(f"audit.{case.recipe}").override_all(changes), run, quiet=True).guarantee
-    document = verbs.audit(run, overrides={"audit.instruments": ["one_run"]}, quiet=True)
+    before = stobatch.train(recipe(f"audit.{case.recipe}").override_all(changes), run, quiet=True).guarantee
+    document = stobatch.audit(run, overrides={"audit.instruments": ["one_run"]}, quiet=True)
     (finding,) = document["findings"]
     assert finding["verdict"] == document["verdict"] == case.verdict
     assert finding["details"]["canaries"] == case.canaries

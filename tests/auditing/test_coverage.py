@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from attempts import CHEAP
 
-from stobatch.auditing.coverage import judge_claims, overall_verdict, recheck, untested
 from stobatch.auditing.falsifier import COLUMNS, finding_of
-from stobatch.auditing.membership import targets_needed
-from stobatch.auditing.membership_finding import membership_finding
-from stobatch.certification import CertificateKind
-from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.auditing.membership import membership_finding, targets_needed
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.results import judge_claims, overall_verdict, recheck, untested
 from stobatch.types import PAPER_RANGE, Neighbours, Norm, Radius, Status, Verdict
+from stobatch.verifier import CertificateKind
 
 PASS = CertificateKind(
     "bounds", Status.PROVED, "nowhere", Radius(1.0, Norm.LINF, PAPER_RANGE), 0.0, function="single_pass"

@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom
 
-from stobatch.auditing.bounds import (
+from stobatch.auditing.lower_bounds import (
     area_under_curve,
     require_enough_trainings,
     trainings_needed,
     two_sided_bounds,
 )
-from stobatch.auditing.families import AnyMechanism, Family, GaussianFamily, PoissonGaussianFamily
-from stobatch.certification.confidence import clopper_pearson
+from stobatch.auditing.tradeoff_curves import AnyMechanism, Family, GaussianFamily, PoissonGaussianFamily
+from stobatch.dp.accounting import PoissonGaussian, gaussian_epsilon
 from stobatch.errors import DataError, SettingError
-from stobatch.privacy.accounting import PoissonGaussian, gaussian_epsilon
+from stobatch.votes.confidence import clopper_pearson
 
 Floats = NDArray[np.float64]
 Sampler = Callable[[np.random.Generator, int], tuple[Floats, Floats]]

@@ -19,16 +19,17 @@ from torch import Tensor, nn
 
 from stobatch.attacks import Ball, Goal, Plain
 from stobatch.attacks.expectation import Sample
-from stobatch.auditing.ballots import Ballots, certify_apart, count
 from stobatch.auditing.broken_certificates import CONTROLS, EnlargedBounds, NominalNoise
-from stobatch.auditing.corners import Corners
-from stobatch.auditing.falsifier import Attempt, Certificates, FalsifierSettings, falsify, finding_of, nearest
-from stobatch.certification import BoundsVerifier, CertificateKind, VerifiedInference, Verifier
-from stobatch.certification.sound import Bounded
+from stobatch.auditing.certificate_attacks import Certificates, Corners, FalsifierSettings
+from stobatch.auditing.falsifier import Attempt, falsify, finding_of, nearest
+from stobatch.auditing.vote_counts import Ballots, certify_apart, count
 from stobatch.config import CertificationConfig
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import Classifier, ConvEncoder, Head, Layered, Network, build_layered
+from stobatch.published.verified_inference import VerifiedInference
+from stobatch.sound.verifiers import Bounded, BoundsVerifier
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status, Verdict
+from stobatch.verifier import CertificateKind, Verifier
 
 NORM_ORDER = {Norm.LINF: np.inf, Norm.L2: 2, Norm.L1: 1}
 

@@ -17,19 +17,19 @@ from scipy.stats import kstwo, norm
 from torch import Tensor
 
 import stobatch
-from stobatch import verbs
 from stobatch.auditing.many_runs import StepAttack, final_scores, histogram, many_runs_finding
 from stobatch.auditing.neighbours import worst_case
+from stobatch.baselines.controls import HalfNoiseConfig
 from stobatch.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.data import Dataset
+from stobatch.dp.accounting import PoissonGaussian
+from stobatch.dp.canaries import GradientCanaries, Planted
+from stobatch.dp.plan import DpSgdPlan
 from stobatch.loading import make_network
-from stobatch.methods import SoundConfig, method_of
-from stobatch.methods.controls import HalfNoiseConfig
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-from stobatch.privacy.accounting import PoissonGaussian
-from stobatch.privacy.canaries import GradientCanaries, Planted
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
+from stobatch.methods import method_of
 from stobatch.seeds import Seeds
+from stobatch.sound.settings import SoundConfig
+from stobatch.sound.step import DpSgdTrainable
 from stobatch.training import Trainable
 from stobatch.training.engines import Gradients
 from stobatch.training.many import train_one
@@ -315,12 +315,12 @@ def test_findings_of_one_call_share_the_false_alarm_rate(tmp_path: Path) -> None
     """Three releases are three tests: each is held to a third of the failure probability, and its bound says so."""
     overrides = {"audit.release_trials": 400, "audit.confidence": 0.94}
     config = recipe("audit.published")
-    (alone,) = verbs.audit(
+    (alone,) = stobatch.audit(
         tmp_path / "one", config=config, quiet=True, seed=1,
         overrides={**overrides, "audit.instruments": ["many_runs"], "audit.trainings": 64},
     )["findings"]  # fmt: skip
     assert alone["confidence"] == pytest.approx(0.94)
-    findings = verbs.audit(
+    findings = stobatch.audit(
         tmp_path / "three", config=config, quiet=True, seed=1, overrides={**overrides, "audit.instruments": ["release"]}
     )["findings"]
     for finding in findings:

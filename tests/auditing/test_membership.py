@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom, norm
 
-from stobatch.auditing.bounds import area_under_curve
+from stobatch.auditing.lower_bounds import area_under_curve
 from stobatch.auditing.membership import (
     MembershipResult,
     infer,
@@ -28,8 +28,8 @@ from stobatch.auditing.membership import (
     logit_confidence,
     targets_needed,
 )
-from stobatch.certification.confidence import clopper_pearson
 from stobatch.errors import DataError, SettingError
+from stobatch.votes.confidence import clopper_pearson
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

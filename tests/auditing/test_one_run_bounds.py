@@ -16,16 +16,16 @@ from scipy.optimize import linprog
 from scipy.special import expit, logit, ndtr, ndtri
 from scipy.stats import binom, norm
 
-from stobatch.auditing.bounds import EpsilonBound
-from stobatch.auditing.families import Curve, CurveFamily, GaussianFamily, PoissonGaussianFamily
+from stobatch.auditing.lower_bounds import EpsilonBound
 from stobatch.auditing.one_run_bounds import (
     DEFAULT_TESTS,
     canaries_needed,
     one_run_bounds,
     require_enough_canaries,
 )
+from stobatch.auditing.tradeoff_curves import Curve, CurveFamily, GaussianFamily, PoissonGaussianFamily
+from stobatch.dp.accounting import PoissonGaussian, gaussian_epsilon, noise_for
 from stobatch.errors import DataError, SettingError
-from stobatch.privacy.accounting import PoissonGaussian, gaussian_epsilon, noise_for
 
 Floats = NDArray[np.float64]
 Coins = NDArray[np.bool_]

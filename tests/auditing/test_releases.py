@@ -18,17 +18,17 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 import stobatch
-from stobatch.auditing.finding import Finding
-from stobatch.auditing.release import pair_of_tuples, release_finding
+from stobatch.auditing.releases import pair_of_tuples, release_finding
 from stobatch.data import Examples
+from stobatch.dp.guarantee import Release, Tuples
+from stobatch.dp.noise import laplace
 from stobatch.errors import DataError
-from stobatch.methods import StoBatch
-from stobatch.methods.stobatch_releases import EncoderStep, LabelCoefficients, PerturbedInputs
 from stobatch.models.affine import DenseEncoder
-from stobatch.objectives import reconstruction_gradient
-from stobatch.privacy.noise import laplace
-from stobatch.privacy.plan import PublishedPlan
-from stobatch.privacy.release import Release, Tuples
+from stobatch.published.losses import reconstruction_gradient
+from stobatch.published.plan import PublishedPlan
+from stobatch.published.releases import EncoderStep, LabelCoefficients, PerturbedInputs
+from stobatch.published.training import StoBatch
+from stobatch.results import Finding
 from stobatch.seeds import Seeds
 from stobatch.types import Verdict
 from stobatch_recipes import audit

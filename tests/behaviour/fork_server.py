@@ -41,7 +41,7 @@ def disturb(request: dict[str, Any]) -> None:
 
     os.fsync = fsync
     if (tile := request.get("tile")) is not None:
-        from stobatch.verbs import tables
+        from stobatch.evaluation import tables
 
         tables.CPU_TILE = tile
     if (file := request.get("releases")) is not None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import stobatch
 from stobatch.errors import ModelError, RunError, StobatchError
 from stobatch.files import Records, read_json, write_json
-from stobatch.methods.stobatch import StoBatchTrainable
+from stobatch.published.training import StoBatchTrainable
 from stobatch.runs import Run
 
 

@@ -18,11 +18,11 @@ from torch import Tensor
 import stobatch
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples
+from stobatch.dp.plan import DpSgdPlan
 from stobatch.loading import make_network, make_plan
 from stobatch.methods import method_of
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.seeds import Seeds
+from stobatch.sound.step import DpSgdTrainable
 from stobatch.training.engines import Gradients, InProcessEngine
 from stobatch_recipes import recipe
 

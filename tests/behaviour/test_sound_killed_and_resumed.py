@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import stobatch
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
+from stobatch.dp.plan import DpSgdPlan
 
 SETTINGS = {
     "data.train_limit": 120,

@@ -11,23 +11,19 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import parametrizations
 
-from stobatch.certification import (
-    BoundsVerifier,
-    GaussianNoise,
-    LayerGaussian,
-    NoiseLayerVerifier,
-    VerifiedInference,
-    Verifier,
-    VoteSettings,
-    VotesVerifier,
-)
-from stobatch.certification.interval import BoxCertifier
-from stobatch.certification.smoothing import HiddenGaussian
+from stobatch.baselines.noise_layer import LayerGaussian
+from stobatch.baselines.noise_layer_verifier import NoiseLayerVerifier
+from stobatch.bounds.certifier import BoxCertifier
 from stobatch.config import CertificationConfig
+from stobatch.dp.gaussian import Analytic
 from stobatch.errors import ModelError
 from stobatch.models import DenseEncoder, Head, Layered, Network
-from stobatch.privacy.gaussian import Analytic
+from stobatch.published.verified_inference import VerifiedInference
+from stobatch.sound.verifiers import BoundsVerifier, VotesVerifier
 from stobatch.types import Norm
+from stobatch.verifier import Verifier
+from stobatch.votes.counting import VoteSettings
+from stobatch.votes.noise import GaussianNoise, HiddenGaussian
 
 VOTES = VoteSettings(selection_draws=10, draws=50)
 

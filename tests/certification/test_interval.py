@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stobatch.certification import interval, linear_bounds
-from stobatch.certification.interval import BoxCertifier
+from stobatch.bounds import certifier as interval
+from stobatch.bounds import linear as linear_bounds
+from stobatch.bounds.certifier import BoxCertifier
 from stobatch.errors import DataError, ModelError, StobatchError, UnitError
 from stobatch.models.layered import Squash
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stobatch.certification import linear_bounds
-from stobatch.certification.interval import BoxCertifier
-from stobatch.certification.linear_bounds import (
+from stobatch.bounds import linear as linear_bounds
+from stobatch.bounds.certifier import BoxCertifier
+from stobatch.bounds.linear import (
     LOWER_SLOPES,
     Affine,
     AveragePool,

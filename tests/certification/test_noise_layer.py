@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from scipy.stats import binom, kstwo, laplace, norm
 from torch import Tensor, nn
 
-from stobatch.certification import noise_layer, noise_layer_verifier
-from stobatch.certification.composition import is_robust
-from stobatch.certification.confidence import clopper_pearson
-from stobatch.certification.noise_layer import LayerGaussian, LayerLaplace, LayerNoise, layer_sensitivity
-from stobatch.certification.noise_layer_verifier import DELTAS, NoiseLayerVerifier, margin_epsilon, published_radius
-from stobatch.certification.radius import hidden_shift
+from stobatch.baselines import noise_layer, noise_layer_verifier
+from stobatch.baselines.noise_layer import LayerGaussian, LayerLaplace, LayerNoise, layer_sensitivity
+from stobatch.baselines.noise_layer_verifier import DELTAS, NoiseLayerVerifier, margin_epsilon, published_radius
 from stobatch.config import CertificationConfig, ModelConfig
+from stobatch.dp.gaussian import CALIBRATIONS, Analytic, Calibration, Classical, Extended, spread
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import ConvEncoder, DenseEncoder, Head, Network, build
-from stobatch.privacy.gaussian import CALIBRATIONS, Analytic, Calibration, Classical, Extended, spread
+from stobatch.published.radius import is_robust
 from stobatch.types import Norm, Status
+from stobatch.votes.confidence import clopper_pearson
+from stobatch.votes.margins import hidden_shift
 
 Floats = NDArray[np.float64]
 NORMS = list(Norm)

@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from scipy.stats import norm as gaussian
 from torch import nn
 
-from stobatch.certification.composition import gaussian_margin, pure_robustness_epsilon
-from stobatch.certification.radius import CorrectedRule, hidden_shift, input_shift
-from stobatch.certification.smoothing import (
+from stobatch.errors import ModelError, SettingError
+from stobatch.models import DenseEncoder
+from stobatch.published.radius import CorrectedRule
+from stobatch.types import PAPER_RANGE, UNIT_RANGE, Norm, Radius
+from stobatch.votes.margins import gaussian_margin, hidden_shift, input_shift, pure_robustness_epsilon
+from stobatch.votes.noise import (
     GaussianNoise,
     HiddenGaussian,
     HiddenLaplace,
@@ -24,9 +27,6 @@ from stobatch.certification.smoothing import (
     SmoothingNoise,
     convert_radius,
 )
-from stobatch.errors import ModelError, SettingError
-from stobatch.models import DenseEncoder
-from stobatch.types import PAPER_RANGE, UNIT_RANGE, Norm, Radius
 
 Floats = NDArray[np.float64]
 NORMS = list(Norm)

@@ -17,19 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import stobatch
-from stobatch.certification import BoundsVerifier, VotesVerifier, best_of, linear_bounds
-from stobatch.certification.interval import BoxCertifier
-from stobatch.certification.linear_bounds import Box, Clamp
-from stobatch.certification.smoothing import GaussianNoise, HiddenGaussian
-from stobatch.certification.verifier import CertificateKind, Verifier
-from stobatch.certification.votes import VoteSettings
+from stobatch.bounds import linear as linear_bounds
+from stobatch.bounds.certifier import BoxCertifier
+from stobatch.bounds.linear import Box, Clamp
 from stobatch.cli.app import main
 from stobatch.data import Dataset
 from stobatch.errors import ModelError
-from stobatch.methods.sound import Sound
 from stobatch.models import Classifier, build
 from stobatch.models.layered import Layered, Squash, build_layered
+from stobatch.sound.method import Sound
+from stobatch.sound.verifiers import BoundsVerifier, VotesVerifier, best_of
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
+from stobatch.verifier import CertificateKind, Verifier
+from stobatch.votes.counting import VoteSettings
+from stobatch.votes.noise import GaussianNoise, HiddenGaussian
 from stobatch_recipes import recipe
 
 RADII = [0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.9]

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 from scipy.stats import binom, norm
 from torch import Tensor, nn
 
-from stobatch.certification.confidence import clopper_pearson
-from stobatch.certification.sequences import LOOK_EVERY
-from stobatch.certification.smoothing import GaussianNoise, HiddenGaussian, LaplaceNoise
-from stobatch.certification.votes import SmoothedClassifier, SmoothedVerdicts, VoteSettings
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.types import PAPER_RANGE, UNIT_RANGE, InputRange, Norm, Radius, Status
+from stobatch.votes.confidence import LOOK_EVERY, clopper_pearson
+from stobatch.votes.counting import SmoothedClassifier, SmoothedVerdicts, VoteSettings
+from stobatch.votes.noise import GaussianNoise, HiddenGaussian, LaplaceNoise
 
 FALSE_ALARM = 1e-9
 WIDE = InputRange(-100, 100)

@@ -110,7 +110,7 @@ def test_a_limit_takes_the_first_examples(cli, run):
 
 @pytest.fixture
 def three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stobatch.verbs import tables
+    from stobatch.evaluation import tables
 
     monkeypatch.setattr(tables, "CPU_TILE", 20)
 

@@ -150,7 +150,7 @@ def parts(run: Path) -> dict[str, int]:
 
 
 def test_an_interrupted_audit_keeps_its_parts_and_ends_the_same(cli, tmp_path, monkeypatch):
-    from stobatch.verbs.instruments import many_runs
+    from stobatch.auditing import many_runs
 
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     expected = cli("audit", whole, *STRICT, "--seed", "1", "--json").json()

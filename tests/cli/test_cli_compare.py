@@ -74,8 +74,8 @@ def test_the_table_says_who_vouches_for_every_budget_and_every_certificate(compa
 
 def test_json_is_the_document_and_a_second_call_trains_nothing(cli, few, compared, monkeypatch) -> None:
     out, _ = compared
-    monkeypatch.setattr("stobatch.verbs.comparing.train", None)
-    monkeypatch.setattr("stobatch.verbs.comparing.evaluate", None)
+    monkeypatch.setattr("stobatch.comparison.compare.train", None)
+    monkeypatch.setattr("stobatch.comparison.compare.evaluate", None)
     result = cli("compare", "--out", out, "--methods", NAMES, "--epsilon", 3, "--repeats", 2, *few, "--json")
     stored = json.loads((out / "comparison.json").read_text())
     assert result.json() == {key: value for key, value in stored.items() if key not in ("schema", "version")}
@@ -122,7 +122,7 @@ def test_methods_without_privacy_have_one_row_and_others_one_for_each_budget(cli
     ],
 )
 def test_bad_input_is_refused_in_one_line_and_leaves_nothing(cli, tmp_path, monkeypatch, arguments, said) -> None:
-    monkeypatch.setattr("stobatch.verbs.comparing.train", None)
+    monkeypatch.setattr("stobatch.comparison.compare.train", None)
     assert said in cli("compare", "--out", tmp_path / "out", *arguments).refusal()
     assert list(tmp_path.iterdir()) == []
 
@@ -141,7 +141,7 @@ def test_an_interrupted_call_says_how_to_continue(cli, tmp_path, monkeypatch) ->
     def interrupted(*arguments: Any, **options: Any) -> None:
         raise Interrupted
 
-    monkeypatch.setattr("stobatch.verbs.compare", interrupted)
+    monkeypatch.setattr("stobatch.comparison.compare.compare", interrupted)
     result = cli("compare", "--out", tmp_path / "out")
     assert result.code == 130
     assert "run the same command again" in result.err
@@ -151,7 +151,7 @@ def test_an_interrupted_call_says_how_to_continue(cli, tmp_path, monkeypatch) ->
 def test_a_broken_proof_ends_with_1(cli, tmp_path, monkeypatch, refuted: str, code: int) -> None:
     flag = {"row": "sound ε=3 (proved)", "seed": 1, "name": "certificate broken", "level": "error", "evidence": "here"}
     document = {"radii": [], "protocols": {}, "flags": [flag | {"refutes": refuted}], "t_tests": []}
-    monkeypatch.setattr("stobatch.verbs.compare", lambda *arguments, **options: document)
+    monkeypatch.setattr("stobatch.comparison.compare.compare", lambda *arguments, **options: document)
     result = cli("compare", "--out", tmp_path)
     assert result.code == code
     assert "ERROR, sound ε=3 (proved), seed 1: certificate broken. here" in result.out

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stobatch.verbs.doctor import Health, examinations
+from stobatch.doctor import examinations
+from stobatch.doctor.check import Health
 
 QUICK = ["packages", "disk", "clock", "accountant", "data folder"]
 CHEAP = [part for name in QUICK for part in ("--only", name)]
@@ -86,7 +87,7 @@ def test_more_threads_than_cores_do_not_stop_training(cli, monkeypatch):
 
 
 def test_an_extra_that_is_missing_does_not_stop_training(cli, monkeypatch):
-    from stobatch.verbs.doctor import machine
+    from stobatch.doctor import machine
 
     monkeypatch.setitem(machine.EXTRAS, "flwr", ("no_such_module", "pip install flwr"))
     result = cli("doctor", "--only", "extra flwr")

@@ -11,7 +11,7 @@ import pytest
 
 import stobatch
 from stobatch.cli.app import app
-from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.runs import Run
 from stobatch.types import Status
 from stobatch_recipes import RECIPES, baselines, recipe

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stobatch import verbs
+import stobatch
 from stobatch.config import DataConfig
 from stobatch.data import Examples, Manifest, TrainingExamples, from_tensors, load
 from stobatch_recipes import recipe
@@ -116,7 +116,7 @@ def test_training_from_shards_is_training_on_the_same_records_in_memory(cli, fol
     assert cli("train", "--recipe", "demo", "--seed", 1, *small, "--out", tmp_path / "disk", "--json").code == 0
     config = recipe("demo").override_all({**changes, "seed": 1})
     data = load(config.data, root=folder)
-    verbs.train(config, tmp_path / "memory", dataset=replace(data, train=Held(data.train)), quiet=True)
+    stobatch.train(config, tmp_path / "memory", dataset=replace(data, train=Held(data.train)), quiet=True)
     disk, memory = (load_file(tmp_path / name / "model.safetensors") for name in ("disk", "memory"))
     assert all(torch.equal(disk[name], memory[name]) for name in memory)
 
@@ -134,7 +134,7 @@ def test_a_record_in_two_shards_is_a_warning(cli, tmp_path: Path) -> None:
     labels = torch.arange(40) % 2
     inputs[20:30], labels[20:30] = inputs[:10], labels[:10]
     data = from_tensors(inputs, labels, inputs, labels)
-    verbs.shard(recipe("demo"), tmp_path / "shards", num_shards=4, dataset=data, quiet=True)
+    stobatch.shard(recipe("demo"), tmp_path / "shards", num_shards=4, dataset=data, quiet=True)
     result = cli("shard", "--check", tmp_path / "shards")
     assert result.code == 0
     assert "warning: 10 records occur more than once" in " ".join(result.out.split())

@@ -19,10 +19,11 @@ from watched import Watched
 
 import stobatch
 from stobatch import RunConfig
-from stobatch.methods import METHODS, Method
-from stobatch.privacy.plan import Plan
+from stobatch import training_run as training
+from stobatch.dp.plan import Plan
+from stobatch.methods import Method
+from stobatch.registry import METHODS
 from stobatch.training.engines import Engine
-from stobatch.verbs import training
 
 _ROUNDING = 1e-4
 """Sums are of 32 bits: bounds hold up to this share."""

@@ -12,8 +12,8 @@ from watched import Watched, searches_noted
 
 import stobatch
 from stobatch import RunConfig, Status
+from stobatch.dp.plan import Plan
 from stobatch.methods import Method, method_of
-from stobatch.privacy.plan import Plan
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from watched import Watched
 
-from stobatch.privacy.rounded_gaussian import Grid
+from stobatch.dp.noise import Grid
 from stobatch.training.engines import Averaged, Engine, Gradients, Stop, TrainerTask, never
-from stobatch.training.engines.base import Parts
+from stobatch.training.engines.base import ALONE, Parts, Share
 from stobatch.training.exact_sum import ExactSum
-from stobatch.training.pieces import ALONE, Share
 
 
 def copied(tensors: Mapping[str, Tensor]) -> Gradients:

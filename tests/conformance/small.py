@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from stobatch.baselines.adlm_plan import AdLmConfig
+from stobatch.baselines.dpsgd import DpAdversarialConfig, DpSgdConfig, DpSmoothingConfig
+from stobatch.baselines.pixeldp import PixelDpConfig
+from stobatch.baselines.plain import PlainConfig
+from stobatch.baselines.securesgd import SecureSgdAgmConfig, SecureSgdConfig
+from stobatch.baselines.vanilla import VanillaConfig
 from stobatch.config import (
     CertificationConfig,
     DataConfig,
@@ -18,19 +24,8 @@ from stobatch.config import (
     RunConfig,
     TrainingConfig,
 )
-from stobatch.methods import (
-    AdLmConfig,
-    DpAdversarialConfig,
-    DpSgdConfig,
-    DpSmoothingConfig,
-    PixelDpConfig,
-    PlainConfig,
-    SecureSgdAgmConfig,
-    SecureSgdConfig,
-    SoundConfig,
-    StoBatchConfig,
-    VanillaConfig,
-)
+from stobatch.published.settings import StoBatchConfig
+from stobatch.sound.settings import SoundConfig
 
 EXEMPT = {
     "control_half_noise": "broken on purpose: audits have to catch it",

@@ -15,8 +15,8 @@ from bench import Finished, trained
 from watched import SEARCH
 
 from stobatch import RunConfig
+from stobatch.dp.plan import Plan
 from stobatch.methods import Method
-from stobatch.privacy.plan import Plan
 
 
 def test_preparing_reads_no_example(proved: Plan, method: Method, config: RunConfig) -> None:

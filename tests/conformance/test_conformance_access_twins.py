@@ -13,11 +13,12 @@ from small import SMALL
 from torch import Tensor
 
 from stobatch import RunConfig
-from stobatch.methods import Method, Sound
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-from stobatch.objectives.private import Coins
+from stobatch.methods import Method
+from stobatch.sound.losses import Coins
+from stobatch.sound.method import Sound
+from stobatch.sound.step import DpSgdTrainable
 from stobatch.training.engines import Gradients, TrainerTask
-from stobatch.training.pieces import Share
+from stobatch.training.engines.base import Share
 
 CONFIG = SMALL["sound"]
 ROW = torch.tensor([3])

@@ -9,8 +9,8 @@ from bench import Finished
 
 import stobatch
 from stobatch import Neighbours, RunConfig, Status
-from stobatch.privacy.guarantee import PrivacyGuarantee
-from stobatch.privacy.plan import Plan
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.plan import Plan
 
 
 def amiss(guarantee: PrivacyGuarantee) -> list[str]:

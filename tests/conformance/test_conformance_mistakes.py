@@ -29,8 +29,8 @@ from small import LAYERS, PAPER_NETWORK
 import stobatch
 from stobatch import Dataset, RunConfig, Status, StobatchError
 from stobatch.config import TrainingConfig
+from stobatch.dp.plan import Plan
 from stobatch.errors import DataError, ModelError, RunError, SettingError
-from stobatch.privacy.plan import Plan
 
 Mistake = Callable[[RunConfig], tuple[RunConfig, dict[str, Any]]]
 """The settings and the further arguments of a call of `train` that has to be refused."""

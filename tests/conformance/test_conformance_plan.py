@@ -12,8 +12,8 @@ from bench import Finished, data_of, dataset_with, other_examples, train_of
 import stobatch
 from stobatch import RunConfig, Status
 from stobatch.data import Examples, describe, mnist, sources
+from stobatch.dp.plan import Plan
 from stobatch.methods import Method
-from stobatch.privacy.plan import Plan
 
 
 def plain(plan: Plan) -> Any:

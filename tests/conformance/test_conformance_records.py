@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stobatch import RunConfig, Status
-from stobatch.privacy.plan import Plan
+from stobatch.dp.plan import Plan
 
 HEAD = {"schema", "version"}
 KEYS = {

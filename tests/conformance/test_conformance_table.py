@@ -7,7 +7,7 @@ from small import EXEMPT, SMALL
 
 import stobatch.federated  # noqa: F401  (registers its method)
 from stobatch import RunConfig
-from stobatch.methods import METHODS
+from stobatch.registry import METHODS
 
 
 def test_every_registered_method_has_an_entry_or_a_reason() -> None:

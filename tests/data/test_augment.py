@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stobatch.data.augment import (
+from stobatch.data.augmentation import (
     centre_crop,
     random_brightness,
     random_contrast,

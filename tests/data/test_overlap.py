@@ -13,8 +13,7 @@ from torch import Tensor
 import stobatch
 from stobatch.config import DataConfig
 from stobatch.data import Dataset, Examples, ShardedExamples, from_tensors, load, write_shards
-from stobatch.data.copies import find_copies
-from stobatch.data.overlap import HARMLESS, OFFICIAL_COPIES, count_copies, require_apart, statement
+from stobatch.data.overlap import HARMLESS, OFFICIAL_COPIES, count_copies, find_copies, require_apart, statement
 from stobatch.errors import DataError
 from stobatch.seeds import Seeds
 from stobatch_recipes import recipe
@@ -61,7 +60,7 @@ def test_labels_do_not_make_another_record() -> None:
 
 def test_equal_hashes_are_not_taken_for_equal_records(monkeypatch) -> None:
     """The broken twin: hashes that all collide. What is compared in the end are the records."""
-    monkeypatch.setattr("stobatch.data.copies._hashes", lambda words, _: words[:, 0].astype("uint64") * 0)
+    monkeypatch.setattr("stobatch.data.overlap._hashes", lambda words, _: words[:, 0].astype("uint64") * 0)
     data = with_copies(7)
     assert find_copies(data.train, data.test).tolist() == list(range(7))
 

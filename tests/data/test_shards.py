@@ -24,7 +24,7 @@ from stobatch.data import (
     load,
     write_shards,
 )
-from stobatch.data.shards.dealing import Dealer
+from stobatch.data.shard_writing import Dealer
 from stobatch.seeds import Seeds
 
 SEEDS = Seeds.reproducible(5)

@@ -15,7 +15,7 @@ import torch
 
 from stobatch.config import DataConfig
 from stobatch.data import Manifest, ShardedExamples, from_tensors, load, write_shards
-from stobatch.data.shards import manifest as manifest_module
+from stobatch.data import shards as manifest_module
 from stobatch.seeds import Seeds
 
 

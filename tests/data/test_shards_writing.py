@@ -29,10 +29,9 @@ from stobatch.data import (
     stream,
     write_shards,
 )
+from stobatch.data.dataset import Chunk
 from stobatch.data.pixels import scale
-from stobatch.data.shards.dealing import Dealer
-from stobatch.data.shards.writing import to_bytes
-from stobatch.data.streams import Chunk
+from stobatch.data.shard_writing import Dealer, to_bytes
 from stobatch.seeds import Seeds
 
 

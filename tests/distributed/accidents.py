@@ -45,7 +45,7 @@ def leave_a_sleeper(seconds: float) -> None:
 
 def other_weights(yes: bool) -> None:
     """A network whose first weight is another one."""
-    from stobatch.verbs import training
+    from stobatch import training_run as training
 
     real = training.make_network
 
@@ -59,7 +59,7 @@ def other_weights(yes: bool) -> None:
 
 def other_labels(yes: bool) -> None:
     """Data in which one label is another one."""
-    from stobatch.verbs import training
+    from stobatch import training_run as training
 
     real = training.read_data
 
@@ -81,7 +81,7 @@ def clock_ahead(seconds: float) -> None:
 
 
 def other_code(digest: str) -> None:
-    from stobatch.training.engines import launch
+    from stobatch.training.engines import distributed as launch
 
     launch.code_digest = lambda: digest  # type: ignore[assignment]
 
@@ -210,14 +210,14 @@ def plain_sums(yes: bool) -> None:
 
 def noise_of(who: str) -> None:
     """Every device of a trainer adds its noise, or none does."""
-    from stobatch.training.pieces import Share
+    from stobatch.training.engines.base import Share
 
     Share.first = property(lambda self: who == "everyone")  # type: ignore[assignment, method-assign]
 
 
 def one_seed_for_all(yes: bool) -> None:
     """Every trainer draws the noise of the first one."""
-    from stobatch.methods.dpsgd_trainable import DpSgdTrainable
+    from stobatch.sound.step import DpSgdTrainable
 
     def noise(self: DpSgdTrainable, step: int, trainer: int) -> Any:
         return self.seeds.stream(*self._path(step, 0), "noise")
@@ -227,7 +227,7 @@ def one_seed_for_all(yes: bool) -> None:
 
 def overlapping_holdings(records: int) -> None:
     """The last so many records of every trainer belong to the next one as well."""
-    from stobatch.methods import dpsgd_trainable
+    from stobatch.sound import step as dpsgd_trainable
 
     real = dpsgd_trainable.holdings
 
@@ -240,7 +240,7 @@ def overlapping_holdings(records: int) -> None:
 
 def other_rate(times: float) -> None:
     """Samples are drawn at another rate than planned."""
-    from stobatch.methods import dpsgd_trainable
+    from stobatch.sound import step as dpsgd_trainable
 
     real = dpsgd_trainable.poisson_sample
     dpsgd_trainable.poisson_sample = lambda count, rate, generator: real(count, rate * times, generator)
@@ -253,7 +253,7 @@ def without_examples(yes: bool) -> None:
     """Examples add nothing, so that a release is its noise."""
     import torch
 
-    from stobatch.methods.dpsgd_trainable import DpSgdTrainable
+    from stobatch.sound.step import DpSgdTrainable
 
     def clipped(self: DpSgdTrainable, *given: Any) -> Any:
         return {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
@@ -291,8 +291,8 @@ def record(folder: str) -> None:
 
 def record_samples(folder: str) -> None:
     """A line for every piece that this process read: step, trainer, and the positions of the examples."""
-    from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-    from stobatch.training.reading import Reader
+    from stobatch.sound.step import DpSgdTrainable
+    from stobatch.training.trainable import Reader
 
     real_fetch, real_parts, now = Reader.fetch, DpSgdTrainable.parts, [-1, -1]
 

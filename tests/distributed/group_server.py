@@ -25,7 +25,7 @@ def child(process: dict[str, Any]) -> int:
     try:
         from accidents import arrange
 
-        from stobatch.cli import main
+        from stobatch.cli.app import main
 
         arrange(process["accident"])
         main()
@@ -67,7 +67,7 @@ def serve() -> None:
     sys.path.append(str(Path(__file__).parents[1]))
     from prepared_server import plan_before, prepare
 
-    prepare("torch.distributed.device_mesh", "stobatch.training.engines.launch")
+    prepare("torch.distributed.device_mesh", "stobatch.training.engines.distributed")
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)

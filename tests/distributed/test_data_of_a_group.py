@@ -11,7 +11,7 @@ from groups import Group, Server, arguments, differences, written
 
 from stobatch.config import DataConfig
 from stobatch.data import load
-from stobatch.data.shards import write_shards
+from stobatch.data.shard_writing import write_shards
 from stobatch.seeds import Seeds
 from stobatch.training.ledger import Ledger
 

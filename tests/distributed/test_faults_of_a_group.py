@@ -24,7 +24,7 @@ from groups import (
 )
 
 import stobatch
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
+from stobatch.dp.plan import DpSgdPlan
 from stobatch.training.ledger import Ledger
 
 STEPS, EVERY = 6, 2

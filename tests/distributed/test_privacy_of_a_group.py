@@ -21,8 +21,7 @@ from scipy import stats
 from torch import Tensor
 
 import stobatch
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
-from stobatch.privacy.trainers_plan import TrainersPlan
+from stobatch.dp.plan import DpSgdPlan, TrainersPlan
 
 ALARM = 1e-6
 """The false-alarm rate of each check."""

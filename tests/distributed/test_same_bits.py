@@ -14,7 +14,7 @@ from groups import Server, arguments, differences, same_guarantee
 import stobatch
 from stobatch.config import DataConfig
 from stobatch.data import load
-from stobatch.data.shards import write_shards
+from stobatch.data.shard_writing import write_shards
 from stobatch.seeds import Seeds
 
 Changes = dict[str, Any]

@@ -19,14 +19,13 @@ from torch import nn
 from stobatch.config import DataConfig, ModelConfig, RunConfig, TrainersConfig, TrainingConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.data.partition import holdings, pick_trainers, take_turns
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-from stobatch.methods.sound import Sound
-from stobatch.methods.sound_settings import SoundConfig
+from stobatch.dp.plan import DpSgdPlan, TrainersPlan
 from stobatch.models import Network, from_layers, initialise
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
-from stobatch.privacy.trainers_plan import TrainersPlan
 from stobatch.seeds import Seeds
-from stobatch.training.pieces import Share
+from stobatch.sound.method import Sound
+from stobatch.sound.settings import SoundConfig
+from stobatch.sound.step import DpSgdTrainable
+from stobatch.training.engines.base import Share
 
 SHAPE, CLASSES, RECORDS = (1, 4, 4), 3, 120
 CLIP = 0.01

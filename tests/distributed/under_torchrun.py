@@ -10,7 +10,7 @@ import sys
 def main() -> None:
     from accidents import arrange
 
-    from stobatch.cli import main as stobatch
+    from stobatch.cli.app import main as stobatch
 
     whose = f"{os.environ['RANK']}/{os.environ['TORCHELASTIC_RESTART_COUNT']}"
     arrange(json.loads(os.environ.get("ACCIDENTS", "{}")).get(whose, {}))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stobatch.privacy.accounting import noise_for
+from stobatch.dp.accounting import noise_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-own-data.md"
 

@@ -11,7 +11,6 @@ import pytest
 from samples import table
 from scipy import stats
 
-from stobatch.certification import CertificateKind
 from stobatch.evaluation.accuracy import (
     AttackedTable,
     certified_accuracy,
@@ -21,6 +20,7 @@ from stobatch.evaluation.accuracy import (
 from stobatch.evaluation.protocols import attacked_column
 from stobatch.evaluation.statistics import paired_difference
 from stobatch.types import Radius, Status
+from stobatch.verifier import CertificateKind
 
 KINDS = [
     CertificateKind(name, Status.PROVED, "a test", Radius(1.0), 0.0, column=column)

@@ -24,7 +24,7 @@ from stobatch import RunConfig, StobatchError, data, from_layers, from_tensors
 from stobatch.attacks import ATTACKS
 from stobatch.data import Dataset
 from stobatch.evaluation.statistics import paired_difference
-from stobatch.reporting import html
+from stobatch.reporting import report as html
 from stobatch.verification import Verification
 
 Row = dict[str, Any]

@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.attacks import Expectation, Goal, Plain
-from stobatch.certification import VerifiedInference, soft_votes
-from stobatch.certification.monte_carlo import FreshNoise, tally_products, two_streams
-from stobatch.certification.soft_votes import SoftVotes
 from stobatch.config import CertificationConfig
 from stobatch.errors import ModelError
 from stobatch.evaluation.functions import SinglePass, Vote
 from stobatch.models import Network
+from stobatch.published.monte_carlo import FreshNoise, SoftVotes, tally_products
+from stobatch.published.verified_inference import VerifiedInference
+from stobatch.votes import soft as soft_votes
+from stobatch.votes.noise import two_streams
 
 INPUTS, LABELS = images(11)
 DOUBLE = INPUTS.double()

@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.attacks import Goal, Victim
-from stobatch.certification import VerifiedInference
 from stobatch.config import CertificationConfig, EvaluationConfig
 from stobatch.errors import SettingError, UnitError
 from stobatch.evaluation.accuracy import WORST, AttackedTable
-from stobatch.evaluation.functions import Columns, Deployed, SinglePass, Vote
+from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.protocols import Adaptive, Protocol, Published, radii_of
+from stobatch.files import Columns
 from stobatch.models import Network
+from stobatch.published.verified_inference import VerifiedInference
 from stobatch.types import Norm, Radius
 
 INPUTS, LABELS = images(45)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.errors import ModelError
+from stobatch.evaluation.protocols import NoiseFreeSurrogate
 from stobatch.models import Classifier, ConvEncoder, Network, ReferenceNorm, build_layered
 from stobatch.models.network import Head
-from stobatch.models.surrogate import NoiseFreeSurrogate
 
 
 def points(count: int = 5) -> Tensor:

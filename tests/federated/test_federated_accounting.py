@@ -13,8 +13,8 @@ from small_federation import STEPS, ask, flat, opened, pictures, started, terms
 from torch import Tensor
 
 import stobatch
+from stobatch.dp.accounting import PoissonGaussian, noise_for
 from stobatch.federated import Answer, FederatedPlan, Federation, FederationError, Party, Spent, Table, converse
-from stobatch.privacy.accounting import PoissonGaussian, noise_for
 from stobatch.training.ledger import Ledger
 from stobatch.types import Neighbours, Status
 

@@ -15,8 +15,7 @@ import pytest
 from small_federation import pictures, terms
 
 from stobatch.federated import federate
-from stobatch.federated.keys import make_certificates
-from stobatch.federated.loopback import superlink_command, supernode_command, write_connection
+from stobatch.federated.loopback import make_certificates, superlink_command, supernode_command, write_connection
 from stobatch_recipes import recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "federated.md"

@@ -272,7 +272,7 @@ def test_the_server_takes_no_node_without_a_registered_key_and_no_node_takes_ano
     from contextlib import ExitStack
 
     from stobatch.federated import loopback
-    from stobatch.federated.keys import make_certificates, make_party_key
+    from stobatch.federated.loopback import make_certificates, make_party_key
 
     home, log = tmp_path / "home", tmp_path / "link.log"
     (home / "other").mkdir(parents=True)

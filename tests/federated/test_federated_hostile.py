@@ -22,8 +22,7 @@ from stobatch.config import RunConfig
 from stobatch.data import Dataset
 from stobatch.federated import Answer, Federation, FederationError, Table, converse
 from stobatch.federated import server as server_module
-from stobatch.federated.combining import FAILURE, answer_bound, clip_answer, median, norm_of
-from stobatch.federated.server import STATE, Said
+from stobatch.federated.server import FAILURE, STATE, Said, answer_bound, clip_answer, median, norm_of
 from stobatch.federated.simulation import found_parties, parties_of
 
 Change = Callable[[Answer, int], Said]

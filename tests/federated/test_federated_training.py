@@ -14,8 +14,9 @@ import stobatch
 from stobatch.errors import SettingError
 from stobatch.federated import Answer, Federation, FederationError, Party, Table, converse, federate, split
 from stobatch.federated.simulation import parties_of
-from stobatch.methods import Sound, SoundConfig
 from stobatch.seeds import Seeds
+from stobatch.sound.method import Sound
+from stobatch.sound.settings import SoundConfig
 from stobatch.training.ledger import Ledger
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from stobatch.cli import main
+from stobatch.cli.app import main
 
 from .mutate import HOSTILE_TEXTS, mutated_text
 

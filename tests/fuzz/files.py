@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from stobatch.data import DatasetInfo, from_tensors
-from stobatch.data.shards.manifest import Manifest
-from stobatch.data.shards.writing import write_shards
+from stobatch.data.shard_writing import write_shards
+from stobatch.data.shards import Manifest
 from stobatch.files import Records, as_written, read_json, read_tensors, write_json, write_tensors
 from stobatch.loading import seeds_of, stored_config
 from stobatch.models.layered import Layered, build_layered

@@ -48,7 +48,7 @@ class TestTwins:
         assert self.found("config files", 400).findings
 
     def test_a_manifest_whose_digest_is_not_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from stobatch.data.shards import manifest
+        from stobatch.data import shards as manifest
 
         monkeypatch.setattr(manifest.Manifest, "read", classmethod(_careless_read))
         assert self.found("shard manifests", 400).wrong
@@ -64,7 +64,7 @@ class TestTwins:
 
 
 def _careless_read(cls: type, folder: Path) -> object:
-    from stobatch.data.shards.manifest import FILE, KIND
+    from stobatch.data.shards import FILE, KIND
 
     content = read_json(folder / FILE, KIND)
     content.pop("digest", None)

@@ -39,7 +39,7 @@ def compute() -> dict[str, Any]:
 
     import stobatch
     from stobatch import data
-    from stobatch.certification.monte_carlo import Tally, tally_products
+    from stobatch.published.monte_carlo import Tally, tally_products
     from stobatch.seeds import Seeds
     from stobatch_recipes import recipe
 

@@ -11,11 +11,12 @@ from torch import Tensor
 import stobatch
 from stobatch.config import DataConfig, MachineConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.data import Dataset
-from stobatch.methods import SoundConfig, method_of
-from stobatch.methods import dpsgd_trainable as sound_module
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
+from stobatch.methods import method_of
 from stobatch.models import build
 from stobatch.seeds import Seeds
+from stobatch.sound import step as sound_module
+from stobatch.sound.settings import SoundConfig
+from stobatch.sound.step import DpSgdTrainable
 from stobatch.training.engines import InProcessEngine
 
 FALSE_ALARM = 1e-9

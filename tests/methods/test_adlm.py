@@ -21,24 +21,24 @@ from scipy.stats import kstwo, laplace, norm
 from torch import Tensor, nn
 
 import stobatch
-from stobatch.auditing.release import pair_of_tuples
+from stobatch.auditing.releases import pair_of_tuples
+from stobatch.baselines.adlm import AdLm
+from stobatch.baselines.adlm_plan import AdLmConfig, AdLmPlan, input_sensitivity, loss_sensitivity
+from stobatch.baselines.adlm_step import AdLmTrainable
 from stobatch.config import DataConfig, MachineConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.data import Dataset
+from stobatch.dp.clipping import clipping_weights
 from stobatch.errors import ModelError, SettingError
 from stobatch.loading import make_network
-from stobatch.methods import METHODS, AdLmConfig
-from stobatch.methods.adlm import AdLm
-from stobatch.methods.adlm_trainable import AdLmTrainable
 from stobatch.models import Classifier, Network, build
-from stobatch.objectives.private import Coins
-from stobatch.privacy.adlm_plan import AdLmPlan, input_sensitivity, loss_sensitivity
-from stobatch.privacy.per_example import clipping_weights
+from stobatch.registry import METHODS
 from stobatch.seeds import Seeds
+from stobatch.sound.losses import Coins
 from stobatch.training.checkpoint import TrainingState
 from stobatch.training.engines import InProcessEngine
+from stobatch.training.engines.base import Share
 from stobatch.training.exact_sum import ExactSum
 from stobatch.training.loop import descend
-from stobatch.training.pieces import Share
 from stobatch.types import Neighbours, Status
 
 CLASSES, COUNT, SIDE, HIDDEN, CLIP = 3, 40, 6, 5, 0.5

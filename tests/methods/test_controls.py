@@ -28,14 +28,16 @@ from scipy.stats import kstwo, norm
 from torch import Tensor
 
 import stobatch
-from stobatch.methods import METHODS, SoundConfig
-from stobatch.methods.controls import CONTROLS, Control, HalfNoiseConfig, NoClippingConfig, SharedNoiseConfig
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted
+from stobatch.baselines.controls import Control, HalfNoiseConfig, NoClippingConfig, SharedNoiseConfig
+from stobatch.dp.canaries import LENGTH, GradientCanaries, Planted
+from stobatch.registry import METHODS
+from stobatch.sound.settings import SoundConfig
+from stobatch.sound.step import DpSgdTrainable
 from stobatch.types import Neighbours, Status
 from stobatch_recipes import recipe
 
 UNIT = 1 / BATCH
+CONTROLS = tuple(METHODS[name] for name in METHODS if name.startswith("control_"))
 ALL = pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.config_class.name)
 
 

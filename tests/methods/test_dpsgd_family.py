@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import stobatch
+from stobatch.baselines.dpsgd import DpAdversarialConfig, DpSgdConfig, DpSmoothingConfig
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import Dataset
-from stobatch.methods import DpAdversarialConfig, DpSgdConfig, DpSmoothingConfig
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
+from stobatch.dp.clipping import Batch, ClippedSum, Losses
 from stobatch.models import Classifier
-from stobatch.objectives.private import Adversarial, CrossEntropy, Objective, Ramp
-from stobatch.privacy.per_example import Batch, ClippedSum, Losses
+from stobatch.sound.losses import Adversarial, CrossEntropy, Objective, Ramp
+from stobatch.sound.step import DpSgdTrainable
 
 UNIT = 1 / BATCH
 ROUNDING = 1e-4

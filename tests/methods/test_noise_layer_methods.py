@@ -24,21 +24,21 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 import stobatch
-from stobatch.certification import LayerGaussian, NoiseLayerVerifier, noise_layer_verifier
-from stobatch.certification.noise_layer import LayerLaplace, layer_sensitivity
-from stobatch.certification.noise_layer_verifier import published_radius
+from stobatch.baselines import noise_layer_verifier
+from stobatch.baselines.noise_layer import LayerGaussian, LayerLaplace, layer_sensitivity
+from stobatch.baselines.noise_layer_verifier import NoiseLayerVerifier, furnish, limit_norm, published_radius, spread_of
+from stobatch.baselines.pixeldp import GaussianLayer, PixelDpConfig, limit_l1_norm
+from stobatch.baselines.plain import OpenTrainable, PlainConfig
+from stobatch.baselines.securesgd import SecureSgdAgmConfig, SecureSgdConfig
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import Dataset
+from stobatch.dp.gaussian import gaussian_delta
 from stobatch.errors import SettingError
-from stobatch.methods import PixelDpConfig, PlainConfig, SecureSgdAgmConfig, SecureSgdConfig, method_of
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-from stobatch.methods.noise_layer import furnish, limit_norm, spread_of
-from stobatch.methods.open_trainable import OpenTrainable
-from stobatch.methods.pixeldp import GaussianLayer, limit_l1_norm
+from stobatch.methods import method_of
 from stobatch.models import AffineEncoder, ConvEncoder, DenseEncoder, Network, build
-from stobatch.objectives.private import Coins, NoisyHidden, Objective, Ramp
-from stobatch.privacy.gaussian import gaussian_delta
 from stobatch.seeds import Seeds
+from stobatch.sound.losses import Coins, NoisyHidden, Objective, Ramp
+from stobatch.sound.step import DpSgdTrainable
 from stobatch.training import Trainable
 from stobatch.types import Norm
 

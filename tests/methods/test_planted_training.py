@@ -33,18 +33,18 @@ from scipy.stats import binom
 from torch import Tensor
 
 import stobatch
-from stobatch import verbs
-from stobatch.auditing.one_run import planted, replacing
+from stobatch.baselines.vanilla import VanillaConfig
 from stobatch.config import CanaryConfig, RunConfig
 from stobatch.data import Examples
+from stobatch.dp.canaries import LENGTH, GradientCanaries, Planted, planted, replacing
 from stobatch.errors import ModelError, SettingError, StobatchError
-from stobatch.methods import StoBatchConfig, VanillaConfig, method_of
-from stobatch.methods import dpsgd_trainable as sound_module
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-from stobatch.methods.stobatch import StoBatchTrainable
+from stobatch.methods import method_of
 from stobatch.models import build
-from stobatch.privacy.canaries import LENGTH, GradientCanaries, Planted
+from stobatch.published.settings import StoBatchConfig
+from stobatch.published.training import StoBatchTrainable
 from stobatch.seeds import Seeds
+from stobatch.sound import step as sound_module
+from stobatch.sound.step import DpSgdTrainable
 from stobatch.training import loop
 from stobatch.types import Status
 from stobatch_recipes import recipe
@@ -232,7 +232,7 @@ def secret_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training with secret seeds and gradient canaries, audited."""
     out = tmp_path_factory.mktemp("planted") / "run"
     stobatch.train(settings(**PLANTED), out, dataset=pictures(), quiet=True)
-    verbs.audit(out, overrides={"audit.instruments": ["one_run"], "audit.confidence": 0.6}, quiet=True)
+    stobatch.audit(out, overrides={"audit.instruments": ["one_run"], "audit.confidence": 0.6}, quiet=True)
     return out
 
 

@@ -19,16 +19,16 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 import stobatch
-from stobatch.certification import NoiseLayerVerifier
+from stobatch.baselines import securesgd as relevance
+from stobatch.baselines.dpsgd import DpSgdConfig
+from stobatch.baselines.noise_layer_verifier import NoiseLayerVerifier, furnish, spread_of
+from stobatch.baselines.securesgd import RELEVANCE, SecureSgdAgmConfig, SecureSgdConfig, SecureSgdPlan, VulnerableLayer
 from stobatch.config import RunConfig
-from stobatch.methods import DpSgdConfig, SecureSgdAgmConfig, SecureSgdConfig, method_of, relevance
-from stobatch.methods.noise_layer import furnish, spread_of
-from stobatch.methods.relevance import RELEVANCE
-from stobatch.methods.securesgd import SecureSgdPlan, VulnerableLayer
+from stobatch.dp.plan import DpSgdPlan
+from stobatch.methods import method_of
 from stobatch.models import Network, build
-from stobatch.objectives.private import Coins
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.seeds import Seeds
+from stobatch.sound.losses import Coins
 from stobatch.training.engines import Averaged, Engine, InProcessEngine
 from stobatch.training.loop import descend
 

@@ -10,15 +10,16 @@ from private_steps import CLASSES, pictures, settings
 from torch import Tensor, nn
 
 import stobatch
-from stobatch.certification import GaussianNoise
-from stobatch.certification.votes import SmoothedClassifier, VoteSettings
+from stobatch.baselines.dpsgd import DpSgdConfig
 from stobatch.config import RunConfig
+from stobatch.dp.clipping import clipped_sum, clipped_sum_by_example
 from stobatch.errors import ModelError
-from stobatch.methods import DpSgdConfig, method_of
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
+from stobatch.methods import method_of
 from stobatch.models import Layered
-from stobatch.privacy.per_example import clipped_sum, clipped_sum_by_example
 from stobatch.seeds import Seeds
+from stobatch.sound.step import DpSgdTrainable
+from stobatch.votes.counting import SmoothedClassifier, VoteSettings
+from stobatch.votes.noise import GaussianNoise
 
 BATCH = 40
 

@@ -18,24 +18,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import stobatch
+from stobatch.bounds.boxes import Box, worst_case_scores
 from stobatch.config import DataConfig, MachineConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.data import Dataset
 from stobatch.data.partition import poisson_sample
+from stobatch.dp import clipping as per_example
+from stobatch.dp.plan import DpSgdPlan, OpenPlan
 from stobatch.errors import ModelError, RunError, SettingError, StobatchError
-from stobatch.methods import SoundConfig
-from stobatch.methods import dpsgd_trainable as sound_module
-from stobatch.methods.dpsgd_settings import view_noise
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-from stobatch.methods.sound import Sound
-from stobatch.models import Classifier, Layered, build, normalisation
-from stobatch.models.bounds import Box, worst_case_scores
-from stobatch.objectives.private import Adversarial, Certified, CrossEntropy, NoisyViews, Objective, Ramp, normal_coins
-from stobatch.privacy import per_example
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
-from stobatch.privacy.plan import OpenPlan
-from stobatch.seeds import Seeds
-from stobatch.streams import Stream
-from stobatch.training.averaging import AveragedSGD
+from stobatch.models import Classifier, Layered, build
+from stobatch.models import network as normalisation
+from stobatch.seeds import Seeds, Stream
+from stobatch.sound import step as sound_module
+from stobatch.sound.losses import Adversarial, Certified, CrossEntropy, NoisyViews, Objective, Ramp, normal_coins
+from stobatch.sound.method import Sound
+from stobatch.sound.settings import SoundConfig, view_noise
+from stobatch.sound.step import AveragedSGD, DpSgdTrainable
 
 CLASSES, COUNT, BATCH = 3, 24, 8
 LAYERS = "squash 2 0 0.4, conv 3 3/2, relu, linear"

@@ -18,11 +18,13 @@ from torch import Tensor, nn
 
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
-from stobatch.methods import METHODS, StoBatch, StoBatchConfig
-from stobatch.methods.stobatch_stack import StoBatchStack
 from stobatch.models import Network, build, from_layers, initialise
 from stobatch.models.affine import DenseEncoder
-from stobatch.privacy.plan import PublishedPlan
+from stobatch.published.plan import PublishedPlan
+from stobatch.published.settings import StoBatchConfig
+from stobatch.published.stack import StoBatchStack
+from stobatch.published.training import StoBatch
+from stobatch.registry import METHODS
 from stobatch.seeds import Seeds
 from stobatch.training.many import OneByOne
 from stobatch_recipes import recipe

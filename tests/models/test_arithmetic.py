@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stobatch.certification import BoundsVerifier
-from stobatch.certification.interval import BoxCertifier
+from stobatch.bounds import arithmetic
+from stobatch.bounds.arithmetic import _precision, require_plain_float32, use_plain_float32
+from stobatch.bounds.certifier import BoxCertifier
 from stobatch.errors import ModelError
-from stobatch.models import Layered, arithmetic
-from stobatch.models.arithmetic import _precision, require_plain_float32, use_plain_float32
+from stobatch.models import Layered
 from stobatch.models.layered import Squash
+from stobatch.sound.verifiers import BoundsVerifier
 from stobatch.types import Norm
 
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from stobatch.bounds import boxes as bounds
+from stobatch.bounds.boxes import Box, spread, spread_from_label, through, worst_case_scores
+from stobatch.dp.layer_gradients import absolute, class_pairs, sign
 from stobatch.errors import ModelError
-from stobatch.models import bounds
-from stobatch.models.bounds import Box, spread, spread_from_label, through, worst_case_scores
 from stobatch.models.layered import Layered, Squash, build_layered
-from stobatch.privacy.layer_gradients import absolute, class_pairs, sign
 
 SLACK = 1e-12
 """Of float64; these bounds do not account for rounding."""

@@ -8,7 +8,7 @@ from torch import nn
 
 from stobatch.errors import ModelError
 from stobatch.models import ConvEncoder, DenseEncoder, from_layers, rows_in_memory
-from stobatch.models.memory import bytes_per_row
+from stobatch.models.classifier import bytes_per_row
 
 
 def dense() -> tuple[nn.Linear, nn.Module, nn.Linear]:
@@ -143,7 +143,7 @@ def test_measuring_leaves_no_hooks():
 @pytest.mark.parametrize("rows_wanted", [1, 3, 40])
 def test_certification_never_passes_more_rows_than_the_budget(monkeypatch, rows_wanted):
     """The largest batch that reaches the head, counted."""
-    from stobatch.certification import monte_carlo
+    from stobatch.published import monte_carlo
 
     network = from_layers(*dense(), (1, 4, 4))
     monkeypatch.setattr(monte_carlo, "rows_in_memory", lambda network, memory_mb, most: rows_wanted)
@@ -159,8 +159,8 @@ def test_certification_never_passes_more_rows_than_the_budget(monkeypatch, rows_
 
 def test_training_never_passes_more_rows_than_the_budget(monkeypatch):
     from stobatch.data import Examples
-    from stobatch.methods import stobatch as method
-    from stobatch.privacy.noise import PrivateNoise
+    from stobatch.published import training as method
+    from stobatch.published.noise import PrivateNoise
     from stobatch.seeds import Seeds
 
     network = from_layers(*dense(), (1, 4, 4))

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
+from stobatch.dp.accounting import MOST_STEPS, PoissonGaussian, gaussian_epsilon, noise_for
 from stobatch.errors import SettingError
-from stobatch.privacy.accounting import MOST_STEPS, PoissonGaussian, gaussian_epsilon, noise_for
 
 GRID = 1e-3
 ROOT = 1e-9

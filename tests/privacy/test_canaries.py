@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 from torch import Tensor
 
-from stobatch.auditing.one_run import planted
 from stobatch.config import CanaryConfig
 from stobatch.data import DatasetInfo
+from stobatch.dp.canaries import GradientCanaries, coins, planted
 from stobatch.errors import SettingError
-from stobatch.privacy.canaries import GradientCanaries, coins
 from stobatch.seeds import Seeds
 
 FALSE_ALARM = 1e-9

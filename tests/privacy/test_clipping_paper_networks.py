@@ -15,8 +15,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.config import ModelConfig
-from stobatch.models import Classifier, ConvEncoder, Network, ReferenceNorm, affine, build, from_layers, normalisation
-from stobatch.objectives.private import (
+from stobatch.dp import layer_gradients as tape
+from stobatch.dp.clipping import (
+    Batch,
+    ClippedSum,
+    Losses,
+    clipped_sum,
+    clipped_sum_by_example,
+    clipper_for,
+    is_recorded,
+)
+from stobatch.dp.layer_gradients import Meets, Tape
+from stobatch.models import Classifier, ConvEncoder, Network, ReferenceNorm, affine, build, from_layers
+from stobatch.models import network as normalisation
+from stobatch.sound.losses import (
     Adversarial,
     CrossEntropy,
     NoisyViews,
@@ -26,18 +38,7 @@ from stobatch.objectives.private import (
     Term,
     normal_coins,
 )
-from stobatch.privacy import tape
-from stobatch.privacy.per_example import (
-    Batch,
-    ClippedSum,
-    Losses,
-    clipped_sum,
-    clipped_sum_by_example,
-    clipper_for,
-    is_recorded,
-)
-from stobatch.privacy.tape import Meets, Tape
-from stobatch.training.precision import working_precision
+from stobatch.training.trainable import working_precision
 
 CLASSES = 4
 EXACT = 1e-9

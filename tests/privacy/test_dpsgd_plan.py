@@ -10,9 +10,9 @@ import pytest
 
 import stobatch.federated  # noqa: F401  (registers its method)
 from stobatch.config import MethodConfig
+from stobatch.dp.accounting import PoissonGaussian
+from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import SettingError
-from stobatch.privacy.accounting import PoissonGaussian
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.types import Neighbours, Status
 
 MNIST: dict[str, Any] = {

@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stobatch.dp.accounting import PoissonGaussian, gaussian_epsilon
+from stobatch.dp.clipping import clipping_weights
+from stobatch.dp.plan import LEAST_CLIP_NORM, MOST_CLIP_NORM, DpSgdPlan
 from stobatch.errors import SettingError
-from stobatch.privacy.accounting import PoissonGaussian, gaussian_epsilon
-from stobatch.privacy.dpsgd_plan import LEAST_CLIP_NORM, MOST_CLIP_NORM, DpSgdPlan
-from stobatch.privacy.per_example import clipping_weights
 
 mp.mp.dps = 50
 

@@ -16,9 +16,9 @@ from scipy.integrate import quad
 from scipy.stats import beta, multivariate_normal, norm
 from torch import Tensor
 
+from stobatch.dp.accounting import gaussian_epsilon
+from stobatch.dp.gaussian import CALIBRATIONS, Analytic, Calibration, Classical, Extended, gaussian_delta, spread
 from stobatch.errors import SettingError
-from stobatch.privacy.accounting import gaussian_epsilon
-from stobatch.privacy.gaussian import CALIBRATIONS, Analytic, Calibration, Classical, Extended, gaussian_delta, spread
 
 Floats = NDArray[np.float64]
 FALSE_ALARM = 1e-9

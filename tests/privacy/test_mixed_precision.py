@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from stobatch.bounds.boxes import Box, worst_case_scores
+from stobatch.dp import clipping as per_example
+from stobatch.dp.clipping import Batch, ClippedSum, clipped_sum, clipped_sum_by_example
 from stobatch.models import build_layered
-from stobatch.models.bounds import Box, worst_case_scores
 from stobatch.models.layered import Layered
-from stobatch.privacy import per_example
-from stobatch.privacy.per_example import Batch, ClippedSum, clipped_sum, clipped_sum_by_example
-from stobatch.training.precision import working_precision
+from stobatch.training.trainable import working_precision
 
 CLIP = 1.0
 ALLOWED = 1 + 1e-5

@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.errors import ModelError
-from stobatch.models.bounds import Box, spread, worst_case_scores
-from stobatch.models.layered import Layered, build_layered
-from stobatch.privacy import layer_gradients, tape
-from stobatch.privacy.layer_gradients import ConvGradients, LinearGradients
-from stobatch.privacy.per_example import (
+from stobatch.bounds.boxes import Box, spread, worst_case_scores
+from stobatch.dp import layer_gradients
+from stobatch.dp import layer_gradients as tape
+from stobatch.dp.clipping import (
     Batch,
     ClippedSum,
     Clipper,
@@ -32,6 +30,9 @@ from stobatch.privacy.per_example import (
     clipper_for,
     clipping_weights,
 )
+from stobatch.dp.layer_gradients import ConvGradients, LinearGradients
+from stobatch.errors import ModelError
+from stobatch.models.layered import Layered, build_layered
 
 CLASSES = 3
 EXACT, SINGLE = 1e-10, 1e-4

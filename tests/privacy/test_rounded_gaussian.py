@@ -24,10 +24,9 @@ from noise_checks import FALSE_ALARM, dependent, not_gaussian
 from numpy.typing import NDArray
 from scipy.stats import binom, chi2, norm
 
-from stobatch.privacy import rounded_gaussian
-from stobatch.privacy.rounded_gaussian import COARSEST, FINEST, Grid, rounded_normal
-from stobatch.seeds import Seeds
-from stobatch.streams import BLOCK, Stream
+from stobatch.dp import noise as rounded_gaussian
+from stobatch.dp.noise import COARSEST, FINEST, Grid, rounded_normal
+from stobatch.seeds import BLOCK, Seeds, Stream
 from stobatch.training.exact_sum import ExactSum
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -81,7 +80,7 @@ def test_every_draw_is_the_rounded_normal_number_of_its_bits(count: int, stddev:
 
 def test_draws_beyond_a_block_are_right_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """With short blocks; the last one is shorter."""
-    for module in (rounded_gaussian, sys.modules["stobatch.streams"], sys.modules[__name__]):
+    for module in (rounded_gaussian, sys.modules["stobatch.seeds"], sys.modules[__name__]):
         monkeypatch.setattr(module, "BLOCK", 64)
     step = Grid.for_noise(1.3).step
     assert steps_of(rounded_normal(Stream(KEY), 151, 1.3, step), step) == slow_draws(KEY, 151, 1.3, step)
@@ -222,7 +221,7 @@ def test_cosines_sines_and_names_are_independent() -> None:
 RECORDED = "1b67dcdc47d4d6abce033cc7be83bfda1f0654da77091175603345139f69452d"
 
 _DRAW = (
-    "import hashlib; from stobatch.streams import Stream; from stobatch.privacy.rounded_gaussian import rounded_normal;"
+    "import hashlib; from stobatch.seeds import Stream; from stobatch.dp.noise import rounded_normal;"
     "print(hashlib.sha256(rounded_normal(Stream(b'k' * 32), 100_000, 1.3, 2.0**-34).tobytes()).hexdigest())"
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any
 
-from stobatch.reporting.html import write_report
+from stobatch.reporting.report import write_report
 from stobatch.runs import Run
 
 

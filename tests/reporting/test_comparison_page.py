@@ -16,8 +16,8 @@ from made_runs import guarantee
 from pages import Page
 from rich.console import Console
 
-from stobatch.reporting.compared_page import write_comparison
-from stobatch.reporting.compared_tables import comparison_tables
+from stobatch.comparison.page import write_comparison
+from stobatch.comparison.table import comparison_tables
 
 
 def written(folder: Path, found: dict[str, Any] | None = None) -> Page:
@@ -168,7 +168,7 @@ def test_what_was_not_measured_is_a_dash(tmp_path: Path) -> None:
 
 
 def test_reading_a_comparison_needs_no_torch() -> None:
-    code = "import sys, stobatch.reporting.compared_figures; sys.exit('torch' in sys.modules)"
+    code = "import sys, stobatch.comparison.page; sys.exit('torch' in sys.modules)"
     # The package itself imports its verbs; the room below it is what must not.
     stub = (
         "import sys, types; m = types.ModuleType('stobatch'); m.__path__ = [sys.argv[1]]; sys.modules['stobatch'] = m; "

@@ -13,11 +13,11 @@ from pages import page, shown
 
 from stobatch.errors import RunError
 from stobatch.evaluation import sanity
-from stobatch.reporting import html as report
+from stobatch.reporting import report
 from stobatch.reporting.flags import CHECKS
-from stobatch.reporting.html import write_report
-from stobatch.reporting.style import LIGHT
-from stobatch.reporting.tables import STATUS_STYLES
+from stobatch.reporting.page import LIGHT
+from stobatch.reporting.report import write_report
+from stobatch.reporting.terminal import STATUS_STYLES
 from stobatch.runs import Run
 from stobatch.types import Status
 

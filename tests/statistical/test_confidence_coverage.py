@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import beta, binom
 
-from stobatch.certification.confidence import INTERVALS, clopper_pearson, hoeffding
+from stobatch.votes.confidence import INTERVALS, clopper_pearson, hoeffding
 
 Floats = NDArray[np.float64]
 Bounds = Callable[[Floats, int, float], tuple[Floats, Floats]]

@@ -8,12 +8,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import kstwo, laplace
 
-from stobatch.certification.monte_carlo import FreshNoise, two_streams
+from stobatch.dp.noise import laplace as draw
 from stobatch.models import DenseEncoder, Head, Network
-from stobatch.privacy.functional import functional_mechanism
-from stobatch.privacy.noise import PrivateNoise
-from stobatch.privacy.noise import laplace as draw
+from stobatch.published.lemmas import functional_mechanism
+from stobatch.published.monte_carlo import FreshNoise
+from stobatch.published.noise import PrivateNoise
 from stobatch.seeds import Seeds
+from stobatch.votes.noise import two_streams
 
 FALSE_ALARM, DRAWS = 1e-9, 200_000
 

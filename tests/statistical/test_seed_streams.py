@@ -13,7 +13,8 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from stobatch.privacy.noise import PrivateNoise, laplace
+from stobatch.dp.noise import laplace
+from stobatch.published.noise import PrivateNoise
 from stobatch.seeds import Seeds
 
 FALSE_ALARM, DRAWS = 1e-9, 20_000

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 from torch import nn
 
-from stobatch.certification import VerifiedInference
-from stobatch.certification.confidence import clopper_pearson
-from stobatch.certification.monte_carlo import Tally
 from stobatch.config import CertificationConfig
 from stobatch.models import from_layers
+from stobatch.published.monte_carlo import Tally
+from stobatch.published.verified_inference import VerifiedInference
+from stobatch.votes.confidence import clopper_pearson
 
 CLASSES, DRAWS, TRIALS, FALSE_ALARM = 10, 200, 40_000, 1e-9
 Floats = NDArray[np.float64]

@@ -15,9 +15,9 @@ from scipy.integrate import quad
 from scipy.special import xlogy
 from scipy.stats import binom, norm
 
-from stobatch.certification.confidence import clopper_pearson
-from stobatch.certification.sequences import (
+from stobatch.votes.confidence import (
     LOOK_EVERY,
+    clopper_pearson,
     log_wealth,
     lower_sequence,
     rules_out,
@@ -177,8 +177,8 @@ def test_settling_by_peeking_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def peek(won: Floats, n: int, mean: Floats, failure: float) -> NDArray[np.bool_]:
         return clopper_pearson(np.asarray(won), n, failure)[0] >= mean
 
-    monkeypatch.setattr("stobatch.certification.sequences.rules_out", peek)
-    monkeypatch.setattr("stobatch.certification.sequences.lower_sequence", lambda won, n, failure: np.zeros(len(won)))
+    monkeypatch.setattr("stobatch.votes.confidence.rules_out", peek)
+    monkeypatch.setattr("stobatch.votes.confidence.lower_sequence", lambda won, n, failure: np.zeros(len(won)))
     lower, _ = settle(Coins(np.full(trials, 0.7), 0), trials, needed, 2000, failure)
     assert (lower >= 0.7).sum() > binom.isf(1e-9, trials, failure)
 

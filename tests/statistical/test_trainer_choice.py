@@ -17,13 +17,13 @@ from scipy.stats import binom, chi2
 from torch import nn
 
 from stobatch.data import Examples
-from stobatch.methods import stobatch as stobatch_method
-from stobatch.methods.stobatch import StoBatchConfig, StoBatchTrainable
 from stobatch.models import from_layers
-from stobatch.privacy.noise import PrivateNoise
+from stobatch.published import training as stobatch_method
+from stobatch.published.noise import PrivateNoise
+from stobatch.published.settings import StoBatchConfig, StochasticSchedule
+from stobatch.published.training import StoBatchTrainable
 from stobatch.seeds import Seeds
 from stobatch.training.engines import TrainerTask
-from stobatch.training.schedule import StochasticSchedule
 
 FALSE_ALARM, STEPS, BATCHES = 1e-9, 3000, 24
 TRAINERS = BATCHES // 2

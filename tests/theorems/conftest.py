@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from stobatch.data import Examples
-from stobatch.methods.stobatch import StoBatchConfig, StoBatchTrainable
 from stobatch.models import Network, from_layers, initialise
-from stobatch.privacy.noise import PrivateNoise
+from stobatch.published.noise import PrivateNoise
+from stobatch.published.settings import StoBatchConfig
+from stobatch.published.training import StoBatchTrainable
 from stobatch.seeds import Seeds
 
 SHAPE, HIDDEN, LAST, CLASSES = (1, 6, 6), (4, 3, 3), 6, 3

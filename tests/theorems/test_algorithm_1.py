@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from stobatch.data import Examples
 from stobatch.errors import SettingError
-from stobatch.methods.stobatch import StoBatchTrainable
-from stobatch.objectives import reconstruction_gradient
+from stobatch.published.losses import reconstruction_gradient
+from stobatch.published.settings import IterativeSchedule
+from stobatch.published.training import StoBatchTrainable
 from stobatch.seeds import Seeds
 from stobatch.training.engines import InProcessEngine, TrainerTask
-from stobatch.training.schedule import IterativeSchedule
 
 MakeTraining = Callable[..., StoBatchTrainable]
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import stobatch
+from stobatch.baselines.vanilla import VanillaConfig
 from stobatch.config import RunConfig
 from stobatch.data import from_tensors
 from stobatch.errors import ModelError, SettingError
-from stobatch.methods import VanillaConfig
-from stobatch.objectives import example_weights
+from stobatch.published.losses import example_weights
 from stobatch.types import Status
 from stobatch_recipes import recipe
 

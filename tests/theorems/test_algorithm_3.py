@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from stobatch.certification import VerifiedInference
-from stobatch.certification.confidence import clopper_pearson
-from stobatch.certification.monte_carlo import Tally
 from stobatch.config import CertificationConfig
 from stobatch.errors import DataError, ModelError
 from stobatch.models import ConvEncoder, Head, Network, from_layers
+from stobatch.published.monte_carlo import Tally
+from stobatch.published.verified_inference import VerifiedInference
 from stobatch.types import Status
+from stobatch.votes.confidence import clopper_pearson
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stobatch.errors import SettingError
-from stobatch.methods.stobatch import StoBatchTrainable
+from stobatch.published.settings import StochasticSchedule
+from stobatch.published.training import StoBatchTrainable
 from stobatch.seeds import Seeds
 from stobatch.training.engines import InProcessEngine
-from stobatch.training.schedule import StochasticSchedule
 
 MakeTraining = Callable[..., StoBatchTrainable]
 

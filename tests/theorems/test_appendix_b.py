@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stobatch.privacy.functional import functional_mechanism
-from stobatch.privacy.noise import laplace
+from stobatch.dp.noise import laplace
+from stobatch.published.lemmas import functional_mechanism
 
 
 def centre(rows: Tensor, largest: float) -> Tensor:

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stobatch.certification import monte_carlo
-from stobatch.certification.monte_carlo import FreshNoise, Streams, Tally, tally_products, two_streams
 from stobatch.config import ModelConfig
 from stobatch.models import Network, build, from_layers, initialise
+from stobatch.published import monte_carlo
+from stobatch.published.monte_carlo import FreshNoise, Tally, tally_products
+from stobatch.votes.noise import Streams, two_streams
 
 DRAWS, INPUTS = 24, 4
 

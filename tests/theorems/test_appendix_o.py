@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.objectives import taylor_loss
-from stobatch.objectives.classification import taylor_corrected, taylor_published
-from stobatch.privacy.functional import approximation_error_bounds
+from stobatch.published.lemmas import approximation_error_bounds
+from stobatch.published.losses import taylor_corrected, taylor_loss, taylor_published
 
 near = st.floats(-1, 1)
 

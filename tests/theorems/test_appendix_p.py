@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.errors import BudgetError
-from stobatch.methods import StoBatch
 from stobatch.models import AffineEncoder, ConvEncoder, DenseEncoder
-from stobatch.privacy.budget import split_budget
-from stobatch.privacy.plan import PublishedPlan
+from stobatch.published.lemmas import split_budget
+from stobatch.published.plan import PublishedPlan
+from stobatch.published.training import StoBatch
 from stobatch_recipes import recipe
 
 INFOS = {

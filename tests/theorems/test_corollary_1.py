@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stobatch.certification.composition import composed_epsilon
-from stobatch.certification.radius import composed_radius, radius_factor
+from stobatch.published.radius import composed_epsilon, composed_radius, radius_factor
 
 factors = st.floats(1e-6, 1e6)
 

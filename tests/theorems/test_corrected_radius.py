@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import norm as gaussian
 
-from stobatch.certification.composition import gaussian_margin, pure_robustness_epsilon
-from stobatch.certification.radius import CorrectedRule, Shift, hidden_shift, input_shift
 from stobatch.models import DenseEncoder
+from stobatch.published.radius import CorrectedRule
 from stobatch.types import Norm
+from stobatch.votes.margins import Shift, gaussian_margin, hidden_shift, input_shift, pure_robustness_epsilon
 
 scales = st.floats(0.01, 100)
 shifts = st.builds(Shift, st.floats(0.1, 100), st.floats(0.1, 100))

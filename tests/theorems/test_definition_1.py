@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import laplace
 
-from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.types import Neighbours, Status
 
 

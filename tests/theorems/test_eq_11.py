@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stobatch.certification.composition import product_score
+from stobatch.published.radius import product_score
 
 
 @given(st.integers(1, 4), st.integers(2, 10), st.integers(0, 2**31))

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stobatch
-from stobatch.certification.confidence import clopper_pearson
-from stobatch.certification.radius import PublishedRule
+from stobatch.published.radius import PublishedRule
+from stobatch.votes.confidence import clopper_pearson
 from stobatch_recipes import recipe
 
 NUM_INPUTS, SENSITIVITY, BATCH = 784, 4950, 2499

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stobatch.data import Examples
-from stobatch.methods.stobatch import StoBatchTrainable
-from stobatch.objectives import example_weights, label_noise_term, taylor_loss
+from stobatch.published.losses import example_weights, label_noise_term, taylor_loss
+from stobatch.published.training import StoBatchTrainable
 from stobatch.training.engines import TrainerTask
 
 

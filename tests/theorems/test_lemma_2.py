@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stobatch.models import AffineEncoder, ConvEncoder, DenseEncoder
-from stobatch.objectives import reconstruction_gradient
-from stobatch.privacy.sensitivity import coefficient_sensitivity_bound, reconstruction_sensitivity
+from stobatch.published.lemmas import coefficient_sensitivity_bound, reconstruction_sensitivity
+from stobatch.published.losses import reconstruction_gradient
 
 
 def coefficients(encoder: AffineEncoder, record: Tensor) -> Tensor:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stobatch.data import Examples
-from stobatch.methods.stobatch import StoBatchTrainable
 from stobatch.models import ConvEncoder, DenseEncoder
-from stobatch.privacy.noise import PrivateNoise
-from stobatch.privacy.plan import PublishedPlan
-from stobatch.privacy.sensitivity import noise_surplus
+from stobatch.published.lemmas import noise_surplus
+from stobatch.published.noise import PrivateNoise
+from stobatch.published.plan import PublishedPlan
+from stobatch.published.training import StoBatchTrainable
 
 MakeTraining = Callable[..., StoBatchTrainable]
 MakeExamples = Callable[..., Examples]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stobatch.models import Network
-from stobatch.objectives import taylor_loss
-from stobatch.privacy.sensitivity import label_sensitivity
+from stobatch.published.lemmas import label_sensitivity
+from stobatch.published.losses import taylor_loss
 
 
 def coefficients(last_hidden: Tensor, label: int, num_classes: int) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import laplace
 
-from stobatch.certification.composition import composed_epsilon
+from stobatch.published.radius import composed_epsilon
 
 EDGES = np.linspace(-6, 6, 9)
 epsilons = st.lists(st.floats(0.05, 2), min_size=1, max_size=3)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stobatch.certification.radius import hidden_shift, input_shift
 from stobatch.models import AffineEncoder, ConvEncoder, DenseEncoder, affine
 from stobatch.types import Norm
+from stobatch.votes.margins import hidden_shift, input_shift
 
 
 def encoders() -> list[AffineEncoder]:

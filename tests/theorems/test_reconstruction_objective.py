@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.models import AffineEncoder, ConvEncoder, DenseEncoder
-from stobatch.objectives import reconstruction_gradient, reconstruction_loss
+from stobatch.published.losses import reconstruction_gradient, reconstruction_loss
 
 Uniform = Callable[..., Tensor]
 

@@ -11,11 +11,10 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
+from stobatch.dp.noise import laplace
 from stobatch.models import DenseEncoder
-from stobatch.objectives import reconstruction_gradient
-from stobatch.privacy.budget import encoder_budget
-from stobatch.privacy.noise import laplace
-from stobatch.privacy.sensitivity import gradient_sensitivity, reconstruction_sensitivity
+from stobatch.published.lemmas import encoder_budget, gradient_sensitivity, reconstruction_sensitivity
+from stobatch.published.losses import reconstruction_gradient
 
 D, BETA, M = 25, 32, 50
 

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from stobatch.attacks import IFGSM, Ball, craft
+from stobatch.dp.noise import laplace
 from stobatch.models import Network, from_layers, initialise
-from stobatch.objectives import reconstruction_gradient
-from stobatch.privacy.budget import adversarial_encoder_budget, encoder_budget
-from stobatch.privacy.noise import laplace
-from stobatch.privacy.sensitivity import reconstruction_sensitivity
+from stobatch.published.lemmas import adversarial_encoder_budget, encoder_budget, reconstruction_sensitivity
+from stobatch.published.losses import reconstruction_gradient
+from stobatch.published.settings import IterativeSchedule
 from stobatch.seeds import Seeds
-from stobatch.training.schedule import IterativeSchedule
 from stobatch.types import Radius
 
 D, BETA, M = 16, 8, 30

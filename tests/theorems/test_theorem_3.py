@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from stobatch.data import Examples
-from stobatch.methods.stobatch import StoBatchTrainable
-from stobatch.privacy.budget import head_budget
-from stobatch.privacy.noise import PrivateNoise
+from stobatch.published.lemmas import head_budget
+from stobatch.published.noise import PrivateNoise
+from stobatch.published.training import StoBatchTrainable
 from stobatch.training.engines import Gradients, TrainerTask
 
 MakeTraining = Callable[..., StoBatchTrainable]

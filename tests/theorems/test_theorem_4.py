@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stobatch.data import Examples
-from stobatch.methods.stobatch import StoBatchTrainable
-from stobatch.privacy.budget import encoder_budget, head_budget, total_budget
-from stobatch.privacy.noise import PrivateNoise, laplace
-from stobatch.privacy.plan import PublishedPlan
+from stobatch.dp.noise import laplace
+from stobatch.published.lemmas import encoder_budget, head_budget, total_budget
+from stobatch.published.noise import PrivateNoise
+from stobatch.published.plan import PublishedPlan
+from stobatch.published.training import StoBatchTrainable
 from stobatch.types import Status
 
 positive = st.floats(1e-3, 1e3)

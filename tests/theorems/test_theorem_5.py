@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stobatch.certification.composition import (
-    composed_epsilon,
-    gaussian_margin,
-    is_robust,
-    published_robustness_epsilon,
-    pure_robustness_epsilon,
-)
-from stobatch.certification.radius import composed_radius
+from stobatch.published.radius import composed_epsilon, composed_radius, is_robust
+from stobatch.votes.margins import gaussian_margin, published_robustness_epsilon, pure_robustness_epsilon
 
 inside = st.floats(1e-6, 1 - 1e-6)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from stobatch.config import MachineConfig
-from stobatch.training import fingerprint as module
+from stobatch.training import loop as module
 from stobatch.training.engines import Averaged, Engine, InProcessEngine
-from stobatch.training.fingerprint import Fingerprint, fingerprint
+from stobatch.training.loop import Fingerprint, fingerprint
 
 CPU = torch.device("cpu")
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import stobatch
+from stobatch import training_run as verb
 from stobatch.config import DataConfig, MachineConfig, ModelConfig, RunConfig, TrainingConfig
-from stobatch.methods import SoundConfig
-from stobatch.training import peak_memory
-from stobatch.training.peak_memory import PeakMemory
-from stobatch.verbs import training as verb
+from stobatch.sound.settings import SoundConfig
+from stobatch.training import device as peak_memory
+from stobatch.training.device import PeakMemory
 
 LARGE = 300
 """MiB; training the small network below takes a few."""

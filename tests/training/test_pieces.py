@@ -14,22 +14,25 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
+from stobatch.baselines import vanilla
+from stobatch.baselines.vanilla import VanillaConfig, VanillaTrainable
 from stobatch.config import DataConfig, ModelConfig, RunConfig, TrainersConfig, TrainingConfig
 from stobatch.data import DatasetInfo, Examples
-from stobatch.methods import dpsgd_trainable, stobatch, vanilla
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-from stobatch.methods.sound import Sound
-from stobatch.methods.sound_settings import SoundConfig
-from stobatch.methods.stobatch import StoBatchConfig, StoBatchTrainable
-from stobatch.methods.vanilla import VanillaConfig, VanillaTrainable
+from stobatch.dp.canaries import GradientCanaries, Planted
 from stobatch.models import Network, from_layers, initialise
-from stobatch.privacy.canaries import GradientCanaries, Planted
-from stobatch.privacy.noise import PrivateNoise
+from stobatch.published import training as stobatch
+from stobatch.published.noise import PrivateNoise
+from stobatch.published.settings import StoBatchConfig
+from stobatch.published.training import StoBatchTrainable
 from stobatch.seeds import Seeds
+from stobatch.sound import step as dpsgd_trainable
+from stobatch.sound.method import Sound
+from stobatch.sound.settings import SoundConfig
+from stobatch.sound.step import DpSgdTrainable
 from stobatch.training import Trainable
 from stobatch.training.engines import Gradients, InProcessEngine, TrainerTask
+from stobatch.training.engines.base import ALONE, Share, cut
 from stobatch.training.exact_sum import ExactSum
-from stobatch.training.pieces import ALONE, Share, cut
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import stobatch
-from stobatch.methods import StoBatch
-from stobatch.models import build, normalisation
+from stobatch.models import build
+from stobatch.models import network as normalisation
+from stobatch.published.training import StoBatch
 from stobatch.seeds import Seeds
 from stobatch.training.engines import InProcessEngine
 from stobatch_recipes import recipe
@@ -116,7 +117,7 @@ def test_every_variant_trains_and_differs_from_the_default(change, tmp_path):
 
 def test_the_published_objectives_gradient_is_what_autograd_says(monkeypatch):
     """θ2's gradient against autograd through the whole objective, written in one go without chunks."""
-    from stobatch.objectives import taylor_loss
+    from stobatch.published.losses import taylor_loss
 
     config = settings("mnist_cnn", **{"method.batch_size": 6, "method.adversarial_weight": 2.0})
     trainable = prepared("mnist_cnn", config, monkeypatch)

@@ -10,7 +10,7 @@ import torch
 import stobatch
 from stobatch.config import RunConfig
 from stobatch.data import Dataset
-from stobatch.reporting.tables import trained_line
+from stobatch.reporting.terminal import trained_line
 from stobatch_recipes import recipe
 
 

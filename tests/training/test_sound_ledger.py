@@ -21,11 +21,11 @@ import stobatch
 from stobatch.config import CertificationConfig, DataConfig, EvaluationConfig, MachineConfig, ModelConfig, RunConfig
 from stobatch.config import TrainingConfig as Training
 from stobatch.data import Dataset
+from stobatch.dp.plan import DpSgdPlan
 from stobatch.interrupts import Interrupted
-from stobatch.methods import SoundConfig
-from stobatch.methods.dpsgd_trainable import DpSgdTrainable
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
 from stobatch.seeds import Seeds
+from stobatch.sound.settings import SoundConfig
+from stobatch.sound.step import DpSgdTrainable
 from stobatch.training.checkpoint import TrainingState, tensors_digest
 from stobatch.training.engines import InProcessEngine
 from stobatch.training.ledger import Ledger

@@ -13,17 +13,21 @@ import torch
 from torch import Tensor, nn
 
 import stobatch
+from stobatch.baselines.adlm_plan import AdLmConfig
+from stobatch.baselines.dpsgd import DpSgdConfig
+from stobatch.baselines.securesgd import SecureSgdConfig
+from stobatch.baselines.vanilla import VanillaConfig
 from stobatch.config import DataConfig, MachineConfig, MethodConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.data import Dataset
 from stobatch.errors import ModelError
-from stobatch.methods import AdLmConfig, DpSgdConfig, SecureSgdConfig, StoBatchConfig, VanillaConfig, method_of
+from stobatch.methods import method_of
 from stobatch.models import Network, from_layers
-from stobatch.models.state import unchanged
+from stobatch.models.validators import unchanged
+from stobatch.published.settings import StoBatchConfig
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.training.engines import Averaged, InProcessEngine, Stop, TrainerTask, never
-from stobatch.training.engines.base import Parts
-from stobatch.training.pieces import Share
+from stobatch.training.engines.base import Parts, Share
 from stobatch.training.trainable import Trainable
 
 BEGINS: dict[str, float] = {"at pass": 0, "passes": 0, "secret": 0.0}

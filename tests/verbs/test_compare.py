@@ -15,10 +15,10 @@ from compared_runs import NAMES, RADII, files, small
 from scipy import stats
 
 import stobatch
+from stobatch.comparison import compare as comparing
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.interrupts import Interrupted
 from stobatch.runs import Run
-from stobatch.verbs import comparing
 
 SEEDS = (1, 2)
 

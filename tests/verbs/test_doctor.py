@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from stobatch.data import cifar10, mnist
+from stobatch.doctor import examinations, machine, numbers, storage
+from stobatch.doctor.check import Examination, Health, Outcome, examine
+from stobatch.dp.accounting import PoissonGaussian
+from stobatch.dp.clipping import ClippedSum, clipped_sum
 from stobatch.errors import DataError
 from stobatch.files import write_atomically
-from stobatch.privacy.accounting import PoissonGaussian
-from stobatch.privacy.per_example import ClippedSum, clipped_sum
 from stobatch.seeds import Seeds
-from stobatch.verbs.doctor import Examination, Health, Outcome, examinations, examine, machine, numbers, storage
 
 ROOT = Path(__file__).parents[2]
 

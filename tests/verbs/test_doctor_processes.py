@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from stobatch.verbs.doctor import Health, gpus, processes
-from stobatch.verbs.doctor.children import RANKS, ProbeError, ask, environment, python
+from stobatch.doctor import gpus, processes
+from stobatch.doctor.check import Health
+from stobatch.doctor.children import RANKS, ProbeError, ask, environment, python
 
 
 class TestAsking:

@@ -18,8 +18,7 @@ from pyarrow import parquet
 
 import stobatch
 from stobatch.files import CONTENT, content_sha256, sha256_of
-from stobatch.manifest import public_files
-from stobatch.runs import Run
+from stobatch.runs import Run, public_files
 from stobatch.settings import content_hash
 from stobatch_recipes import recipe
 

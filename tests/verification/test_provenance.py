@@ -16,10 +16,9 @@ import stobatch
 from stobatch import data
 from stobatch.cli.app import main
 from stobatch.errors import RunError, StobatchError
+from stobatch.evaluation import tables
 from stobatch.files import PRIVATE, Records, serialise_tensors, tensors_sha256
-from stobatch.manifest import differences, public_files
-from stobatch.runs import Run
-from stobatch.verbs import tables
+from stobatch.runs import Run, differences, public_files
 from stobatch_recipes import recipe
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stobatch.privacy.accounting import PoissonGaussian, gaussian_epsilon
+from stobatch.dp.accounting import PoissonGaussian, gaussian_epsilon
 from stobatch.verification.second_accountant import bracket
 
 MECHANISMS = [

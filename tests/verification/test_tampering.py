@@ -13,8 +13,7 @@ from tamperings import ONLY_SIGNED, PLAIN_TOO, TAMPERINGS, flip, mend_manifest
 
 import stobatch
 from stobatch.errors import RunError, StobatchError
-from stobatch.manifest import differences
-from stobatch.runs import Run
+from stobatch.runs import Run, differences
 from stobatch.verification import Verification
 
 ssh_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
@@ -98,7 +97,7 @@ def test_a_signature_catches_everything(whole: Path, other: Path, tmp_path: Path
 
 
 def signature_alone(run: Path, signers: Path) -> Verification:
-    from stobatch.verification.signatures import signature_check
+    from stobatch.verification.checks import signature_check
 
     return Verification(Run(run), (signature_check(Run(run), signers, "owner@example.org"),))
 

@@ -1,12 +1,12 @@
 """Attacks inside norm balls: one loop, small classes, every returned point checked."""
 
 from stobatch.attacks.apgd import APGD
+from stobatch.attacks.ball import Ball
 from stobatch.attacks.ensemble import ATTACKS, Budget, EveryAim, Restarts, paper_ensemble
 from stobatch.attacks.expectation import Expectation, of_module
-from stobatch.attacks.geometry import Ball
 from stobatch.attacks.goals import Goal
-from stobatch.attacks.gradient import Attack, GradientAttack, Plain, Scores, Victim, craft, ensemble_slices
-from stobatch.attacks.rules import FGSM, IFGSM, MIM, Madry
+from stobatch.attacks.loop import Attack, GradientAttack, Plain, Scores, Victim, craft, ensemble_slices
+from stobatch.attacks.pgd import FGSM, IFGSM, MIM, Madry
 from stobatch.attacks.square import Square
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from stobatch.attacks.geometry import Ball, per_example
-from stobatch.attacks.gradient import GradientAttack, Memory, Sight
+from stobatch.attacks.ball import Ball, per_example
+from stobatch.attacks.loop import GradientAttack, Memory, Sight
 
 _FIRST, _CLOSER, _CLOSEST = 0.22, 0.03, 0.06
 """The first checkpoint, how much closer together the next ones come, and how close they may: shares of all steps."""

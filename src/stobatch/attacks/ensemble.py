@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.apgd import APGD
-from stobatch.attacks.geometry import Ball
+from stobatch.attacks.ball import Ball
 from stobatch.attacks.goals import Goal
-from stobatch.attacks.gradient import Attack, Best, GradientAttack, Victim, appraise
-from stobatch.attacks.rules import FGSM, IFGSM, MIM, Madry
+from stobatch.attacks.loop import Attack, Best, GradientAttack, Victim, appraise
+from stobatch.attacks.pgd import FGSM, IFGSM, MIM, Madry
 from stobatch.attacks.square import Square
 
 

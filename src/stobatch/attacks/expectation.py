@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stobatch.attacks.goals import Goal
-from stobatch.attacks.gradient import Scores
+from stobatch.attacks.loop import Scores
 from stobatch.errors import SettingError
 
 Sample = Callable[[int, torch.Generator], Scores]

@@ -12,9 +12,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from stobatch.attacks.geometry import Ball
+from stobatch.attacks.ball import Ball
 from stobatch.attacks.goals import Goal
-from stobatch.attacks.gradient import Attack, Best, Victim, appraise
+from stobatch.attacks.loop import Attack, Best, Victim, appraise
 from stobatch.types import Norm
 
 _HALVE_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)

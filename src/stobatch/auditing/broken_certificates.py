@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from stobatch.attacks.expectation import Sample
-from stobatch.auditing.ballots import Ballots, count, counter_of
-from stobatch.certification import BoundsVerifier, CertificateKind, VerifiedInference, Verifier, VotesVerifier
-from stobatch.certification.composition import published_robustness_epsilon
-from stobatch.certification.monte_carlo import Tally, two_streams
-from stobatch.certification.radius import radius_factor
-from stobatch.certification.smoothing import GaussianNoise
-from stobatch.certification.sound import Bounded
-from stobatch.certification.verified_inference import Verdicts
-from stobatch.certification.votes import SmoothedVerdicts, VoteSettings
+from stobatch.auditing.vote_counts import Ballots, count, counter_of
 from stobatch.config import CertificationConfig
 from stobatch.models import ConvEncoder, Head, Layered, Network
+from stobatch.published.monte_carlo import Tally
+from stobatch.published.radius import radius_factor
+from stobatch.published.verified_inference import Verdicts, VerifiedInference
+from stobatch.sound.verifiers import Bounded, BoundsVerifier, VotesVerifier
 from stobatch.types import PAPER_RANGE, Norm
+from stobatch.verifier import CertificateKind, Verifier
+from stobatch.votes.counting import SmoothedVerdicts, VoteSettings
+from stobatch.votes.margins import published_robustness_epsilon
+from stobatch.votes.noise import GaussianNoise, two_streams
 
 
 class SummedSizes(VerifiedInference):

@@ -15,17 +15,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 from scipy.stats import binom, chi2
 from scipy.stats import t as student
 
-from stobatch.auditing.bounds import EpsilonBound, area_under_curve, check_epsilon, check_request
-from stobatch.certification.confidence import clopper_pearson
+from stobatch.auditing.lower_bounds import EpsilonBound, area_under_curve, check_epsilon, check_request, said
+from stobatch.auditing.subject import Audited
+from stobatch.auditing.tradeoff_curves import MOST_EPSILON
+from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import DataError, SettingError
+from stobatch.files import Columns
+from stobatch.loading import make_network
+from stobatch.methods import method_of
+from stobatch.progress import Tick
+from stobatch.results import Finding
+from stobatch.training.many import OneByOne
+from stobatch.types import Neighbours, Status, Verdict
+from stobatch.votes.confidence import clopper_pearson
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -458,3 +470,80 @@ def _require_both_kinds(member: Bools, least: int) -> None:
         remedy=f"Use at least {enough} shadows, each with a random half of the examples: "
         f"then all {examples} have that many, 99 times in 100.",
     )
+
+
+def membership_finding(
+    member: NDArray[np.bool_], scores: NDArray[np.float64], claim: PrivacyGuarantee, confidence: float
+) -> Finding:
+    """From which model was trained on which record, and how sure each is of each.
+
+    Models are trained on halves of one size, so the bound is for replacing a record. A claim for adding or removing
+    one is one for replacing it with 2ε and (1 + e^ε)δ: one record is removed, then another added.
+    """
+    epsilon, delta = claim.epsilon, claim.delta
+    if claim.status is Status.NONE:
+        epsilon, delta = float("inf"), 0.0
+    elif claim.neighbours is Neighbours.ADD_REMOVE:
+        epsilon, delta = 2 * epsilon, (1 + exp(epsilon)) * delta
+    result = infer(member, scores, delta=delta, confidence=confidence)
+    low, high = result.auroc_interval
+    rates = ", ".join(
+        f"{measured[0]:.2%} at a false-positive rate of {rate:g}" for rate, measured in result.tpr_at.items()
+    )
+    against, needed, powerless = "nothing is claimed", None, "nothing is claimed"
+    if claim.status is not Status.NONE:
+        needed = targets_needed(min(epsilon, MOST_EPSILON), delta=delta, confidence=confidence)
+        too_few = result.num_targets < needed
+        powerless = f"fewer than {needed} attacked models can never refute it" if too_few else ""
+        reach = f", which fewer than {needed} attacked models can never refute" if too_few else ""
+        against = f"{epsilon:.4g} is {claim.status} for replacing one{reach}"
+    refuted = result.epsilon_bound.epsilon > epsilon
+    return Finding(
+        instrument="membership",
+        about="privacy",
+        claim=str(claim),
+        claim_status=claim.status,
+        verdict=Verdict.REFUTED if refuted else Verdict.NOT_TESTED if powerless else Verdict.CONSISTENT,
+        statement=f"members are told from others with an AUROC of {result.auroc:.3f} ({low:.3f} to {high:.3f}); true "
+        f"positives: {rates}; {said(result.epsilon_bound)}, where {against}",
+        threat_model="the attacker queries the trained model, and trains models of its own on records like these",
+        attack=f"likelihood ratio with {result.num_shadows} shadow models on {result.num_targets} others",
+        confidence=confidence,
+        details={
+            **result.to_dict(),
+            "claimed_epsilon": None if claim.status is Status.NONE else epsilon,
+            "claimed_delta": delta,
+            "targets_needed": needed,
+            "could_not_refute": None if refuted else powerless or None,
+            "neighbours": str(Neighbours.REPLACE_ONE),
+        },
+    )
+
+
+def of_membership(audited: Audited) -> list[Finding]:
+    """Shadow models on random halves of the training data, and the likelihood ratio of every record's membership."""
+    settings, pool = audited.settings, audited.data().train.in_memory()
+    half = len(pool) // 2
+    if half < 2:
+        raise DataError(f"{len(pool)} records have no halves to train on.", remedy="Raise data.train_limit.")
+    plan = audited.plan_for(half)
+
+    def rows_of(start: int, count: int, tick: Tick) -> Columns:
+        seeds = [audited.root.child("membership", index) for index in range(start, start + count)]
+        members = torch.stack([torch.randperm(len(pool), generator=each.generator("half"))[:half] for each in seeds])
+        networks = [make_network(audited.config, audited.info, each, audited.network) for each in seeds]
+        models = method_of(audited.config).stack(audited.config, plan, networks, pool, members, seeds) or OneByOne(
+            audited.config,
+            (audited.fresh(plan, pool.take(own), each) for own, each in zip(members, seeds, strict=True)),
+            count,
+        )
+        models.train(tick)
+        logits = models.logits(pool.inputs).numpy()
+        scores = logit_confidence(logits, pool.labels.expand(count, -1).numpy())
+        within = torch.zeros(count, len(pool), dtype=torch.bool).scatter_(1, members, True)
+        return {"member": within.tolist(), "score": scores.tolist()}
+
+    identity = [settings.models_at_once, pool.fingerprint()]
+    table = audited.table("membership", identity, settings.shadow_models, settings.models_at_once, rows_of)
+    member, score = np.asarray(table["member"]), np.asarray(table["score"])
+    return [membership_finding(member, score, audited.claim, audited.confidence)]

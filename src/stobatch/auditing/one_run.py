@@ -7,18 +7,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stobatch.auditing.families import PoissonGaussianFamily
-from stobatch.auditing.finding import Finding
+from stobatch.auditing.lower_bounds import privacy_finding
+from stobatch.auditing.neighbours import require_relation
 from stobatch.auditing.one_run_bounds import GUESSED_SHARES, one_run_bounds, require_enough_canaries
-from stobatch.auditing.privacy_finding import privacy_finding
+from stobatch.auditing.subject import Audited, require_claim
+from stobatch.auditing.tradeoff_curves import PoissonGaussianFamily
 from stobatch.config import CanaryConfig
-from stobatch.data import DatasetInfo, Examples
-from stobatch.errors import RunError, SettingError
-from stobatch.privacy.accounting import PoissonGaussian
-from stobatch.privacy.canaries import GradientCanaries, Planted, coins
-from stobatch.privacy.guarantee import PrivacyGuarantee
+from stobatch.dp.accounting import PoissonGaussian
+from stobatch.dp.canaries import CANARY_SCORES, Planted, planted_in
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.errors import RunError
+from stobatch.files import PRIVATE, read_tensors
+from stobatch.results import Finding
 from stobatch.runs import Run
-from stobatch.seeds import Seeds
 from stobatch.types import Neighbours
 
 THREATS = {
@@ -29,34 +30,6 @@ ATTACKS = {
     "gradient": "the sum over all steps of what stands at the canary's coordinate, with the sign of the step",
     "input": "the model's scores at the canary: its label against the label it would have instead, or against all",
 }
-
-
-def planted(config: CanaryConfig, info: DatasetInfo, num_parameters: int, seeds: Seeds) -> Planted:
-    """The run's canaries and their coins, from its own seeds: secret where those are, and never written down."""
-    included = coins(config.num, seeds.wide_generator("canaries", "coins"))
-    if config.kind == "gradient":
-        stream = seeds.wide_generator("canaries", "places")
-        return Planted(included, GradientCanaries.draw(config.num, num_parameters, stream))
-    stream = seeds.wide_generator("canaries", "images")
-    images = torch.from_numpy(stream.random((config.num, *info.input_shape), dtype=np.float32)).round() * 2 - 1
-    labels = torch.from_numpy(stream.integers(info.num_classes, size=config.num))
-    return Planted(included, inputs=images, labels=labels)
-
-
-def replacing(records: Examples, canaries: Planted) -> Examples:
-    """For replace-one neighbours: canaries take the place of the last records, with their label or the next one."""
-    assert canaries.inputs is not None
-    assert canaries.labels is not None
-    kept = len(records) - len(canaries.labels)
-    if kept < 1:
-        raise SettingError(
-            f"{len(canaries.labels)} input canaries leave none of {len(records)} records.",
-            why="Where neighbours have one size, each canary takes the place of a record.",
-            remedy=f"Plant at most {len(records) // 2}: canaries.num.",
-        )
-    labels = torch.where(canaries.included, canaries.labels, (canaries.labels + 1) % records.num_classes)
-    first = records.take(slice(kept))
-    return Examples(torch.cat([first.inputs, canaries.inputs]), torch.cat([first.labels, labels]), records.num_classes)
 
 
 def input_scores(logits: Tensor, canaries: Planted, relation: Neighbours) -> NDArray[np.float64]:
@@ -110,3 +83,32 @@ def one_run_finding(
         canaries=len(scores),
         kind=kind,
     )
+
+
+def of_one_run(audited: Audited) -> list[Finding]:
+    """The canaries that were planted in this very training."""
+    model, config, claim = audited.trained(), audited.config, audited.claim
+    require_claim(audited)
+    relation = require_relation(audited.settings.neighbours, claim.neighbours)
+    unknown = audited.plan.curve is None
+    require_planted(audited.run, config.canaries, claim, audited.confidence, any_mechanism=unknown)
+    canaries = planted_in(config, audited.info, model.network, audited.seeds)
+    if config.canaries.kind == "gradient":
+        tensors, metadata = read_tensors(audited.run.path / PRIVATE / CANARY_SCORES)
+        if metadata.get("config_hash") != config.training_hash or len(tensors["canary_sums"]) != config.canaries.num:
+            raise RunError(
+                f"the canaries' scores in {audited.run.path} belong to another training.",
+                remedy="Restore them, or train again.",
+            )
+        scores = tensors["canary_sums"].numpy()
+    else:
+        assert canaries.inputs is not None
+        inputs = canaries.inputs.to(model.network.device, model.network.dtype)
+        with torch.no_grad():
+            logits = torch.cat([model.network(part) for part in torch.split(inputs, 500)])
+        scores = input_scores(logits, canaries, relation)
+    finding = one_run_finding(
+        scores, canaries.included, claim, audited.plan.curve,
+        kind=config.canaries.kind, confidence=audited.confidence,
+    )  # fmt: skip
+    return [finding]

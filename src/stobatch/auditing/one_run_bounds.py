@@ -26,16 +26,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, log_expit
 from scipy.stats import binom
 
-from stobatch.auditing.bounds import (
-    EpsilonBound,
-    check_epsilon,
-    check_request,
-    check_scores,
-    refuse_too_few,
-)
-from stobatch.auditing.families import Curve, CurveFamily, most_refuted
+from stobatch.auditing.lower_bounds import EpsilonBound, check_epsilon, check_request, check_scores, refuse_too_few
+from stobatch.auditing.tradeoff_curves import Curve, CurveFamily, most_refuted
+from stobatch.dp.accounting import check_delta
 from stobatch.errors import DataError, SettingError
-from stobatch.privacy.accounting import check_delta
 
 GUESSED_SHARES = (1.0, 0.2, 0.05)
 """Of the canaries, where no numbers of guesses are given: against little noise many guesses are right, and show most;

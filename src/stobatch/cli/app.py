@@ -21,7 +21,8 @@ from stobatch.config import RunConfig, load_config
 from stobatch.errors import EndedElsewhere, SettingError, StobatchError
 from stobatch.interrupts import STOPPED, Interrupted, obey_stops
 from stobatch.processes import leads, one_of_several
-from stobatch.reporting import tables
+from stobatch.reporting import terminal as tables
+from stobatch.reporting.terminal import verified_page
 from stobatch.runs import Run
 from stobatch.settings import parse_assignment
 from stobatch.types import Status, Verdict
@@ -142,10 +143,10 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Every number that privacy depends on, before any data is read, with its place in the paper."""
-    from stobatch import verbs
+    import stobatch
     from stobatch.files import write_json
 
-    document = verbs.plan(_config(recipe, config, set_, seed, device)).to_dict()
+    document = stobatch.plan(_config(recipe, config, set_, seed, device)).to_dict()
     if out is not None:
         write_json(out, "plan", document)
     _print(document, as_json, tables.plan_table(document))
@@ -163,7 +164,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model into a run directory; with --resume alone, continue it with its own settings."""
-    from stobatch import verbs
+    import stobatch
     from stobatch.loading import stored_config
 
     run = Run(out)
@@ -171,7 +172,7 @@ def train(
         settings = stored_config(run).override_all(_changes(set_, seed, device))
     else:
         settings = _config(recipe, config, set_, seed, device)
-    model = verbs.train(settings, out, resume=resume, quiet=as_json)
+    model = stobatch.train(settings, out, resume=resume, quiet=as_json)
     if not leads():
         return
     document: dict[str, Any] = {
@@ -199,12 +200,14 @@ def certify(
     as_json: Json = False,
 ) -> None:
     """A label and its certified radius per test example, by the best certificate for the norm; and which it is."""
-    from stobatch import verbs
+    import stobatch
 
     overrides = _overrides("certification", recipe, set_, limit)
     said = {"evaluation.radii": radius, "evaluation.norm": norm}
     overrides |= {key: value for key, value in said.items() if value not in (None, [])}
-    summary = verbs.certify(_run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device)
+    summary = stobatch.certify(
+        _run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device
+    )
     _print(summary, as_json, tables.certificate_table(summary))
 
 
@@ -229,14 +232,14 @@ def attack(
     as_json: Json = False,
 ) -> None:
     """Attack the test set under one protocol: one row per example, and the accuracy that is left."""
-    from stobatch import verbs
+    import stobatch
 
     published = protocol == "published"
     names = "attacks" if published else "adaptive_attacks" if function == "single_pass" else "vote_attacks"
     said = {names: attack_, "radii": radius, "norm": norm, "attack_steps" if published else "adaptive_steps": steps}
     overrides = _overrides("evaluation", recipe, set_, limit)
     overrides |= {f"evaluation.{key}": value for key, value in said.items() if value not in (None, [])}
-    document = verbs.attack(
+    document = stobatch.attack(
         _run(run, out), protocol=protocol, function=function, overrides=overrides, seed=seed, resume=resume,
         quiet=as_json, device=device,
     )  # fmt: skip
@@ -256,10 +259,12 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Every protocol side by side, the gap between them, certified accuracy, and flags for what looks too good."""
-    from stobatch import verbs
+    import stobatch
 
     overrides = _overrides("evaluation", recipe, set_, limit)
-    scores = verbs.evaluate(_run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device)
+    scores = stobatch.evaluate(
+        _run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device
+    )
     certified = [tables.certificate_table(scores["certificates"])] if scores["certificates"] else []
     _print(scores, as_json, tables.guarantee_card(scores["guarantee"]), tables.score_table(scores), *certified)
     _exit_if_refuted(scores)
@@ -292,13 +297,13 @@ def audit(
 
     Exits with 1 if a claim was refuted, with 3 if none was tested.
     """
-    from stobatch import verbs
+    import stobatch
 
     said = {"audit.instruments": instrument, "audit.trainings": trainings, "audit.confidence": confidence}
     overrides = _assignments(set_) | {key: value for key, value in said.items() if value not in (None, [])}
     require_secret(overrides.get("seed"), "--set")
     settings = _config(recipe, None, None, None, device).override_all(overrides) if recipe else None
-    document = verbs.audit(
+    document = stobatch.audit(
         _run(run, out), config=settings, overrides=None if recipe else overrides, seed=seed, resume=resume,
         quiet=as_json, device=device,
     )  # fmt: skip
@@ -326,9 +331,9 @@ def report(
     as_json: Json = False,
 ) -> None:
     """One HTML file that can be mailed: curves, the guarantee with its status, the flags; computed again from rows."""
-    from stobatch import verbs
+    import stobatch
 
-    document = verbs.report(runs, out, images=images, signers=signers, identity=identity)
+    document = stobatch.report(runs, out, images=images, signers=signers, identity=identity)
     _print(document, as_json, f"report: {document['report']}")
 
 
@@ -356,24 +361,24 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """The whole job on the embedded data: plan, train, certify, evaluate, audit, report, verify. Resumes itself."""
-    from stobatch import verbs
-    from stobatch.reporting.verified import verified_page
+    import stobatch
+    from stobatch.reporting.terminal import verified_page
     from stobatch.verification import verify
 
     settings = _config(recipe, None, set_, seed, device)
-    the_plan = verbs.plan(settings).to_dict()
+    the_plan = stobatch.plan(settings).to_dict()
     if not as_json:
         tables.show(tables.plan_table(the_plan))
-    verbs.train(settings, out, resume=True, quiet=as_json)
+    stobatch.train(settings, out, resume=True, quiet=as_json)
     changed = {
         key: value
         for key, value in _assignments(set_).items()
         if key.startswith(("certification", "evaluation", "audit"))
     }
-    certificates = verbs.certify(out, overrides=changed, resume=True, quiet=as_json, device=device)
-    scores = verbs.evaluate(out, overrides=changed, resume=True, quiet=as_json, device=device)
-    audited = verbs.audit(out, overrides=changed, resume=True, quiet=as_json, device=device)
-    written = verbs.report([out])["report"]
+    certificates = stobatch.certify(out, overrides=changed, resume=True, quiet=as_json, device=device)
+    scores = stobatch.evaluate(out, overrides=changed, resume=True, quiet=as_json, device=device)
+    audited = stobatch.audit(out, overrides=changed, resume=True, quiet=as_json, device=device)
+    written = stobatch.report([out])["report"]
     verified = verify(out).to_dict()
     shown = (tables.score_table(scores), tables.certificate_table(certificates), *tables.audit_tables(audited))
     page = (f"report: {written}", verified_page(verified))
@@ -431,3 +436,111 @@ def _speaks(error: StobatchError) -> bool:
 def _complain(message: str, code: int) -> NoReturn:
     print(f"stobatch: {message}", file=sys.stderr)
     raise SystemExit(code)
+
+
+@app.command()
+def doctor(
+    out: Annotated[Path, typer.Option(help="The folder in which runs will be written.")] = Path("runs"),
+    only: Annotated[list[str] | None, typer.Option(help="Only this check; may be repeated.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Try everything that training on this machine rests on: arithmetic, disk, data, processes, GPUs."""
+    from stobatch.doctor import doctor as examine_machine
+    from stobatch.reporting.terminal import health_table
+
+    document = examine_machine(out, only=only or (), quiet=as_json)
+    _print(document, as_json, health_table(document))
+    if not document["ready"]:
+        raise SystemExit(2)
+
+
+@app.command()
+def shard(
+    out: Annotated[Path | None, typer.Option(help="The folder to write; new or empty.")] = None,
+    recipe: Recipe = None,
+    config: Config = None,
+    set_: Set = None,
+    num_shards: Annotated[int, typer.Option(min=1, help="How many; a process of a training reads whole ones.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Deals the records to the shards; it keeps no secret.")] = 0,
+    check: Annotated[Path | None, typer.Option(help="Check this folder instead: files, values, repetitions.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a data set as disjoint shards with checksums, for --set data.name=shards; or --check such a folder."""
+    from stobatch.sharding import check_shards, shard
+
+    if (out is None) == (check is None):
+        raise SettingError(
+            "no folder, or two, are given.", remedy="Write one with `--out DIR`, or look at one with `--check DIR`."
+        )
+    if check is not None:
+        if recipe or config or set_:
+            raise SettingError("--check takes no settings.", remedy="Write `stobatch shard --check DIR`.")
+        document = check_shards(check, quiet=as_json)
+        _print(
+            document, as_json, f"checked {_line(document)}", *_warnings(document["repeated_records"]), _copies(document)
+        )
+    elif out is not None:
+        # Only where the data are and how they are read: nothing is trained.
+        settings = _config(recipe or (None if config else "demo"), config, set_, None, None)
+        document = shard(settings, out, num_shards=num_shards, seed=seed, quiet=as_json)
+        use = f"train on it with --set data.name=shards --set machine.data_root={out}"
+        _print(document, as_json, f"wrote {_line(document)}", _copies(document), use)
+
+
+def _line(document: dict[str, Any]) -> str:
+    info, smallest, largest = document["dataset"], document["smallest_shard"], document["largest_shard"]
+    size = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+    return (
+        f"{document['folder']}: {info['name']}, {info['num_train']:,} training examples in {document['num_shards']} "
+        f"shards of {size}, {info['num_test']:,} test examples, {document['bytes'] / 1e6:,.1f} MB as "
+        f"{document['encoding']}, dealt by {document['dealt']['rule'].removeprefix('by ')}"
+    )
+
+
+def _copies(document: dict[str, Any]) -> str:
+    copies, tests = document["test_copies"], document["dataset"]["num_test"]
+    return f"{'warning: ' if copies else ''}{copies:,} of {tests:,} test examples are training examples"
+
+
+def _warnings(repeated: dict[str, Any]) -> list[str]:
+    if not repeated["count"]:
+        return ["no record occurs twice"]
+    positions = "; ".join(", ".join(map(str, group)) for group in repeated["first_positions"])
+    return [
+        f"warning: {repeated['count']:,} records occur more than once, {repeated['in_more_than_one_shard']:,} of them "
+        f"in more than one shard (positions {positions}). Two persons may look alike; one person twice is protected "
+        "less than the guarantee says: remove the repetition and write the shards again."
+    ]
+
+
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    sample: Annotated[
+        int, typer.Option(min=0, help="Rows that are certified again from weights and test data; 0 needs no data.")
+    ] = 20,
+    signers: Signers = None,
+    identity: Identity = None,
+    seed: Draws = None,
+    as_json: Json = False,
+) -> None:
+    """Compute everything again that a run publishes, and say what cannot be checked. Exit code 1 where it differs."""
+    from stobatch.verification import verify as verify_run
+
+    document = verify_run(run, sample=sample, signers=signers, identity=identity, seed=seed).to_dict()
+    _print(document, as_json, verified_page(document))
+    if document["verdict"] == "differs":
+        raise SystemExit(1)
+
+
+@app.command()
+def sign(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    key: Annotated[Path, typer.Option(help="A private key of ssh-keygen's, or of minisign's; kept outside the run.")],
+    as_json: Json = False,
+) -> None:
+    """Sign a run's manifest: that these files are the ones you mean. Any verb that changes them takes it off again."""
+    from stobatch.verification.checks import sign as sign_run
+
+    signature = sign_run(run, key)
+    _print({"run": str(run), "signature": str(signature)}, as_json, f"signed: {signature}")

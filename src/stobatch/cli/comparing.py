@@ -43,8 +43,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train, certify and attack several methods the same way: one table, a figure, t-tests. Resumes itself."""
-    from stobatch import verbs
-    from stobatch.reporting.compared_tables import comparison_tables
+    import stobatch
+    from stobatch.comparison.table import comparison_tables
     from stobatch_recipes.baselines import rows
 
     epsilons, radii = epsilon or [1.0], radius or [0.2]
@@ -56,7 +56,7 @@ def compare(
     shown: dict[str, Any] = {"evaluation.radii": radii, "certification.attack_radius": radii[0]}
     made = rows(_names(methods), epsilons, radii[0])
     configs = {name: config.override_all(shown) for name, config in _changed(made, changes).items()}
-    document = verbs.compare(
+    document = stobatch.compare(
         configs, out, seeds=_whole(seeds) if seeds else None, repeats=repeats, quiet=as_json, device=device
     )
     _print(document, as_json, comparison_tables(document), f"page: {out / 'comparison.html'}")

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stobatch.cli.app import Config, Device, Json, Recipe, Resume, Seed, Set, _changes, _config, _print, app
+from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import RunError, SettingError
 from stobatch.files import as_written
-from stobatch.privacy.guarantee import PrivacyGuarantee
-from stobatch.reporting.parties import party_table
-from stobatch.reporting.tables import guarantee_card, trained_line
+from stobatch.reporting.terminal import guarantee_card, party_table, trained_line
 from stobatch.runs import Run
 
 if TYPE_CHECKING:

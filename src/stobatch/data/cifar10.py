@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stobatch.config import DataConfig
-from stobatch.data.augment import centre_crop, random_contrast, random_crop, random_flip
+from stobatch.data.augmentation import centre_crop, random_contrast, random_crop, random_flip
 from stobatch.data.dataset import DatasetInfo, Examples
 from stobatch.data.download import fetch_folder
 from stobatch.data.pixels import first_names, first_of_classes, scale

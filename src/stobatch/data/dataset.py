@@ -7,8 +7,9 @@ single NaN or a pixel of 255 would void a guarantee without any visible failure.
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -285,3 +286,38 @@ def _check_labels(labels: Tensor, num_classes: int, called: Callable[[int], str]
 
 def _first(mask: Tensor) -> int:
     return int(mask.nonzero()[0])
+
+
+Chunk = tuple[Tensor, Tensor]
+"""Inputs, float32 in [-1, 1], and labels, int64: consecutive examples, as few or as many as fit."""
+_BYTES_AT_ONCE = 2**24
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Training and test examples in chunks, each looked at once and in order.
+
+    Where the counts are not known before the last chunk, `counted` is false and those in `info` mean nothing.
+    """
+
+    info: DatasetInfo
+    train: Iterable[Chunk]
+    test: Iterable[Chunk]
+    counted: bool = True
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Stream:
+        return cls(dataset.info, chunks(dataset.train), chunks(dataset.test))
+
+
+def rows_at_once(input_shape: tuple[int, int, int]) -> int:
+    """As many examples as make a chunk of about 16 MiB."""
+    return max(1, _BYTES_AT_ONCE // (4 * math.prod(input_shape)))
+
+
+def chunks(examples: TrainingExamples) -> Iterator[Chunk]:
+    """All examples in order, a few at a time."""
+    rows = rows_at_once(examples.input_shape)
+    for start in range(0, len(examples), rows):
+        inputs, labels = examples.fetch(torch.arange(start, min(start + rows, len(examples))))
+        yield inputs.cpu(), labels.cpu()

@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from stobatch.config import DataConfig
-from stobatch.data.dataset import DatasetInfo, Examples
+from stobatch.data.dataset import Chunk, DatasetInfo, Examples, Stream, rows_at_once
 from stobatch.data.pixels import first_names, image_shape, in_turn, list_images, read_images
-from stobatch.data.streams import Chunk, Stream, rows_at_once
 from stobatch.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")

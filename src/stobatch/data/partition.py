@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from stobatch.errors import DataError
-from stobatch.seeds import Seeds
-from stobatch.streams import Stream
+from stobatch.seeds import Seeds, Stream
 
 
 def fixed_disjoint_batches(num_examples: int, batch_size: int, generator: torch.Generator) -> Tensor:

@@ -11,8 +11,7 @@ import torch
 
 from stobatch.config import DataConfig
 from stobatch.data import cifar10, image_folder, mnist, shards, small_digits, tiny_imagenet
-from stobatch.data.dataset import Dataset, DatasetInfo, Examples, TrainingExamples
-from stobatch.data.streams import Stream
+from stobatch.data.dataset import Dataset, DatasetInfo, Examples, Stream, TrainingExamples
 from stobatch.errors import DataError
 from stobatch.seeds import Seeds
 

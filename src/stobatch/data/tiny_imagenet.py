@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from stobatch.config import DataConfig
-from stobatch.data.augment import three_copies
+from stobatch.data.augmentation import three_copies
 from stobatch.data.dataset import DatasetInfo, Examples
 from stobatch.data.download import fetch_folder
 from stobatch.data.pixels import first_names, in_turn, list_images, read_images

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stobatch.certification import CertificateKind
 from stobatch.evaluation.protocols import attacked_column
 from stobatch.evaluation.statistics import PairedDifference, Proportion, paired_difference, proportion
 from stobatch.files import Columns
 from stobatch.types import Radius
+from stobatch.verifier import CertificateKind
 
 Flags = NDArray[np.bool_]
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks import Expectation, Goal, Plain, Victim
-from stobatch.certification import Verifier
 from stobatch.errors import ModelError
 from stobatch.files import Columns
 from stobatch.models import Classifier, rows_in_memory
+from stobatch.verifier import Verifier
 
 _CPU_ROWS = 357
 """Rows of one pass on a CPU: enough to fill the cores, few enough to stay in the cache."""

@@ -7,19 +7,22 @@ and the worst of everything that was tried, example by example.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, TypeVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stobatch.attacks import ATTACKS, Ball, Budget, Goal, craft, paper_ensemble
 from stobatch.config import EvaluationConfig
-from stobatch.errors import UnitError
-from stobatch.evaluation.functions import Columns, Deployed
-from stobatch.models.surrogate import NoiseFreeSurrogate
+from stobatch.errors import ModelError, UnitError
+from stobatch.evaluation.functions import Deployed
+from stobatch.files import Columns
+from stobatch.models.classifier import Classifier
+from stobatch.models.network import Network, ReferenceNorm
 from stobatch.progress import Tick
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
@@ -203,3 +206,48 @@ def _gradient_sizes(function: Deployed, inputs: Tensor, labels: Tensor) -> list[
 
 
 PROTOCOLS: dict[str, type[Protocol]] = {protocol.name: protocol for protocol in (Published, Adaptive)}
+
+
+_SWITCHED_OFF = (ReferenceNorm, nn.BatchNorm1d, nn.BatchNorm2d)
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class NoiseFreeSurrogate(nn.Module):
+    """A copy without χ1 and χ2, without batch or reference normalisation, without the bound on the last hidden layer.
+
+    This is the released code's attack head: its batch normalisation ran with statistics that were never updated, which
+    switches it off. It shares the weights with the deployed function and little else. A network of another kind has no
+    χ1, no χ2 and no such bound: there the copy is the network itself, but for the same normalisations.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(network, Classifier):
+            raise ModelError(
+                f"a {type(network).__name__} has no noise-free copy to attack.",
+                why="The published protocol copies the library's classifiers.",
+                remedy="Set evaluation.protocols=adaptive.",
+            )
+        self.layers = nn.Sequential(*_without_noise(network))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.layers(inputs)
+        return scores
+
+
+def _without_noise(network: Classifier) -> tuple[nn.Module, ...]:
+    if not isinstance(network, Network):
+        return (_without_norms(network),)
+    head = _without_norms(network.head)
+    return copy.deepcopy(network.encoder), head.norm, head.body, head.output
+
+
+def _without_norms(module: M) -> M:
+    """A copy in which normalisations by a batch or by reference images do nothing."""
+    copied = copy.deepcopy(module)
+    for path, part in list(copied.named_modules(remove_duplicate=False)):
+        if isinstance(part, _SWITCHED_OFF):
+            parent, _, name = path.rpartition(".")
+            setattr(copied.get_submodule(parent), name, nn.Identity())
+    return copied

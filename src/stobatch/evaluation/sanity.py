@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from stobatch.evaluation.accuracy import WORST, AttackedTable, Columns
+from stobatch.evaluation.accuracy import WORST, AttackedTable
 from stobatch.evaluation.statistics import proportion, sign_test
+from stobatch.files import Columns
 from stobatch.types import Radius, Status
 
 FALSE_ALARM_RATE = 0.001

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from math import sqrt
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy import stats
 
-from stobatch.certification.confidence import clopper_pearson
 from stobatch.errors import DataError
+from stobatch.votes.confidence import clopper_pearson
 
 CONFIDENCE = 0.95
 _ROUNDING = 1e-12
@@ -132,3 +133,19 @@ def compare_over_seeds(first: Mapping[int, float], second: Mapping[int, float]) 
         result = stats.ttest_rel(a, b) if paired else stats.ttest_ind(a, b, equal_var=False)
     low, high = result.confidence_interval(CONFIDENCE)
     return TTest(difference, float(low), float(high), float(result.pvalue), paired, sizes)
+
+
+K = TypeVar("K", bound=tuple[Any, ...])
+
+
+def t_tests_between(groups: Mapping[str, Mapping[int, Mapping[K, float]]]) -> Iterator[tuple[str, str, K, TTest]]:
+    """Two-tailed tests between every two groups with two seeds or more, measure by measure.
+
+    `groups` has for each setting and each of its seeds what was measured. A measure that one of the two lacks for some
+    seed is not tested between them.
+    """
+    several = {name: seeds for name, seeds in groups.items() if len(seeds) > 1}
+    for (first, one), (second, two) in combinations(several.items(), 2):
+        for measure in sorted(set.intersection(*(set(found) for seeds in (one, two) for found in seeds.values()))):
+            a, b = ({seed: found[measure] for seed, found in seeds.items()} for seeds in (one, two))
+            yield first, second, measure, compare_over_seeds(a, b)

@@ -1,15 +1,10 @@
 """Parties with private data train one model through a server that nobody has to trust (docs/federated.md)."""
 
 from stobatch.federated.conversation import Post, Rounds, Table, converse, in_process
-from stobatch.federated.method import Federated
 from stobatch.federated.party import Answer, Party, Refused, Spent, Statement
-from stobatch.federated.plan import Account, FederatedPlan
+from stobatch.federated.plan import Account, FederatedConfig, FederatedPlan
 from stobatch.federated.server import Federation, FederationError
-from stobatch.federated.settings import FederatedConfig
 from stobatch.federated.simulation import federate, split
-from stobatch.methods import METHODS
-
-METHODS[FederatedConfig.name] = Federated()
 
 __all__ = [
     "Account",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,11 +19,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from stobatch.errors import SettingError
-from stobatch.federated.keys import Certificates, make_certificates, make_party_key
 from stobatch.federated.server import Federation, FederationError
 from stobatch.files import PRIVATE, open_private
 from stobatch.interrupts import finish_first
@@ -192,3 +193,47 @@ def _process(command: Sequence[str], log: Path, environment: Mapping[str, str]) 
                 with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                     os.killpg(process.pid, number)
                     process.wait(seconds)
+
+
+DAYS = "30"
+_CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes")
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """A server's certificate and key, and the authority that vouches for it; parties need the authority's alone."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+def make_certificates(folder: Path, host: str) -> Certificates:
+    """Make an authority for one federation and a certificate for the address of its server."""
+    authority, authority_key = folder / "ca.pem", folder / "ca.key"
+    certificate, key, request, names = (folder / f"server.{end}" for end in ("pem", "key", "csr", "names"))
+    kind = "IP" if host.replace(".", "").isdecimal() else "DNS"
+    names.write_text(f"subjectAltName={kind}:{host}\n")
+    _run("openssl", "req", "-x509", *_CURVE, "-days", DAYS, "-subj", "/CN=our federation",
+         "-keyout", str(authority_key), "-out", str(authority))  # fmt: skip
+    _run("openssl", "req", *_CURVE, "-subj", f"/CN={host}", "-keyout", str(key), "-out", str(request))
+    _run("openssl", "x509", "-req", "-in", str(request), "-CA", str(authority), "-CAkey", str(authority_key),
+         "-CAcreateserial", "-days", DAYS, "-extfile", str(names), "-out", str(certificate))  # fmt: skip
+    return Certificates(authority, certificate, key)
+
+
+def make_party_key(path: Path) -> Path:
+    """Make a party's key where there is none yet; returns the public one, which the server registers."""
+    if not path.exists():
+        _run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(path))
+    return path.with_name(f"{path.name}.pub")
+
+
+def _run(program: str, *arguments: str) -> None:
+    found = shutil.which(program)
+    if found is None:
+        raise SettingError(f"{program} is not installed.", remedy="Install OpenSSL and OpenSSH, for keys.")
+    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise SettingError(f"{program} failed: {last}", remedy="See that the folder can be written to.")

@@ -14,21 +14,19 @@ from torch import Tensor
 
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import DataError, ModelError, RunError, StobatchError
-from stobatch.federated.method import party_plan
-from stobatch.federated.plan import Account
-from stobatch.federated.settings import PartySizes, party_config, party_of, terms_hash
+from stobatch.federated.plan import Account, PartySizes, party_config, party_of, party_plan, terms_hash
 from stobatch.files import PRIVATE, as_written, open_private, read_tensors, remove_temporaries, write_tensors
 from stobatch.loading import make_network
-from stobatch.methods import Sound
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
-from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
+from stobatch.sound.method import Sound
 from stobatch.training.device import use_device
 from stobatch.training.engines import Gradients
 from stobatch.training.ledger import Ledger
-from stobatch.verbs.training import write_start
+from stobatch.training_run import write_start
 
 EXAMPLES = Path(PRIVATE) / "examples.safetensors"
 

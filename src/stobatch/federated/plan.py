@@ -1,14 +1,149 @@
-"""The plan of a federation: a plan for each party, and the largest ε among them."""
+"""The terms of a federation: who takes part, with how many records, how often. All of it is public and fixed first."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
 
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
-from stobatch.privacy.guarantee import PrivacyGuarantee
-from stobatch.privacy.plan import Plan, PlanRow
+from stobatch.config import DataConfig, RunConfig
+from stobatch.data import DatasetInfo, TrainingExamples
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.plan import DpSgdPlan, Plan, PlanRow
+from stobatch.errors import SettingError
+from stobatch.methods import Method
+from stobatch.models import Classifier
+from stobatch.seeds import Seeds
+from stobatch.settings import content_hash, setting
+from stobatch.sound.method import Sound
+from stobatch.sound.settings import SoundConfig
+from stobatch.verifier import Verifier
+
+_COUNT = re.compile(r"0*[1-9][0-9]{0,17}")
+_FORM = "name:records, name:records:batch or name:records:batch:rounds"
+
+
+@dataclass(frozen=True)
+class PartySizes:
+    """A party's public numbers.
+
+    `rounds` is a cap: the noise is chosen for so many answers, and the party refuses the next one.
+    """
+
+    name: str
+    num_examples: int
+    expected_batch_size: int
+    rounds: int
+
+    def takes_part(self, step: int, steps: int) -> bool:
+        """Whether the public timetable has this party in a step: as often as its cap allows, evenly spread.
+
+        >>> twice = PartySizes("north", 100, 10, rounds=2)
+        >>> [twice.takes_part(step, 6) for step in range(6)]
+        [False, False, True, False, False, True]
+        """
+        return (step + 1) * self.rounds // steps > step * self.rounds // steps
+
+
+@dataclass(frozen=True)
+class FederatedConfig(SoundConfig, name="federated"):
+    """The sound method with its records held by parties; every party spends at most ε and adds all of its own noise."""
+
+    parties: tuple[str, ...] = setting(
+        ("north:7000", "east:3500", "south:1500"),
+        doc="Who holds how many records, as name:records, name:records:batch or name:records:batch:rounds; a batch "
+        "that is not given is the party's share of expected_batch_size, rounds are all steps",
+    )
+    combine: str = setting(
+        "mean",
+        choices=("mean", "median"),
+        doc="Of the answers: their mean by batch sizes, or coordinate by coordinate their median, one vote for each",
+    )
+    answer_within: float = setting(
+        600.0, above=0, doc="Seconds that a step waits; a party that has not answered by then is left out of the step"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [text.split(":")[0] for text in self.parties]
+        for text in self.parties:
+            name, *numbers = text.split(":")
+            if not (name.isidentifier() and 1 <= len(numbers) <= 3 and all(_COUNT.fullmatch(n) for n in numbers)):
+                raise SettingError(
+                    f"'{text}' is no party.", why=f"A party is written as {_FORM}.", remedy="Write north:7000, say."
+                )
+        if len(set(names)) < len(names):
+            raise SettingError(f"a party is named twice: {', '.join(names)}.", remedy="Give every party its own name.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Leave out later settings that are not used, so that older federations keep their hash."""
+        plain, later = super().to_dict(), {"combine": "mean", "answer_within": 600.0}
+        return {key: value for key, value in plain.items() if key not in later or value != later[key]}
+
+    def sizes(self, steps: int) -> tuple[PartySizes, ...]:
+        """The parties of a federation of so many steps.
+
+        >>> [party.expected_batch_size for party in FederatedConfig(expected_batch_size=1200).sizes(10)]
+        [700, 350, 150]
+        """
+        given = {text.split(":")[0]: [int(number) for number in text.split(":")[1:]] for text in self.parties}
+        total = sum(numbers[0] for numbers in given.values())
+        found = []
+        for name, (records, *rest) in given.items():
+            batch = rest[0] if rest else max(1, round(self.expected_batch_size * records / total))
+            rounds = rest[1] if len(rest) > 1 else steps
+            if rounds > steps:
+                raise SettingError(
+                    f"{name} takes part in {rounds} rounds of {steps}.",
+                    remedy=f"Use at most {steps}, or set training.steps={rounds}.",
+                )
+            found.append(PartySizes(name, records, batch, rounds))
+        return tuple(found)
+
+    def sound(self, party: PartySizes) -> SoundConfig:
+        """What one party's part is by itself: the sound method on its own records."""
+        shared = {field.name: getattr(self, field.name) for field in fields(SoundConfig)}
+        return SoundConfig(**shared | {"expected_batch_size": party.expected_batch_size})
+
+
+def method_of_terms(terms: RunConfig) -> FederatedConfig:
+    if not isinstance(terms.method, FederatedConfig):
+        raise SettingError(
+            f"method.name={terms.method.name} is no federation.", remedy="Start from `--recipe federated.demo`."
+        )
+    return terms.method
+
+
+def sizes_of(terms: RunConfig) -> tuple[PartySizes, ...]:
+    return method_of_terms(terms).sizes(terms.training.steps)
+
+
+def party_of(terms: RunConfig, name: str) -> PartySizes:
+    for party in sizes_of(terms):
+        if party.name == name:
+            return party
+    names = ", ".join(party.name for party in sizes_of(terms))
+    raise SettingError(f"'{name}' is no party of this federation.", remedy=f"Use one of {names}.")
+
+
+def party_config(terms: RunConfig, party: PartySizes) -> RunConfig:
+    """A party's own settings: its part of the terms, its cap as the number of steps, its data in its own hands."""
+    return RunConfig(
+        method=method_of_terms(terms).sound(party),
+        data=DataConfig(name="tensors"),
+        model=terms.model,
+        training=terms.training.replace(steps=party.rounds),
+        machine=terms.machine,
+        seed=terms.seed,
+    )
+
+
+def terms_hash(terms: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> str:
+    """What everyone must have agreed on. Machines, certificates and attacks may differ; data keep only their form."""
+    agreed: dict[str, Any] = {key: terms.to_dict()[key] for key in ("method", "model", "training")}
+    return content_hash({**agreed, "input_shape": list(input_shape), "num_classes": num_classes})
 
 
 @dataclass(frozen=True)
@@ -134,3 +269,45 @@ class FederatedPlan(Plan):
                 PlanRow(f"{name}: epsilon", "ε", account.epsilon, "privacy loss distribution, rounded up", ""),
             ]
         return [*rows, PlanRow("accounted epsilon", "ε", self.claim.epsilon, "the largest of the parties'", "")]
+
+
+class Federated(Method):
+    """Parties that never show their data, and one model."""
+
+    config_class = FederatedConfig
+
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> FederatedPlan:
+        if config.canaries.num:
+            raise SettingError(
+                "a federation has no room for canaries.",
+                why="A party's answers are for its own records; nobody can plant something in all of them.",
+                remedy="Set canaries.num=0, and audit the sound method with the sizes of one party.",
+            )
+        return FederatedPlan(
+            plans={party.name: party_plan(config, info, party.name) for party in sizes_of(config)},
+            steps=config.training.steps,
+        )
+
+    def prepare(
+        self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
+    ) -> NoReturn:
+        raise SettingError(
+            "a federation is not trained in one place.",
+            why="Its noise is drawn by the parties, each for its own records.",
+            remedy="Use `stobatch federate`, or train with method sound.",
+        )
+
+    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
+        """The weights are all there is."""
+
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+        return Sound().verifiers(config, plan, network)
+
+
+def party_plan(terms: RunConfig, info: DatasetInfo, name: str) -> DpSgdPlan:
+    """One party's own plan, with its cap as the number of steps: what its noise is chosen for."""
+    party = party_of(terms, name)
+    own = DatasetInfo(
+        name, info.input_shape, info.num_classes, party.num_examples, info.num_test, info.class_names, info.copies
+    )
+    return replace(Sound().plan(party_config(terms, party), own, None), public_seeds=terms.seed is not None)

@@ -6,21 +6,21 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from math import log, sqrt
 from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from stobatch import strict_json
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
-from stobatch.environment import environment
+from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, StobatchError
-from stobatch.federated.combining import answer_bound, clip_answer, median, weighted_mean
 from stobatch.federated.party import Answer, Statement
-from stobatch.federated.plan import FederatedPlan
-from stobatch.federated.settings import method_of_terms, sizes_of, terms_hash
+from stobatch.federated.plan import FederatedPlan, method_of_terms, sizes_of, terms_hash
 from stobatch.files import (
     PRIVATE,
     as_written,
@@ -31,14 +31,13 @@ from stobatch.files import (
     write_tensors,
 )
 from stobatch.loading import TrainedModel, described, load, make_network, make_plan, seeds_of
-from stobatch.manifest import seal
-from stobatch.runs import Run
-from stobatch.training.averaging import AveragedSGD
-from stobatch.training.device import use_device
+from stobatch.runs import Run, seal
+from stobatch.sound.step import AveragedSGD
+from stobatch.training.device import environment, use_device
 from stobatch.training.engines import Gradients
 from stobatch.training.loop import descend
-from stobatch.training.monitoring import BEFORE_AVERAGING, Monitored
-from stobatch.verbs.training import write_start
+from stobatch.training.trainable import BEFORE_AVERAGING, Monitored
+from stobatch.training_run import write_start
 
 STATE = Path(PRIVATE) / "federation.safetensors"
 WATCHED = Path(PRIVATE) / "held_out.safetensors"
@@ -401,3 +400,59 @@ class Federation:
                 state.setdefault(int(index), {})[key] = value
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
         self.network.calibrate()
+
+
+FAILURE = 1e-9
+"""The probability that a bound touches any answer of honest parties in a whole federation."""
+
+
+def answer_bound(plan: DpSgdPlan, num_parameters: int, num_answers: int) -> float:
+    """Return a bound on the norm of a party's answer that honest answers keep.
+
+    **Guarantee.** Over all `num_answers` of a federation, honest answers exceed their bounds with probability at most
+    `FAILURE`. An answer is (Σ clipped / C + σZ) / B: the sum has norm at most n, the size of a Poisson sample, and
+    ‖Z‖ is at most √d + t but for a chance of e^(-t²/2), since the norm is 1-Lipschitz and its mean is at most √d. Half
+    of an answer's share of `FAILURE` goes to the binomial tail of n, half to the Gaussian one.
+    """
+    half = FAILURE / num_answers / 2
+    most = min(plan.num_examples, int(binom.isf(half, plan.num_examples, plan.sampling_rate)))
+    noise = plan.noise_multiplier * (sqrt(num_parameters) + sqrt(2 * log(1 / half)))
+    return (most + noise) / plan.expected_batch_size
+
+
+def norm_of(answer: Gradients) -> float:
+    """The norm of all of an answer as one vector, in float64: float32 squares overflow from 1e19 on."""
+    return sqrt(sum(float(value.double().square().sum()) for value in answer.values()))
+
+
+def clip_answer(answer: Gradients, bound: float) -> Gradients:
+    """Return the answer, scaled down to the bound where it is longer; to the bit where it is not."""
+    size = norm_of(answer)
+    return answer if size <= bound else {name: value * (bound / size) for name, value in answer.items()}
+
+
+def weighted_mean(answers: Sequence[Gradients], weights: Sequence[int], like: Mapping[str, Tensor]) -> Gradients:
+    """Return Σ B_i g_i / Σ B_i, in the order given."""
+    total = sum(weights)
+    average = {key: torch.zeros_like(value) for key, value in like.items()}
+    for answer, weight in zip(answers, weights, strict=True):
+        for key, value in answer.items():
+            average[key] += value.to(average[key]) * (weight / total)
+    return average
+
+
+def median(answers: Sequence[Gradients], like: Mapping[str, Tensor]) -> Gradients:
+    """Return the median of each coordinate, one vote for each party; of an even number the mean of the middle two.
+
+    **Guarantee.** Where fewer than half of the answers are hostile, every coordinate lies between the smallest and the
+    largest of the honest answers: of the middle two, each has an honest answer on either side, or is one.
+
+    >>> [value.tolist() for value in median([{"w": torch.tensor([x])} for x in (1.0, 9e30, 3.0)], {"w": torch.zeros(1)}
+    ... ).values()]
+    [[3.0]]
+    """
+    found = {}
+    for key, value in like.items():
+        ordered = torch.stack([answer[key].to(value) for answer in answers]).sort(dim=0).values
+        found[key] = (ordered[(len(answers) - 1) // 2] + ordered[len(answers) // 2]) / 2
+    return found

@@ -10,14 +10,14 @@ from stobatch.config import RunConfig
 from stobatch.data import Dataset, Examples
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.errors import SettingError
+from stobatch.evaluation.tables import read_data
 from stobatch.federated.conversation import Rounds, in_process
 from stobatch.federated.party import Party
+from stobatch.federated.plan import sizes_of
 from stobatch.federated.server import Federation
-from stobatch.federated.settings import sizes_of
 from stobatch.loading import TrainedModel, load
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
-from stobatch.verbs.tables import read_data
 
 
 def parties_of(run: Path) -> Path:

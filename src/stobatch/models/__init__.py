@@ -2,11 +2,9 @@
 
 from stobatch.models.affine import AffineEncoder, ConvEncoder, DenseEncoder, OperatorNorms
 from stobatch.models.architectures import build, build_encoder, initialise
-from stobatch.models.classifier import Classifier
+from stobatch.models.classifier import Classifier, bytes_per_row, rows_in_memory
 from stobatch.models.layered import Layered, build_layered
-from stobatch.models.memory import bytes_per_row, rows_in_memory
-from stobatch.models.network import Head, Network, from_layers
-from stobatch.models.normalisation import ReferenceNorm
+from stobatch.models.network import Head, Network, ReferenceNorm, from_layers
 from stobatch.models.validators import mixing_layers, replace_batch_norm, require_per_example
 
 __all__ = [

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.grad import conv2d_weight
 
+from stobatch.dp.layer_gradients import ConvGradients, LinearGradients, Meets, Window, know, note
 from stobatch.errors import ModelError
-from stobatch.privacy.layer_gradients import ConvGradients, LinearGradients, Window, know
-from stobatch.privacy.tape import Meets, note
 
 EXACT_SPECTRUM_UP_TO = 4096
 """Inputs with more values than this get the Schur bound instead of the exact spectral norm."""

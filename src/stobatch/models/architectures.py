@@ -13,8 +13,7 @@ from stobatch.errors import ModelError
 from stobatch.models.affine import AffineEncoder, ConvEncoder
 from stobatch.models.classifier import Classifier
 from stobatch.models.layered import build_layered, require_size
-from stobatch.models.network import Head, Network, require_fit
-from stobatch.models.normalisation import NORMALISATIONS
+from stobatch.models.network import NORMALISATIONS, Head, Network, require_fit
 
 Shape = tuple[int, int, int]
 Norm = Callable[[tuple[int, ...]], nn.Module]

@@ -7,14 +7,15 @@ that mixes examples voids them all at once, so it is looked for by type and by e
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stobatch.errors import ModelError
 from stobatch.models.classifier import Classifier
-from stobatch.models.state import unchanged
 
 FEW_ROWS = 4
 SAME_SCORES = 1e-5
@@ -103,3 +104,117 @@ def mixing_experiment(
         if not bool(difference <= SAME_SCORES * expected.abs().max()):
             return what
     return ""
+
+
+_INTERNAL = frozenset(vars(nn.Module()))
+_DEEPEST = 4
+"""How far into lists and dictionaries of a module's attributes is looked."""
+
+
+@contextmanager
+def unchanged(network: nn.Module) -> Iterator[None]:
+    """Raise if what happens in the block changes a bit of the network's state."""
+    before = _State(network)
+    yield
+    before.require_same()
+
+
+class _State:
+    """A copy of everything that a network holds."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.tensors = {name: value.detach().clone() for name, value in _tensors(network).items()}
+        self.rest = _attributes(network)
+
+    def require_same(self) -> None:
+        now, rest = _tensors(self.network), _attributes(self.network)
+        changed = [
+            name for name in now.keys() | self.tensors.keys() if not _same(now.get(name), self.tensors.get(name))
+        ]
+        changed += [name for name in rest.keys() | self.rest.keys() if rest.get(name) != self.rest.get(name)]
+        if changed:
+            raise ModelError(
+                f"passing examples through the network changes its '{min(changed)}'.",
+                why="What a module writes down while examples pass is a statement about them, without noise, and lets "
+                "one example reach another.",
+                remedy="Use modules that keep nothing: no running statistics, counters or caches.",
+            )
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(_bits(one), _bits(other))
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """As whole numbers, of which none is NaN; wide ones, which are compared faster."""
+    return tensor.detach().contiguous().flatten().view(_WORDS.get(tensor.element_size(), torch.int64))
+
+
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Parameters, trained or not, and buffers, saved or not."""
+    return dict(network.named_parameters(remove_duplicate=False)) | dict(network.named_buffers(remove_duplicate=False))
+
+
+def _attributes(network: nn.Module) -> dict[str, object]:
+    """What modules keep beside parameters and buffers, as far as it is plain: numbers, tensors, and lists of them."""
+    found: dict[str, object] = {}
+    for prefix, module in network.named_modules():
+        kept = {key: value for key, value in vars(module).items() if key not in _INTERNAL}
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            kept["extra state"] = module.get_extra_state()
+        found |= {f"{prefix}.{key}".removeprefix("."): _frozen(value, _DEEPEST) for key, value in kept.items()}
+    return found
+
+
+def _frozen(value: object, depth: int) -> object:
+    """A copy that can be compared; of what is not plain only the kind."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), str(value.dtype), _bits(value).cpu().numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return value.shape, str(value.dtype), value.tobytes()
+    if isinstance(value, int | float | complex | str | bytes | bool | None):
+        return repr(value)
+    if depth and isinstance(value, Mapping):
+        return tuple((repr(key), _frozen(entry, depth - 1)) for key, entry in value.items())
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return tuple(_frozen(entry, depth - 1) for entry in value)
+    return type(value).__qualname__
+
+
+def untrained(network: nn.Module) -> dict[str, Tensor]:
+    """What `state_dict` holds beside trained parameters; raises at what is no tensor: no model file holds it."""
+    trained = {id(p) for p in network.parameters() if p.requires_grad}
+    found = {name: value for name, value in network.state_dict(keep_vars=True).items() if id(value) not in trained}
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"the network's state has the entry '{name}', a {type(value).__name__}.",
+                why="A model file holds tensors alone.",
+                remedy="Return a tensor from get_extra_state, or do without it.",
+            )
+    return found
+
+
+class SavedState:
+    """What will be saved beside trained parameters, as it is before the first example passes."""
+
+    def __init__(self, network: nn.Module, released: frozenset[str] = frozenset()) -> None:
+        self.network, self.released = network, released
+        self.first = {name: value.detach().clone() for name, value in untrained(network).items()}
+
+    def require_same(self) -> None:
+        """Raise unless it still has the same bits, but for what the method has released with noise."""
+        now = untrained(self.network)
+        for name in sorted(now.keys() | self.first.keys()):
+            if name not in self.released and not _same(now.get(name), self.first.get(name)):
+                raise ModelError(
+                    f"the state '{name}' is not trained, and is not what it was before training.",
+                    why="Saved with the model it would publish what it holds of the training data, without noise.",
+                    remedy="Use modules that write nothing down; the run keeps its last checkpoint, nothing was saved.",
+                )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stobatch.reporting.facts import Facts, at_radius, kind_unit, of_attack
 from stobatch.reporting.figures import accuracy_curves, attack_curves
-from stobatch.reporting.markup import Html, folded, join, table, tag
-from stobatch.reporting.words import chip, gap_cell, percent, share_cell, spoken
+from stobatch.reporting.format import chip, gap_cell, percent, share_cell, spoken
+from stobatch.reporting.page import Html, folded, join, table, tag
+from stobatch.reporting.summary import Facts, at_radius, kind_unit, of_attack
 
 _DIFFERENCE = (
     "Certified accuracy of the clean input counts test images that are right and stay right in the whole ball around "

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stobatch.reporting.facts import Facts, at_radius, middle
 from stobatch.reporting.figures import epsilon_curves
-from stobatch.reporting.markup import Html, join, table, tag, void
-from stobatch.reporting.words import chip, gap_cell, percent, points, share_cell, spoken, unit
+from stobatch.reporting.format import chip, gap_cell, percent, points, share_cell, spoken, unit
+from stobatch.reporting.page import Html, join, table, tag, void
+from stobatch.reporting.summary import Facts, at_radius, middle
 
 
 def comparison_section(runs: Sequence[Facts], comparisons: Sequence[dict[str, Any]]) -> Html:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from stobatch.reporting.facts import Facts, Row, at_radius, kind_unit, of_attack
-from stobatch.reporting.markup import Html, tag
-from stobatch.reporting.style import LIGHT
-from stobatch.reporting.words import STATUS_WORDS, spoken
+from stobatch.reporting.format import STATUS_WORDS, spoken
+from stobatch.reporting.page import LIGHT, Html, tag
+from stobatch.reporting.summary import Facts, Row, at_radius, kind_unit, of_attack
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

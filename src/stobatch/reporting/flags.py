@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stobatch.reporting.facts import Facts
-from stobatch.reporting.markup import Html, join, tag
+from stobatch.reporting.page import Html, join, tag
+from stobatch.reporting.summary import Facts
 
 
 def _probed(facts: Facts) -> bool:

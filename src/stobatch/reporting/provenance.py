@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stobatch.config import INSTRUMENTS
-from stobatch.reporting.facts import Facts
-from stobatch.reporting.markup import Html, bullets, folded, join, table, tag
-from stobatch.reporting.words import number, share_cell
+from stobatch.reporting.format import number, share_cell
+from stobatch.reporting.page import Html, bullets, folded, join, table, tag
+from stobatch.reporting.summary import Facts
 
 
 def provenance_line(facts: Facts) -> Html:

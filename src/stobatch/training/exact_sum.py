@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from stobatch.privacy.rounded_gaussian import Grid
+from stobatch.dp.noise import Grid
 
 _COARSE, _FINE = 2.0**-22, 2.0**-64
 """Coarse steps add exactly up to ±2³⁰; what they leave over, at most 2⁻²³ each, does so for 4,096 parts."""

@@ -28,7 +28,7 @@ class Stretch:
     state: str
     """A digest of parameters, optimiser and whatever else a step reads, before the first step."""
     bits: str
-    """A fingerprint of the arithmetic: machine, versions, settings and seeds (`training/fingerprint.py`)."""
+    """A fingerprint of the arithmetic: machine, versions, settings and seeds (`training/loop.py`)."""
     repeatable: bool
     """Whether equal fingerprints give equal bits."""
     attempt: int = 0

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from functools import partial
+import platform
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from stobatch.config import RunConfig
+from stobatch import seeds as streams
+from stobatch.config import MachineConfig, RunConfig
 from stobatch.data import Examples
 from stobatch.errors import ModelError
 from stobatch.interrupts import GRACE_S, Interrupted, finish_first
-from stobatch.manifest import mark
 from stobatch.models import Network
 from stobatch.progress import progress
-from stobatch.runs import Run
+from stobatch.runs import Run, mark
+from stobatch.settings import content_hash
 from stobatch.training.checkpoint import TrainingState
 from stobatch.training.engines import Engine, Gradients
-from stobatch.training.fingerprint import fingerprint
+from stobatch.training.engines.distributed import code_digest
 from stobatch.training.ledger import Stretch
-from stobatch.training.monitoring import Monitored
-from stobatch.training.precision import working_precision
-from stobatch.training.trainable import Trainable
+from stobatch.training.trainable import Monitored, Trainable, working_precision
 
 OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
@@ -115,3 +117,47 @@ def descend(
     for optimiser in optimisers:
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Of the arithmetic of all processes together."""
+
+    digest: str
+    repeatable: bool
+    """Whether the same fingerprint means the same bits: on CPUs of one kind, with sums that do not depend on order."""
+
+
+@cache
+def processor() -> str:
+    """The CPU's model, where the system says it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def fingerprint(machine: MachineConfig, device: torch.device, engine: Engine) -> Fingerprint:
+    """Compare this process with the others, and say what their steps depend on beside the state they start from."""
+    own = content_hash(
+        {
+            "code": code_digest(),
+            "stream": streams.VERSION,
+            "torch": torch.__config__.show(),
+            "version": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "system": [platform.system(), platform.machine(), platform.libc_ver()],
+            "processor": processor(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "libraries": [torch.backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled()],
+            "matrix products": torch.get_float32_matmul_precision(),
+            "device": device.type,
+            "threads": torch.get_num_threads(),
+            "settings": [machine.pieces, machine.memory_mb, machine.precision],
+        }
+    )
+    kinds = sorted(set(engine.exchange("arithmetic", own)))
+    exact = machine.exact_sums or engine.processes == 1
+    return Fingerprint(content_hash(kinds), device.type == "cpu" and len(kinds) == 1 and exact)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,14 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from stobatch.config import RunConfig
+from stobatch.data import Examples, TrainingExamples
+from stobatch.dp.canaries import Planted
+from stobatch.dp.noise import Grid
 from stobatch.errors import ModelError
 from stobatch.models import Classifier
-from stobatch.models.state import unchanged
-from stobatch.privacy.canaries import Planted
-from stobatch.privacy.rounded_gaussian import Grid
+from stobatch.models.validators import unchanged
 from stobatch.training.engines import Averaged, Engine, Gradients, InProcessEngine, Stop, TrainerTask, never
+from stobatch.training.engines.base import Share
 from stobatch.training.ledger import Stretch
-from stobatch.training.pieces import Share
 
 
 class Trainable(ABC):
@@ -156,3 +158,59 @@ class Trainable(ABC):
         """`adopt`, and say what is worth keeping about the training."""
         self.adopt()
         return {}
+
+
+def parameter_precision(name: str) -> torch.dtype:
+    """What the parameters are kept in. Mixed precision keeps them in float32."""
+    return torch.float64 if name == "float64" else torch.float32
+
+
+def working_precision(name: str, device: torch.device) -> AbstractContextManager[object]:
+    """Passes in bfloat16 where PyTorch thinks it safe, or as the parameters are."""
+    return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
+
+
+class Reader:
+    """Examples by position. Those in memory move to the device once; those on disk are read when they are needed."""
+
+    def __init__(self, examples: TrainingExamples, device: torch.device, dtype: torch.dtype) -> None:
+        self.examples, self.device, self.dtype = examples, device, dtype
+        if isinstance(examples, Examples):
+            self.kept = examples.inputs.to(device, dtype), examples.labels.to(device)
+
+    def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels at these positions."""
+        if isinstance(self.examples, Examples):
+            there = rows.to(self.device)
+            return self.kept[0][there], self.kept[1][there]
+        inputs, labels = self.examples.fetch(rows)
+        return inputs.to(self.device, self.dtype), labels.to(self.device)
+
+
+BEFORE_AVERAGING = "the parameters of that step, before averaging"
+"""Whose accuracy is monitored where the saved model is an average over steps."""
+_CHUNK = 1000
+"""Images that pass at once."""
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """The held-out test images that a training is watched on."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, held_out: Examples, config: RunConfig, network: Classifier) -> Monitored:
+        few = held_out.limit(config.training.monitor_examples)
+        return cls(few.inputs.to(network.device, network.dtype), few.labels.to(network.device))
+
+    @torch.no_grad()
+    def accuracy(self, network: nn.Module) -> float:
+        """Return the share of images whose largest score is their label's."""
+        parts = zip(torch.split(self.inputs, _CHUNK), torch.split(self.labels, _CHUNK), strict=True)
+        return sum(int((network(x).argmax(1) == y).sum()) for x, y in parts) / len(self.labels)
+
+    def saved(self, network: nn.Module) -> dict[str, Any]:
+        """Return what `training.json` says of the model that is saved, averaged where the method averages."""
+        return {"test_accuracy": self.accuracy(network), "test_examples": len(self.labels)}

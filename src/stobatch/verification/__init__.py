@@ -13,14 +13,12 @@ from typing import Any
 from stobatch.data import Dataset
 from stobatch.errors import RunError, StobatchError
 from stobatch.loading import load
-from stobatch.manifest import MANIFEST, NOT_LISTED, differences, is_ours, source
 from stobatch.models import Classifier
-from stobatch.runs import Run
+from stobatch.runs import MANIFEST, NOT_LISTED, Run, differences, is_ours, source
 from stobatch.seeds import Seeds
 from stobatch.verification import audits, documents
-from stobatch.verification.checks import Check, Outcome, agrees, differs, not_checked
+from stobatch.verification.checks import Check, Outcome, agrees, differs, not_checked, sign, signature_check
 from stobatch.verification.sampling import data_of, sample_checks
-from stobatch.verification.signatures import sign, signature_check
 from stobatch.verification.subject import Subject
 
 __all__ = ["BEYOND", "Verification", "sign", "verify"]

@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from stobatch.auditing.bounds import EpsilonBound
-from stobatch.auditing.coverage import judge_claims, overall_verdict
-from stobatch.auditing.families import AnyMechanism, Family, PoissonGaussianFamily
-from stobatch.auditing.finding import WITH_SECRET_SEEDS
+from stobatch.auditing.lower_bounds import EpsilonBound, said
 from stobatch.auditing.one_run_bounds import bounds_of_guesses
-from stobatch.auditing.privacy_finding import said
-from stobatch.certification.confidence import clopper_pearson
+from stobatch.auditing.tradeoff_curves import AnyMechanism, Family, PoissonGaussianFamily
 from stobatch.config import INSTRUMENTS
+from stobatch.results import WITH_SECRET_SEEDS, judge_claims, overall_verdict
 from stobatch.types import Status, Verdict
 from stobatch.verification.checks import Check, agrees, compared, differs
 from stobatch.verification.subject import Subject
+from stobatch.votes.confidence import clopper_pearson
 
 Finding = dict[str, Any]
 

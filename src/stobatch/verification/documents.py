@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stobatch.certification import BoundsVerifier
 from stobatch.config import EvaluationConfig
-from stobatch.evaluation.accuracy import AttackedTable, Columns
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.plan import DpSgdPlan
+from stobatch.evaluation.accuracy import AttackedTable
 from stobatch.evaluation.sanity import Evidence, certified_from
 from stobatch.evaluation.summaries import (
     attack_summary,
@@ -17,12 +18,10 @@ from stobatch.evaluation.summaries import (
     probed,
     score_summary,
 )
-from stobatch.files import PRIVATE, read_tensors, tensors_sha256
+from stobatch.files import PRIVATE, Columns, read_tensors, tensors_sha256
 from stobatch.loading import described, make_plan
-from stobatch.manifest import MANIFEST
-from stobatch.privacy.dpsgd_plan import DpSgdPlan
-from stobatch.privacy.guarantee import PrivacyGuarantee
-from stobatch.runs import IMAGES
+from stobatch.runs import IMAGES, MANIFEST
+from stobatch.sound.verifiers import BoundsVerifier
 from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
 from stobatch.types import Radius, Status
 from stobatch.verification.checks import Check, agrees, compared, differs, not_checked

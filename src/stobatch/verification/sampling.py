@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from stobatch import data
-from stobatch.auditing.ballots import count
-from stobatch.certification import BoundsVerifier, Verifier, VotesVerifier
-from stobatch.certification.confidence import clopper_pearson
-from stobatch.certification.sequences import LOOK_EVERY
+from stobatch.auditing.vote_counts import count
 from stobatch.data import Dataset, Examples
 from stobatch.errors import StobatchError
-from stobatch.evaluation.accuracy import Columns
-from stobatch.manifest import commit
+from stobatch.files import Columns
+from stobatch.runs import commit
 from stobatch.seeds import Seeds
+from stobatch.sound.verifiers import BoundsVerifier, VotesVerifier
 from stobatch.verification.checks import Check, agrees, differs, not_checked
 from stobatch.verification.subject import Subject
+from stobatch.verifier import Verifier
+from stobatch.votes.confidence import LOOK_EVERY, clopper_pearson
 
 FALSE_ALARM = 1e-9
 _DRAWS = 2000

@@ -7,17 +7,17 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from stobatch.certification import CertificateKind, Verifier
 from stobatch.config import CertificationConfig, EvaluationConfig, RunConfig
 from stobatch.data import DatasetInfo
-from stobatch.evaluation.accuracy import AttackedTable, Columns
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.evaluation.accuracy import AttackedTable
 from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.protocols import PROTOCOLS, radii_of
-from stobatch.files import Limits
+from stobatch.files import Columns, Limits
 from stobatch.loading import TrainedModel
-from stobatch.privacy.guarantee import PrivacyGuarantee
 from stobatch.runs import Run
 from stobatch.types import Status
+from stobatch.verifier import CertificateKind, Verifier
 
 FUNCTIONS: dict[str, Any] = {"single_pass": SinglePass, "vote": Vote}
 

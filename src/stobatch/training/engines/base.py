@@ -6,11 +6,63 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
+import torch
 from torch import Tensor
 
-from stobatch.privacy.rounded_gaussian import Grid
-from stobatch.training.pieces import ALONE, Share
+from stobatch.dp.noise import Grid
+from stobatch.training.exact_sum import ExactSum
+
+_SMALL = 64
+"""Fewer rows than this are not worth sharing."""
+PIECES = 4
+"""On a CPU, larger work is cut into a multiple of so many pieces, unless `machine.pieces` says otherwise."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One of the devices of a trainer.
+
+    >>> [piece for piece in range(7) if Share(1, 3).takes(piece)]
+    [1, 4]
+    """
+
+    device: int = 0
+    devices: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether it does what is done once for the trainer, such as drawing its noise."""
+        return self.device == 0
+
+    def takes(self, piece: int) -> bool:
+        return piece % self.devices == self.device
+
+
+ALONE = Share()
+"""The only device of its trainer."""
+
+
+def cut(size: int, most: int, device: torch.device, share: Share, pieces: int = PIECES) -> list[slice]:
+    """Rows 0 to `size` in pieces of at most `most`, equally large up to one row.
+
+    On a CPU they are a multiple of `pieces`, for any number of devices up to that: all have equally much to do if
+    their number divides it. A GPU wants its whole part at once, so there the number of
+    devices decides, and results differ by rounding.
+
+    >>> [piece.stop - piece.start for piece in cut(2499, 833, torch.device("cpu"), ALONE)]
+    [624, 625, 625, 625]
+    """
+    count = -(-size // most)
+    if device.type == "cpu":
+        count = count if size < _SMALL else -(-count // pieces) * pieces
+    else:
+        count = max(count, share.devices)
+    count = min(count, size)
+    ends = [size * index // count for index in range(1, count + 1)] if count else []
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
 
 Gradients = dict[str, Tensor]
 """One gradient per parameter, by the parameter's name in the network; or what else a step releases, by its name."""
@@ -93,3 +145,25 @@ class Engine(ABC):
     def note(self, line: str) -> None:
         """Write to this process's log, if it has one."""
         return
+
+
+@final
+class InProcessEngine(Engine):
+    """The reference engine: every other engine must give the same parameters as this one."""
+
+    def average(
+        self,
+        tasks: Sequence[TrainerTask],
+        parts: Parts,
+        targets: Mapping[str, Tensor],
+        stop: Stop = never,
+        grid: Grid | None = None,
+    ) -> Averaged:
+        total = ExactSum(targets, grid)
+        for task in tasks:
+            for part in parts(task, ALONE):
+                total.add(part)
+        return Averaged(total.mean(len(tasks)), stop())
+
+    def exchange(self, topic: str, text: str) -> list[str]:
+        return [text]

@@ -1,0 +1,183 @@
+"""`audit`: hold a run's claims against instruments that try to refute them, and keep what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stobatch.auditing.falsifier import of_certificates
+from stobatch.auditing.many_runs import of_many_runs
+from stobatch.auditing.membership import of_membership
+from stobatch.auditing.one_run import of_one_run
+from stobatch.auditing.releases import of_releases
+from stobatch.auditing.subject import Audited
+from stobatch.config import RunConfig
+from stobatch.data import Dataset, DatasetInfo
+from stobatch.errors import RunError, SettingError
+from stobatch.evaluation.tables import allowed, begin, read_data
+from stobatch.files import as_written
+from stobatch.loading import load, seeds_of, stored_config
+from stobatch.methods import method_of
+from stobatch.models import Classifier
+from stobatch.results import WITH_SECRET_SEEDS, Finding, judge_claims, overall_verdict, recheck
+from stobatch.runs import Run, seal
+from stobatch.training.device import environment, use_device
+from stobatch.training_run import plan as plan_of
+from stobatch.types import Status
+
+
+def audit(
+    run: str | Path,
+    *,
+    config: RunConfig | None = None,
+    overrides: dict[str, Any] | None = None,
+    dataset: Dataset | None = None,
+    network: Classifier | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Audit a run, or with `config` a configuration that nothing was trained with yet.
+
+    Instruments that train models of their own (`many_runs`, `membership`) need no trained run. What was found before by
+    an instrument that is used again is replaced; what others found is kept.
+
+    **Guarantee.** Where all claims hold, a call refutes one of them with probability at most 1 - audit.confidence: the
+    findings of a call share it equally.
+    """
+    audited = opened(
+        Run(Path(run)), config, overrides=overrides, dataset=dataset, network=network, seed=seed, resume=resume,
+        quiet=quiet, device=device,
+    )  # fmt: skip
+    with audited.run.held():
+        return _audit(audited, seed)
+
+
+def _audit(audited: Audited, seed: int | None) -> dict[str, Any]:
+    names = audited.settings.instruments or _fitting(audited)
+    if audited.model is not None:
+        begin(audited.model, "audit.json", *(f"evidence/{name}.json" for name in names))
+    audited, known = replace(audited, num_tests=_tests(audited, names)), _known(audited, names)
+    for name in (name for name in MAKERS if name in names):
+        found = [_worded(finding, name, audited).to_dict() for finding in MAKERS[name](audited)]
+        evidence = {
+            "training_hash": audited.config.training_hash,
+            "weights_sha256": audited.weights_sha256,
+            "settings": audited.settings.to_dict(),
+            "seed": seed,
+            "findings": found,
+        }
+        audited.run.write(f"evidence/{name}", evidence)
+        known = [finding for finding in known if finding["instrument"] != name] + found
+        document = summary(audited, known)
+        audited.run.write("audit", document)
+    seal(audited.run, "audit", environment(audited.config.machine.device))
+    return document
+
+
+def _worded(finding: Finding, instrument: str, audited: Audited) -> Finding:
+    """The finding with its evidence; where the seed is public, it says which training its claim is about."""
+    finding = replace(finding, evidence=f"evidence/{instrument}.json")
+    if finding.about != "privacy" or audited.config.seed is None or finding.claim_status is Status.NONE:
+        return finding
+    statement = f"{finding.statement} for this training {WITH_SECRET_SEEDS}"
+    return replace(finding, claim=f"{WITH_SECRET_SEEDS}: {finding.claim}", statement=statement)
+
+
+def _tests(audited: Audited, names: tuple[str, ...]) -> int:
+    """How many findings a call will yield that may each be a false alarm; kinds of certificates share one."""
+    releases = len(method_of(audited.config).releases(audited.plan))
+    return sum(max(1, releases) if name == "release" else 1 for name in names)
+
+
+def _known(audited: Audited, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What other instruments found before about this very training, from their evidence."""
+    known: list[dict[str, Any]] = []
+    for name in (name for name in MAKERS if name not in names and audited.run.has(f"evidence/{name}")):
+        with as_written(audited.run.path / f"evidence/{name}.json"):
+            before = audited.run.read(f"evidence/{name}")
+            about = (before["training_hash"], before.get("weights_sha256", audited.weights_sha256))
+            if about == (audited.config.training_hash, audited.weights_sha256):
+                known += recheck(before["findings"])
+    return known
+
+
+def summary(audited: Audited, findings: list[dict[str, Any]]) -> dict[str, Any]:
+    """All claims of the run, tested or not, and what was found about them."""
+    run = audited.run
+    kinds = run.read("certificates")["kinds"] if run.has("certificates") else []
+    claims = judge_claims(audited.claim.status, kinds, findings)
+    return {
+        "training_hash": audited.config.training_hash,
+        "weights_sha256": audited.weights_sha256,
+        "verdict": str(overall_verdict(claims, findings)),
+        "claims": claims,
+        "findings": findings,
+    }
+
+
+def opened(
+    run: Run,
+    config: RunConfig | None = None,
+    *,
+    overrides: dict[str, Any] | None = None,
+    dataset: Dataset | None = None,
+    network: Classifier | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    quiet: bool = True,
+    device: str | None = None,
+) -> Audited:
+    """What the instruments work on: a trained run, or settings that nothing was trained with yet."""
+    changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
+    if config is not None:
+        config = config.override_all(changes)
+        run.require_new(config.training_hash, resume=resume)
+    elif run.exists:
+        allowed(changes)
+        config = stored_config(run).override_all(changes)
+    else:
+        raise RunError(
+            f"{run.path} is not a run.", remedy="Name a trained run, or a recipe as in `--recipe audit.published`."
+        )
+    seeds = seeds_of(config, run)
+    use_device(config.machine)
+    if run.is_trained:
+        model = load(run.path, network=network, device=config.machine.device, threads=config.machine.threads)
+        info = DatasetInfo.from_dict(run.read("config")["dataset"])
+        return Audited(run, config, info, model.plan, model.claim, seeds, model, dataset, network, seed, resume, quiet)
+    the_plan = plan_of(config, dataset=dataset, network=network)
+    whole = dataset or read_data(config, seeds, quiet)
+    return Audited(run, config, whole.info, the_plan, the_plan.claim, seeds, None, whole, network, seed, resume, quiet)
+
+
+def _fitting(audited: Audited) -> tuple[str, ...]:
+    """Instruments that can say something about the run and train nothing new."""
+    if audited.model is None:
+        return ("many_runs",)
+    fits = {
+        "release": bool(method_of(audited.config).releases(audited.plan)),
+        "one_run": bool(audited.config.canaries.num) and audited.claim.status is not Status.NONE,
+        "certificates": audited.run.has("certificates"),
+    }
+    names = tuple(name for name, there in fits.items() if there)
+    if not names:
+        raise SettingError(
+            f"{audited.run.path} has nothing that can be audited without new trainings.",
+            why="It was trained without canaries and is not certified.",
+            remedy="Certify it first, train with canaries.num=1000, or ask for audit.instruments=many_runs.",
+        )
+    return names
+
+
+MAKERS: dict[str, Callable[[Audited], list[Finding]]] = {
+    "release": of_releases,
+    "many_runs": of_many_runs,
+    "one_run": of_one_run,
+    "membership": of_membership,
+    "certificates": of_certificates,
+}
+"""By name, in the order in which they are used."""

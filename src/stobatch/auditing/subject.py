@@ -1,0 +1,122 @@
+"""An opened run, or a configuration without a model, and what all instruments do with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stobatch.auditing.lower_bounds import require_enough_trainings
+from stobatch.config import AuditConfig, RunConfig
+from stobatch.data import Dataset, DatasetInfo, Examples
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.plan import Plan
+from stobatch.errors import RunError, SettingError
+from stobatch.evaluation.tables import PartOf, fill, read_data
+from stobatch.files import Columns
+from stobatch.loading import TrainedModel, make_network, make_plan
+from stobatch.methods import method_of
+from stobatch.models import Classifier
+from stobatch.runs import Run
+from stobatch.seeds import Seeds
+from stobatch.settings import content_hash
+from stobatch.training import Trainable
+from stobatch.training_run import write_start
+from stobatch.types import Status
+from stobatch.votes.confidence import Floats
+
+
+@dataclass(frozen=True)
+class Audited:
+    """An opened run, or a configuration without a model: what every instrument works on."""
+
+    run: Run
+    config: RunConfig
+    info: DatasetInfo
+    plan: Plan
+    claim: PrivacyGuarantee
+    seeds: Seeds
+    model: TrainedModel | None
+    dataset: Dataset | None
+    network: Classifier | None
+    seed: int | None
+    resume: bool
+    quiet: bool
+    num_tests: int = 1
+    """Claims that are tested in one call: together they raise a false alarm as rarely as one is allowed to."""
+
+    @property
+    def confidence(self) -> float:
+        """Of each test, so that all of them hold at once with the confidence asked for (Bonferroni)."""
+        return 1 - (1 - self.settings.confidence) / self.num_tests
+
+    @property
+    def settings(self) -> AuditConfig:
+        return self.config.audit
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """Of the model that was audited; None for settings that nothing was trained with."""
+        return self.model.weights_sha256 if self.model else None
+
+    @property
+    def root(self) -> Seeds:
+        """Where the audit's own randomness comes from; never that of the training itself."""
+        return (self.seeds if self.seed is None else Seeds.reproducible(self.seed)).child("audit")
+
+    def data(self) -> Dataset:
+        return self.dataset or read_data(self.config, self.seeds, self.quiet)
+
+    def trained(self) -> TrainedModel:
+        if self.model is None:
+            raise RunError(
+                f"{self.run.path} is not trained.",
+                remedy="Train it first, or audit its settings: audit.instruments=many_runs.",
+            )
+        return self.model
+
+    def table(self, name: str, identity: object, total: int, tile: int, rows_of: PartOf) -> Columns:
+        """A private table of the audit, made or completed: what single trainings leaked stays with the owner."""
+        if self.model is None:
+            # Here and no sooner: an instrument that refuses its settings leaves nothing behind.
+            write_start(self.run, self.config, self.info, self.plan, self.seeds)
+        weights = self.weights_sha256
+        key = content_hash([self.config.training_hash, weights, name, identity, self.seed])
+        records = self.run.records(
+            f"audit-{name}", config_hash=key, expected_rows=total, private=True, weights_sha256=weights
+        )
+        fill(records, total, tile, rows_of, title=name.replace("_", " "), resume=self.resume, quiet=self.quiet)
+        return records.read()
+
+    def fresh(self, plan: Plan, train: Examples, seeds: Seeds) -> Trainable:
+        """A training of its own with these records and secrets."""
+        network = make_network(self.config, self.info, seeds, self.network).to(self.config.machine.device)
+        return method_of(self.config).prepare(self.config, plan, network, train, seeds)
+
+    def plan_for(self, size: int) -> Plan:
+        return make_plan(self.config, replace(self.info, num_train=size), self.network)
+
+
+def require_claim(audited: Audited) -> None:
+    if audited.claim.status is Status.NONE:
+        raise SettingError(
+            f"this method claims no privacy ({audited.claim.source}), so there is nothing to refute.",
+            remedy="Audit with membership, which measures what leaks, whatever is claimed.",
+        )
+
+
+def require_enough(trials: int, audited: Audited) -> None:
+    """Raise unless counting alone could refute the claim, or with a known curve anything at all."""
+    known = audited.plan.curve is not None
+    require_enough_trainings(
+        trials // 2,
+        0.0 if known else audited.claim.epsilon,
+        delta=audited.claim.delta,
+        confidence=audited.confidence,
+        bounds=2 if known else 1,
+    )
+
+
+def sides(table: Columns) -> tuple[Floats, Floats]:
+    world, score = np.asarray(table["world"]), np.asarray(table["score"], dtype=np.float64)
+    return score[world == 0], score[world == 1]

@@ -1,0 +1,113 @@
+"""What a vote says at a point, counted over fresh draws, and whether a label has lost there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from stobatch.baselines.noise_layer_verifier import NoiseLayerVerifier
+from stobatch.errors import ModelError
+from stobatch.published.monte_carlo import tally_products
+from stobatch.published.verified_inference import VerifiedInference
+from stobatch.sound.verifiers import VotesVerifier
+from stobatch.verifier import Labels, Verifier
+from stobatch.votes.confidence import Floats
+from stobatch.votes.counting import VoteCounter
+
+
+@dataclass(frozen=True)
+class Ballots:
+    """The sum over independent draws of what each class gets, points x classes; no class gets more than 1 of a draw."""
+
+    sums: Floats
+    draws: int
+    whole: bool
+    """Whether every draw gives 1 to one class and nothing to the others."""
+
+    def rival(self, label: Labels) -> Labels:
+        """For each point the class that is most likely to have overtaken its label."""
+        others = self.sums.copy()
+        others[np.arange(len(label)), label] = -np.inf
+        best: Labels = others.argmax(1)
+        return best
+
+    def lead(self, label: Labels, rival: Labels) -> Floats:
+        """By what share of the draws the label is ahead of the rival."""
+        rows = np.arange(len(label))
+        lead: Floats = (self.sums[rows, label] - self.sums[rows, rival]) / self.draws
+        return lead
+
+    def chance(self, label: Labels, rival: Labels) -> Floats:
+        """How probable so large a lead of the rival is.
+
+        **Guarantee.** Where the label's expected share is at least that of a rival named before these draws, the value
+        is at most t with probability at most t, for every t: by an exact sign test on whole votes, by Hoeffding's
+        inequality on scores.
+        """
+        if self.whole:
+            rows = np.arange(len(label))
+            against, both = self.sums[rows, rival], self.sums[rows, rival] + self.sums[rows, label]
+            test: Floats = binom.sf(against - 1, both, 0.5)
+            return test
+        # Differences of two scores lie in [-1, 1].
+        return np.exp(-self.draws * np.maximum(-self.lead(label, rival), 0) ** 2 / 2)
+
+
+@singledispatch
+def count(verifier: Any, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+    """What the deployed vote of a verifier says at each point, over fresh draws.
+
+    The deployed vote itself and not the smooth form that attacks follow, so that nothing is called broken that a user
+    would not see broken. A verifier of your own joins in with `count.register`.
+    """
+    raise ModelError(
+        f"{type(verifier).__name__} deploys a vote, and nothing is known about how it counts.",
+        remedy="Register a function with stobatch.auditing.vote_counts.count.register.",
+    )
+
+
+@count.register
+def _(verifier: VerifiedInference, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+    points = points.to(verifier.network.encoder.weight)
+    tally = tally_products(verifier.network, points, verifier.noise, draws, generator, verifier.memory_mb)
+    whole = verifier.config.interval == "clopper_pearson"
+    return Ballots((tally.votes if whole else tally.scores).cpu().double().numpy(), draws, whole)
+
+
+@count.register
+def _(verifier: VotesVerifier, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+    counter = counter_of(verifier, points)
+    votes = counter.votes(np.arange(len(points)), draws, generator)
+    return Ballots(votes.cpu().double().numpy(), draws, whole=True)
+
+
+@count.register
+def _(verifier: NoiseLayerVerifier, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+    votes = verifier.counter(points).votes(np.arange(len(points)), draws, generator)
+    return Ballots(votes.cpu().double().numpy(), draws, whole=True)
+
+
+def counter_of(verifier: VotesVerifier, points: Tensor) -> VoteCounter:
+    """Counts the votes of a smoothed classifier at these points."""
+    return VoteCounter(
+        verifier.behind_noise,
+        verifier.noise,
+        points.to(verifier.network.device),
+        verifier.network.num_classes,
+        verifier.settings.rows_at_once,
+    )
+
+
+def certify_apart(verifier: Verifier, inputs: Tensor, generator: torch.Generator) -> dict[str, Any]:
+    """The columns of `verify`, every input by draws of its own.
+
+    Inputs that are verified together share their draws, so their certificates may all fail at once; these cannot.
+    """
+    answers = [verifier.verify(one, generator).columns() for one in torch.split(inputs, 1)]
+    return {name: np.concatenate([columns[name] for columns in answers]) for name in answers[0]}

@@ -1,0 +1,111 @@
+"""Deliberately broken methods: what every privacy audit has to catch before its silence means anything.
+
+Each is the sound method with one mistake that people really make. They train, save and load like any method, and what
+they say about their privacy is labelled as the claim of a control.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from math import inf
+from typing import Any, ClassVar
+
+from stobatch.config import RunConfig
+from stobatch.data import DatasetInfo
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.plan import DpSgdPlan
+from stobatch.models import Classifier
+from stobatch.seeds import Stream
+from stobatch.sound.method import Sound
+from stobatch.sound.settings import SoundConfig
+from stobatch.sound.step import DpSgdTrainable
+from stobatch.types import Status
+
+
+class HalfNoise(DpSgdTrainable):
+    """Noise of half the planned standard deviation, as when a scale is taken for a variance."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.noise_stddev /= 2
+
+
+class SharedNoise(DpSgdTrainable):
+    """One draw of noise for all steps, as when a generator is seeded anew in each of them."""
+
+    def _noise(self, step: int, trainer: int) -> Stream:
+        return super()._noise(0, trainer)
+
+
+class NoClipping(DpSgdTrainable):
+    """Gradients as long as they come, under noise for clipped ones."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.clip_norm = inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlPlan(DpSgdPlan):
+    """The sound method's plan, which does not hold for a method that is broken."""
+
+    mistake: str
+
+    def _relabelled(self, guarantee: PrivacyGuarantee) -> PrivacyGuarantee:
+        return replace(
+            guarantee,
+            status=Status.CLAIMED,
+            source="a control that is broken on purpose",
+            objections=(f"the mistake: {self.mistake}",),
+        )
+
+    @property
+    def claim(self) -> PrivacyGuarantee:
+        return self._relabelled(super().claim)
+
+    def after(self, accounted_steps: int) -> PrivacyGuarantee:
+        return self._relabelled(super().after(accounted_steps))
+
+
+@dataclass(frozen=True)
+class HalfNoiseConfig(SoundConfig, name="control_half_noise"):
+    """The sound method's settings, for the control with half the noise."""
+
+
+@dataclass(frozen=True)
+class SharedNoiseConfig(SoundConfig, name="control_shared_noise"):
+    """The sound method's settings, for the control that draws its noise once."""
+
+
+@dataclass(frozen=True)
+class NoClippingConfig(SoundConfig, name="control_no_clipping"):
+    """The sound method's settings, for the control that does not clip."""
+
+
+class Control(Sound):
+    """The sound method with a mistake."""
+
+    has_trainers = False
+    mistake: ClassVar[str]
+
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> ControlPlan:
+        right = super().plan(config, info, network)
+        return ControlPlan(**{field.name: getattr(right, field.name) for field in fields(right)}, mistake=self.mistake)
+
+
+class HalfNoiseControl(Control):
+    """See `HalfNoise`."""
+
+    config_class, trainable, mistake = HalfNoiseConfig, HalfNoise, "half of the planned noise"
+
+
+class SharedNoiseControl(Control):
+    """See `SharedNoise`."""
+
+    config_class, trainable, mistake = SharedNoiseConfig, SharedNoise, "noise drawn once and shared by all steps"
+
+
+class NoClippingControl(Control):
+    """See `NoClipping`."""
+
+    config_class, trainable, mistake = NoClippingConfig, NoClipping, "gradients are not clipped"

@@ -1,0 +1,146 @@
+"""Plain training: no privacy, no robustness; the ceiling of clean accuracy for every other method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from stobatch.config import MethodConfig, RunConfig
+from stobatch.data import DatasetInfo, TrainingExamples
+from stobatch.dp.plan import OpenPlan, Plan
+from stobatch.errors import ModelError, SettingError
+from stobatch.methods import Method
+from stobatch.models import Classifier, rows_in_memory
+from stobatch.seeds import Seeds
+from stobatch.settings import setting
+from stobatch.sound.losses import Coins, coins_by_blocks
+from stobatch.training import Trainable
+from stobatch.training.engines import Gradients, TrainerTask
+from stobatch.training.engines.base import PIECES, Share, cut
+from stobatch.training.loop import OPTIMISERS
+from stobatch.training.trainable import Reader
+from stobatch.verifier import Verifier
+
+
+@dataclass(frozen=True)
+class PlainConfig(MethodConfig, name="plain"):
+    """Cross-entropy on random batches."""
+
+    batch_size: int = setting(256, at_least=1, doc="Examples of a step")
+
+
+class Plain(Method):
+    """Ordinary training, of any network."""
+
+    config_class = PlainConfig
+
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> OpenPlan:
+        method = config.method
+        assert isinstance(method, PlainConfig)
+        require_batches(info, method.batch_size, batches=1)
+        return OpenPlan(info.num_train, method.batch_size, "plain training")
+
+    def prepare(
+        self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
+    ) -> OpenTrainable:
+        assert isinstance(config.method, PlainConfig)
+        return OpenTrainable(
+            network, train, seeds, batch_size=config.method.batch_size, memory_mb=config.machine.memory_mb,
+            pieces=config.machine.pieces,
+        )  # fmt: skip
+
+    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
+        """The weights are all there is."""
+
+    def certifies(self, config: RunConfig) -> bool:
+        return False
+
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+        raise ModelError(
+            "plain training has no certificate.",
+            remedy="Evaluate it with `stobatch evaluate`, or train a method with certificates.",
+        )
+
+
+_CPU_CHUNK = 833
+"""Examples of one pass on a CPU; larger chunks fall out of the cache."""
+
+
+def require_batches(info: DatasetInfo, batch_size: int, batches: int) -> None:
+    """Raise unless so many batches of distinct examples fit the data."""
+    if batches * batch_size > info.num_train:
+        counted = {1: "a batch", 2: "two batches"}[batches]
+        raise SettingError(
+            f"{counted} of {batch_size} do not fit {info.num_train} examples.", remedy="Lower method.batch_size."
+        )
+
+
+class OpenTrainable(Trainable):
+    """Stochastic gradient descent on cross-entropy."""
+
+    monitored = "weight_norm"
+    claims_privacy = False
+
+    def __init__(
+        self,
+        network: Classifier,
+        train: TrainingExamples,
+        seeds: Seeds,
+        *,
+        batch_size: int,
+        memory_mb: int,
+        pieces: int = PIECES,
+    ) -> None:
+        self.network, self.seeds, self.batch_size, self.pieces = network, seeds, batch_size, pieces
+        self.num_examples, self.reader = len(train), Reader(train, network.device, network.dtype)
+        self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
+        self.after_update()
+
+    def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
+        rule = OPTIMISERS[config.training.optimiser]
+        return [rule(self.network.parameters(), lr=config.training.learning_rate)]  # type: ignore[call-arg]
+
+    def monitor(self, step: int) -> float:
+        return float(torch.cat([p.detach().flatten() for p in self.network.parameters()]).norm())
+
+    def tasks(self, step: int) -> list[TrainerTask]:
+        return [TrainerTask(trainer=0, benign_batch=0, adversarial_batch=0)]
+
+    def after_update(self) -> None:
+        self.network.calibrate()
+
+    def save_private(self, run: Path, config_hash: str) -> None:
+        """Nothing is private here."""
+
+    def ready(self, share: Share) -> None:
+        """Batches are drawn from all of the data, so every device may read every shard."""
+        self.reader.examples.require()
+
+    def order(self, step: int) -> Tensor:
+        """The examples in the random order of a step; its batches stand at the beginning."""
+        return torch.randperm(self.num_examples, generator=self.seeds.generator("step", step, "trainer", 0))
+
+    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+        batch = self.order(step)[: self.batch_size]
+        for number, piece in enumerate(cut(len(batch), self.chunk, self.network.device, share, self.pieces)):
+            if share.takes(number):
+                stream = partial(self.seeds.generator, "step", step, "noise")
+                coins = coins_by_blocks(stream, piece, self.network.device)
+                inputs, labels = self.reader.fetch(batch[piece])
+                yield self.weighted(self.scores(inputs, coins), labels, 1 / self.batch_size)
+
+    def scores(self, inputs: Tensor, coins: Coins) -> Tensor:
+        """Of some examples as training sees them; the coins are theirs alone."""
+        found: Tensor = self.network(inputs)
+        return found
+
+    def weighted(self, scores: Tensor, labels: Tensor, weight: float) -> Gradients:
+        """The gradient of the cross-entropy of some examples, each with this weight."""
+        loss, parameters = weight * F.cross_entropy(scores, labels, reduction="sum"), self.parameters
+        return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))

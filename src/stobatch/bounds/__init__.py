@@ -1,0 +1,1 @@
+"""Deterministic certificates: bounds on every score of a network in a box around an input."""

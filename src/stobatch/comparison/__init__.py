@@ -1,0 +1,1 @@
+"""Several methods trained, certified and attacked the same way, in one table."""

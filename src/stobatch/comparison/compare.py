@@ -1,0 +1,128 @@
+"""`compare`: several methods trained, certified and attacked by the same library, in one table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stobatch.comparison.document import comparison
+from stobatch.comparison.plan import TEST_DATA, Compared, planned
+from stobatch.config import RunConfig
+from stobatch.data import Dataset
+from stobatch.evaluation.attack import evaluate
+from stobatch.evaluation.certify import certify
+from stobatch.files import as_written, write_json
+from stobatch.models import Classifier
+from stobatch.training_run import train
+
+_SECTIONS = ("certification", "evaluation", "machine")
+"""What a trained run takes from the configuration it is compared with, whatever it was started with."""
+
+
+def compare(
+    configs: Mapping[str, RunConfig],
+    out: str | Path,
+    *,
+    seeds: Sequence[int] | None = None,
+    repeats: int = 1,
+    dataset: Dataset | None = None,
+    networks: Mapping[str, Classifier] | None = None,
+    quiet: bool = False,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Train, certify and evaluate every configuration, and put them side by side.
+
+    Each is trained `repeats` times with secret seeds of its own; or, as an experiment whose privacy guarantees are
+    void, once with each of the public `seeds`. `configs` maps the name of a row to a complete configuration, whose own
+    seed does not matter. Each training has its directory, `out/ROW/secret-1` or `out/ROW/seed-SEED`. What is there
+    already is reused if it is the same training, measured the same way; so a call that was interrupted continues, and a
+    second one only reads. Another training in a directory is refused.
+
+    Writes `comparison.json` (which is returned), `comparison.html` and `comparison.svg`. The first radius of the
+    configurations is the one that the figure shows.
+    """
+    from stobatch.comparison.page import write_comparison
+
+    where = Path(out)
+    compared = planned(configs, where, seeds, repeats, dataset, networks or {}, device)
+    if dataset is not None and not (where / f"{TEST_DATA}.json").exists():
+        write_json(where / f"{TEST_DATA}.json", TEST_DATA, {"sha256": dataset.test.fingerprint()})
+    started = time.monotonic()
+    for place, one in enumerate(compared):
+        if not quiet:
+            _announce(one, place, len(compared), time.monotonic() - started)
+        _make(one, dataset, quiet)
+    with as_written(where):
+        document = comparison(compared, where)
+    write_json(where / "comparison.json", "comparison", document)
+    write_comparison(document, where)
+    return document
+
+
+def _make(one: Compared, dataset: Dataset | None, quiet: bool) -> None:
+    """Whatever is missing of a training and of its measurements."""
+    if not one.run.is_trained:
+        train(one.config, one.run.path, dataset=dataset, network=one.network, resume=True, quiet=quiet)
+    asked = one.config.to_dict()
+    common: dict[str, Any] = {
+        "overrides": {f"{section}.{key}": value for section in _SECTIONS for key, value in asked[section].items()},
+        "dataset": dataset,
+        "network": one.network,
+        "resume": True,
+        "quiet": quiet,
+    }
+    with as_written(one.run.path):
+        certified = not one.certifies or _is_certified(one)
+    if not certified:
+        certify(one.run.path, **common)
+    with as_written(one.run.path):
+        evaluated = _is_evaluated(one)
+    if not evaluated:
+        evaluate(one.run.path, **common)
+
+
+def _is_certified(one: Compared) -> bool:
+    """Whether there are certificates of this model, made with these settings, for these radii."""
+    if not one.run.has("certificates"):
+        return False
+    found, asked = one.run.read("certificates"), one.config.evaluation
+    if not _of_its_weights(one, found):
+        return False
+    radii = {tuple(row["radius"] for row in rows) for rows in found["certified_accuracy"].values()}
+    return (
+        found["training_hash"] == one.config.training_hash
+        and found["settings"] == one.config.certification.to_dict()
+        and {kind["norm"] for kind in found["kinds"]} == {asked.norm}
+        and radii == {asked.radii}
+    )
+
+
+def _of_its_weights(one: Compared, document: dict[str, Any]) -> bool:
+    """Another run of the same settings has other weights; neither has a digest where an older version made both."""
+    weights = one.run.read("training").get("weights_sha256")
+    return bool(document.get("weights_sha256") == weights)
+
+
+def _is_evaluated(one: Compared) -> bool:
+    """Whether there are scores of this model, made with these settings and beside the certificates that are there."""
+    found = one.run.read("scores") if one.run.has("scores") else {}
+    if "same_images" not in found:
+        return False
+    if not _of_its_weights(one, found):
+        return False
+    certificates = one.run.read("certificates") if one.run.has("certificates") else None
+    made_with = (found["training_hash"], found["settings"], found["certificates"])
+    return made_with == (one.config.training_hash, one.config.evaluation.to_dict(), certificates)
+
+
+def _announce(one: Compared, place: int, total: int, elapsed: float) -> None:
+    """Which training comes now, and how long the rest will take if it is like what was done."""
+    from rich.console import Console
+
+    left = ""
+    if place:
+        seconds = elapsed / place * (total - place)
+        left = f", about {seconds:.0f} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
+    Console(stderr=True, highlight=False).print(f"{place + 1} of {total}: {one}{left}", markup=False)

@@ -1,0 +1,218 @@
+"""What must hold before methods are compared: asked of everything at once, so that bad input changes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from stobatch import data
+from stobatch.config import RunConfig
+from stobatch.data import Dataset, DatasetInfo
+from stobatch.dp.plan import Plan
+from stobatch.errors import RunError, SettingError, StobatchError, UnitError
+from stobatch.evaluation.protocols import radii_of
+from stobatch.evaluation.tables import data_root
+from stobatch.files import read_json
+from stobatch.loading import make_network, make_plan
+from stobatch.methods import method_of
+from stobatch.models import Classifier
+from stobatch.reporting.format import privacy_words
+from stobatch.runs import Run
+from stobatch.seeds import Seeds
+from stobatch.training.device import use_device
+
+TEST_DATA = "test_data"
+"""The file that says which test data a comparison was started with, where they were handed over."""
+_MAY_DIFFER = ("protocols", "functions", "num_images")
+"""Evaluation settings that choose what is measured of a row, and leave every measurement as it is."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One training of a comparison: a row's settings with a seed, and its directory."""
+
+    name: str
+    number: int
+    """Its public seed; where seeds are secret, which of the row's trainings it is."""
+    config: RunConfig
+    run: Run
+    network: Classifier | None
+    status: str
+
+    @property
+    def certifies(self) -> bool:
+        return method_of(self.config).certifies(self.config)
+
+    @property
+    def public(self) -> bool:
+        return self.config.seed is not None
+
+    @property
+    def training(self) -> str:
+        return f"seed {self.number}" if self.public else f"training {self.number}"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({privacy_words([self.status])}), {self.training}"
+
+
+def slug(name: str) -> str:
+    """A row's name as a folder's.
+
+    >>> slug("dpsgd ε=0.2"), slug("Plain, no noise")
+    ('dpsgd-eps-0.2', 'plain-no-noise')
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower().replace("ε", "eps")).strip("-.")
+
+
+def planned(
+    configs: Mapping[str, RunConfig],
+    out: Path,
+    seeds: Sequence[int] | None,
+    repeats: int,
+    dataset: Dataset | None,
+    networks: Mapping[str, Classifier],
+    device: str | None,
+) -> list[Compared]:
+    """Every training of a comparison in order, or an error; nothing is written."""
+    _require_names(configs, networks)
+    _require_seeds(seeds, repeats)
+    if Run(out).exists:
+        raise RunError(
+            f"{out} is a run.", why="A comparison is a folder of several runs.", remedy="Choose another --out."
+        )
+    placed = {n: c.override("machine.device", device) if device is not None else c for n, c in configs.items()}
+    _require_one_measurement(placed)
+    found: list[Compared] = []
+    for name, config in placed.items():
+        info = dataset.info if dataset else data.describe(config.data, data_root(config))
+        try:
+            the_plan = make_plan(config, info, networks.get(name))
+        except StobatchError as error:
+            raise type(error)(f"row '{name}': {error.what}", why=error.why, remedy=error.remedy) from None
+        _require_answers(name, config, info, the_plan, networks.get(name))
+        use_device(config.machine)
+        status = str((the_plan.claim if seeds is None else the_plan.claim.with_public_seed()).status)
+        for number in range(1, repeats + 1) if seeds is None else seeds:
+            folder = f"secret-{number}" if seeds is None else f"seed-{number}"
+            own = config.replace(seed=None if seeds is None else number)
+            found.append(Compared(name, number, own, Run(out / slug(name) / folder), networks.get(name), status))
+    for one in found:
+        _require_own_directory(one, dataset)
+    if dataset is not None:
+        _require_same_test_data(out, dataset)
+    return found
+
+
+def _require_names(configs: Mapping[str, RunConfig], networks: Mapping[str, Classifier]) -> None:
+    if not configs:
+        raise SettingError(
+            "there is nothing to compare.", remedy="Give at least one row: a name and its configuration."
+        )
+    folders: dict[str, str] = {}
+    for name in configs:
+        folder = slug(name)
+        if not folder:
+            raise SettingError(f"'{name}' names no folder.", remedy="Use letters or digits in the names of rows.")
+        if folder in folders:
+            raise SettingError(
+                f"'{folders[folder]}' and '{name}' would share the folder {folder}.",
+                remedy="Give them names that differ in letters or digits.",
+            )
+        folders[folder] = name
+    for name in networks:
+        if name not in configs:
+            raise SettingError(f"there is no row '{name}' for this network.", remedy=f"Rows: {', '.join(configs)}.")
+
+
+def _require_seeds(seeds: Sequence[int] | None, repeats: int) -> None:
+    if repeats < 1 or (seeds is not None and repeats > 1):
+        raise SettingError(
+            f"repeats={repeats} is not possible here.",
+            remedy="Give a number of trainings with secret seeds, or a list of public seeds, and not both.",
+        )
+    if seeds is None:
+        return
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise SettingError(
+            f"seeds {', '.join(map(str, seeds)) or '(none)'} are no set of seeds.",
+            remedy="Give each seed once, as whole numbers from 0 on.",
+        )
+
+
+def _measurement(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    for key, value in config.evaluation.to_dict().items():
+        if key not in _MAY_DIFFER:
+            yield f"evaluation.{key}", value
+    for key in ("name", "num_classes", "test_limit"):
+        yield f"data.{key}", config.data.to_dict()[key]
+    yield "certification.limit", config.certification.limit
+
+
+def _require_one_measurement(configs: Mapping[str, RunConfig]) -> None:
+    """The same test examples, attacked as hard at the same radii: else a table compares measurements, not methods."""
+    (first, pattern), *others = configs.items()
+    wanted = dict(_measurement(pattern))
+    for name, config in others:
+        for key, value in _measurement(config):
+            if value != wanted[key]:
+                raise SettingError(
+                    f"'{first}' has {key}={wanted[key]}, '{name}' has {value}.",
+                    why="Rows that are measured in different ways cannot be compared.",
+                    remedy=f"Give all of them the same {key}.",
+                )
+
+
+def _require_answers(
+    name: str, config: RunConfig, info: DatasetInfo, the_plan: Plan, network: Classifier | None
+) -> None:
+    """The functions asked for exist, and certificates are in the norm asked about; else training would be in vain."""
+    settings, method = config.evaluation, method_of(config)
+    radii_of(settings, prod(info.input_shape))
+    untrained = make_network(config, info, Seeds.reproducible(0), network).eval()
+    ways = method.verifiers(config, the_plan, untrained) if method.certifies(config) else ()
+    for kind in (kind for way in ways for kind in way.kinds):
+        if kind.unit.norm != settings.norm:
+            raise UnitError(
+                f"'{name}' certifies in {kind.unit.norm}, radii in {settings.norm} are asked about.",
+                remedy=f"Ask in its norm (evaluation.norm={kind.unit.norm}), or leave the row out.",
+            )
+    # As `evaluate` has it: a vote that nothing deploys is passed over where there is something else to evaluate.
+    if "single_pass" not in settings.functions and not any(way.function == "vote" for way in ways):
+        raise SettingError(
+            f"'{name}' has no vote to evaluate.",
+            why="Its answer is no vote over noise.",
+            remedy="Set evaluation.functions=single_pass for it.",
+        )
+
+
+def _require_own_directory(one: Compared, dataset: Dataset | None) -> None:
+    """What is there already is this very training, whole or begun."""
+    run, wanted = one.run, one.config.training_hash
+    if run.exists and (found := run.read("config").get("training_hash")) != wanted:
+        raise RunError(
+            f"{run.path} holds configuration {found}, and '{one.name}', {one.training}, is {wanted}.",
+            why="A comparison reuses trainings and never overwrites one.",
+            remedy="Choose another --out, or ask for the settings that it was trained with.",
+        )
+    run.require_new(wanted, resume=True)
+    trained_on = run.read("data", private=True).get("sha256") if run.has("data", private=True) else None
+    if dataset is not None and trained_on not in (None, dataset.train.fingerprint()):
+        raise RunError(
+            f"{run.path} was trained with other data.",
+            why="A comparison reuses trainings and never overwrites one.",
+            remedy="Choose another --out, or hand over the same data.",
+        )
+
+
+def _require_same_test_data(out: Path, dataset: Dataset) -> None:
+    path = out / f"{TEST_DATA}.json"
+    if path.exists() and read_json(path, TEST_DATA).get("sha256") != dataset.test.fingerprint():
+        raise RunError(
+            f"{out} was measured with other test data.",
+            why="What is there is reused, and would stand beside what is measured now.",
+            remedy="Choose another --out, or hand over the same data.",
+        )

@@ -1,0 +1,1 @@
+"""Differential privacy on any torch module: clipping, noise, accounting, plans and guarantees."""

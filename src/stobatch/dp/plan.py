@@ -1,0 +1,420 @@
+"""The plan: every number that privacy depends on, fixed before any data is read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from typing import Any, final
+
+from stobatch.dp.accounting import PoissonGaussian, check_delta, noise_for
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.errors import SettingError
+from stobatch.types import Neighbours, Status
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One line of the printed plan."""
+
+    name: str
+    symbol: str
+    value: float
+    formula: str
+    paper: str
+
+
+@dataclass(frozen=True)
+class Plan(ABC):
+    """What a method promises and does, derived from public numbers only."""
+
+    public_seeds: bool = field(default=False, kw_only=True)
+    """Whether the seeds are known to others, who can then take the noise off."""
+
+    @property
+    @abstractmethod
+    def claim(self) -> PrivacyGuarantee:
+        """What the mechanism promises where its seeds are secret; what audits test."""
+
+    @final
+    @property
+    def guarantee(self) -> PrivacyGuarantee:
+        """What is promised about the training data: the claim, void where the seeds are public."""
+        return self.claim.with_public_seed() if self.public_seeds else self.claim
+
+    def after(self, accounted_steps: int) -> PrivacyGuarantee:
+        """The claim when so many steps have looked at the data, those that a crash made necessary again included."""
+        return self.claim
+
+    def recorded(self, training: Mapping[str, Any]) -> Plan:
+        """The plan in the light of what a finished training says of itself (`training.json`)."""
+        return self
+
+    @property
+    def curve(self) -> PoissonGaussian | None:
+        """The mechanism that the proof says is not exceeded, at any ε; None where nothing so exact is said."""
+        return None
+
+    @abstractmethod
+    def rows(self) -> list[PlanRow]: ...
+
+    def sizes(self) -> dict[str, Any]:
+        """The public numbers that the plan was derived from."""
+        return {name: value for name, value in vars(self).items() if name != "public_seeds"}
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [vars(row) for row in self.rows()]
+        return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows}
+
+
+@dataclass(frozen=True)
+class OpenPlan(Plan):
+    """The plan of a method that protects nothing: its sizes, and the plain statement."""
+
+    num_examples: int
+    batch_size: int
+    method: str
+
+    @property
+    def claim(self) -> PrivacyGuarantee:
+        return PrivacyGuarantee.none(f"{self.method} is not private")
+
+    def rows(self) -> list[PlanRow]:
+        return [
+            PlanRow("training examples", "N", self.num_examples, "", "Section 2"),
+            PlanRow("batch size", "m", self.batch_size, "random batches", ""),
+        ]
+
+
+MOST_EPSILON = 100.0
+"""e^100 to one against: beyond it a budget is a slip of the pen."""
+
+LEAST_CLIP_NORM, MOST_CLIP_NORM = 1e-12, 1e12
+"""Between them a clipped float32 gradient is as long as it should be, up to rounding; gradients are below 1e19."""
+
+TUNING_OBJECTION = (
+    "hyper-parameters were chosen on the private data: the search is not covered by this ε, which holds for the last "
+    "run alone"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpSgdPlan(Plan):
+    """Poisson batches, one clipped contribution per example, Gaussian noise on the sum, a public denominator.
+
+    A contribution is everything that a step takes from one example: the gradients of its benign loss, of its
+    adversarial versions and of its reconstruction, clipped as one vector. However many there are, the sum moves by at
+    most C when the example is added or removed.
+
+    **Guarantee**: (ε, δ)-differential privacy for adding or removing one example, with the accounted ε at most
+    `target_epsilon`. The noise follows from the other numbers, all public and fixed before any data is read.
+
+    >>> plan = DpSgdPlan(num_examples=60_000, expected_batch_size=2_499, steps=240, clip_norm=1.0, target_epsilon=1.0,
+    ...                  delta=1e-5, tuned_on_private_data=False)
+    >>> round(plan.noise_multiplier, 2), plan.guarantee.epsilon <= 1.0
+    (2.61, True)
+    """
+
+    num_examples: int
+    expected_batch_size: int
+    steps: int
+    clip_norm: float
+    target_epsilon: float
+    delta: float
+    tuned_on_private_data: bool
+    records_per_person: int = 1
+    spare_steps: int = 0
+    """Steps that may be made again, with other bits, within the budget."""
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_budget()
+        PoissonGaussian(self.sampling_rate, 1.0, self.most_steps)  # checks the steps
+
+    def _check_sizes(self) -> None:
+        if not 1 <= self.expected_batch_size <= self.num_examples:
+            raise SettingError(
+                f"expected_batch_size={self.expected_batch_size} does not fit {self.num_examples} training examples.",
+                why="Each step takes every example with probability expected_batch_size / num_examples.",
+                remedy=f"Set method.expected_batch_size to a number from 1 to {self.num_examples}.",
+            )
+        if not LEAST_CLIP_NORM <= self.clip_norm <= MOST_CLIP_NORM:
+            raise SettingError(
+                f"clip_norm={self.clip_norm:g} is not allowed.",
+                why="It bounds what one example adds to a step, and the noise is a multiple of it; gradients far below "
+                "or above vanish or overflow in float32, and so would the bound.",
+                remedy=f"Use a number from {LEAST_CLIP_NORM:g} to {MOST_CLIP_NORM:g}, such as 1.",
+            )
+        if self.records_per_person != 1:
+            raise SettingError(
+                f"records_per_person={self.records_per_person} is not covered by the proof.",
+                why="Augmented copies stored as separate tuples are each clipped and drawn alone, so a person "
+                "contributes several times what the accountant counts.",
+                remedy="Augment inside the example's contribution, before clipping, and keep one record per person.",
+            )
+
+    def _check_budget(self) -> None:
+        check_delta(self.delta)
+        if self.delta >= 1 / self.num_examples:
+            raise SettingError(
+                f"delta={self.delta:g} is not below 1 / num_examples = {1 / self.num_examples:.3g}.",
+                why="A mechanism that publishes one example picked at random would keep that promise.",
+                remedy=f"Use {0.1 / self.num_examples:.1g} or less.",
+            )
+        if not 0 < self.target_epsilon <= MOST_EPSILON:
+            raise SettingError(
+                f"target_epsilon={self.target_epsilon:g} is not allowed.",
+                why=f"It has to be above 0, and above {MOST_EPSILON:g} it promises nothing.",
+                remedy="Use a number between 0.1 and 10.",
+            )
+
+    @property
+    def sampling_rate(self) -> float:
+        """q, the probability that a step takes a given example."""
+        return self.expected_batch_size / self.num_examples
+
+    @property
+    def denominator(self) -> float:
+        """What a trainer divides its noisy sum by; public, and the same whatever the sample's size is."""
+        return self.expected_batch_size
+
+    @property
+    def epochs(self) -> float:
+        """How often an example takes part on average."""
+        return self.steps * self.sampling_rate
+
+    @property
+    def most_steps(self) -> int:
+        """Releases that the noise is chosen for."""
+        return self.steps + self.spare_steps
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ, the noise's standard deviation over the clipping norm."""
+        return noise_for(self.target_epsilon, self.delta, self.sampling_rate, self.most_steps)
+
+    @property
+    def noise_stddev(self) -> float:
+        """Of the noise on the sum of clipped contributions, per coordinate."""
+        return self.noise_multiplier * self.clip_norm
+
+    def mechanism(self, steps: int) -> PoissonGaussian:
+        """What the first `steps` steps are, for an accountant."""
+        return PoissonGaussian(self.sampling_rate, self.noise_multiplier, steps)
+
+    @property
+    def curve(self) -> PoissonGaussian:
+        return self.mechanism(self.most_steps)
+
+    def spent(self, steps: int) -> float:
+        """ε after that many steps; the whole run spends `claim.epsilon`."""
+        if not 0 <= steps <= self.most_steps:
+            raise SettingError(
+                f"{steps} steps are not part of a plan of {self.most_steps}.",
+                why="The noise was chosen for the planned number, so further steps would exceed the budget.",
+                remedy=f"Stop after {self.most_steps} steps, or make a new plan before reading any data.",
+            )
+        return self.mechanism(steps).epsilon(self.delta) if steps else 0.0
+
+    @property
+    def claim(self) -> PrivacyGuarantee:
+        return PrivacyGuarantee(
+            epsilon=self.spent(self.most_steps),
+            delta=self.delta,
+            neighbours=Neighbours.ADD_REMOVE,
+            unit="training example",
+            status=Status.PROVED,
+            source="DP-SGD with joint per-example clipping; docs/guarantees.md, section 4; PLD accountant "
+            "(dp-accounting)",
+            assumptions=self._assumptions(),
+            objections=(TUNING_OBJECTION,) if self.tuned_on_private_data else (),
+        )
+
+    def after(self, accounted_steps: int) -> PrivacyGuarantee:
+        counted, planned = max(accounted_steps, self.steps), self.claim
+        if counted > self.most_steps:
+            planned = replace(planned, epsilon=self.mechanism(counted).epsilon(self.delta))
+        elif counted < self.most_steps:
+            planned = replace(planned, epsilon=self.spent(counted))
+        repeated = (self._repeated(counted - self.steps),) if counted > self.steps else ()
+        return replace(planned, assumptions=(*planned.assumptions, *repeated))
+
+    def _repeated(self, steps: int) -> str:
+        spare = f", {self.spare_steps} of them planned as spare" if self.spare_steps else ""
+        return (
+            f"{steps} steps beyond the {self.steps} planned are counted{spare}: a crash cut them off, and they were "
+            "made again with samples and noise of their own"
+        )
+
+    def _assumptions(self) -> tuple[str, ...]:
+        tuning = (
+            "on the private data, which this ε does not cover"
+            if self.tuned_on_private_data
+            else "without the private data: from public data or from the literature"
+        )
+        return (
+            f"Poisson sampling: each step takes every example independently with probability {self.sampling_rate:.6g}; "
+            "shuffled or fixed batches would need another accountant",
+            f"an example's whole contribution to a step, adversarial versions included, is clipped to norm "
+            f"{self.clip_norm:g} as one vector",
+            f"fresh Gaussian noise of standard deviation {self.noise_stddev:.6g} on the sum at every step, empty "
+            "batches included; drawn once for it, however many processes share the work",
+            f"at most {self.steps} steps{self._spare()}, and nothing else is computed from the training examples",
+            f"the sum is divided by the public constant {self.expected_batch_size}, never by the realised batch size",
+            f"the number of training examples, {self.num_examples}, is public: sampling rate and denominator are "
+            "constants fixed before looking, and stay as they are when an example is added or removed",
+            "the network and the attacks mix no examples: an example's gradient depends on no other example",
+            "the noise is an ideal Gaussian rounded to a public grid, exactly; its random bits and those of samples "
+            "come from SHAKE-256, which is taken to be indistinguishable from fair coins",
+            "norms are taken with an allowance for rounding at its worst; how sums of clipped contributions round, in "
+            "the precision of training, is not bounded",
+            "a step that a crash cut off is repeated bit by bit, which is the same release, or else with samples and "
+            "noise of its own, and counted again; the run's directory is never set back to an older copy",
+            "the seeds of sampling and noise stay secret; processes that share the work belong to one owner",
+            "a person has one record",
+            f"hyper-parameters and preprocessing were chosen {tuning}",
+        )
+
+    def _spare(self) -> str:
+        return f", {self.spare_steps} more that a crash makes again" if self.spare_steps else ""
+
+    def _spare_rows(self) -> list[PlanRow]:
+        return [PlanRow("spare steps", "", self.spare_steps, "for crashes", "")] if self.spare_steps else []
+
+    def sizes(self) -> dict[str, Any]:
+        # As plans from before there were spare steps, where there are none.
+        return {name: value for name, value in super().sizes().items() if value or name != "spare_steps"}
+
+    def rows(self) -> list[PlanRow]:
+        accounted = self.curve
+        epsilon, renyi = accounted.epsilon(self.delta), accounted.renyi_epsilon(self.delta)
+        on_mean = self.noise_stddev / self.expected_batch_size
+        return [
+            PlanRow("training examples", "N", self.num_examples, "public", "Section 2"),
+            PlanRow("expected batch size", "B", self.expected_batch_size, "the public denominator", ""),
+            PlanRow("sampling rate", "q", self.sampling_rate, "B / N, Poisson", ""),
+            PlanRow("steps", "T", self.steps, "", ""),
+            *self._spare_rows(),
+            PlanRow("epochs, on average", "", self.epochs, "q T", ""),
+            PlanRow("records per person", "", self.records_per_person, "", ""),
+            PlanRow("clipping norm", "C", self.clip_norm, "of an example's whole contribution", ""),
+            PlanRow("noise multiplier", "σ", self.noise_multiplier, "smallest within the target", ""),
+            PlanRow("noise on the sum, standard deviation", "σC", self.noise_stddev, "per coordinate", ""),
+            PlanRow("noise on the mean, standard deviation", "σC/B", on_mean, "per coordinate", ""),
+            PlanRow("target epsilon", "", self.target_epsilon, "", ""),
+            PlanRow("accounted epsilon", "ε", epsilon, "privacy loss distribution, rounded up", "Definition 1"),
+            PlanRow("cross-check epsilon", "", renyi, "Rényi accounting, looser", ""),
+            PlanRow("delta", "δ", self.delta, "below 1 / N", "Definition 1"),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainersPlan(DpSgdPlan):
+    """`per_step` of `num_trainers` trainers take part in a step, by turns in a random order.
+
+    Nobody is drawn twice before everybody had a turn, so the number of steps a trainer takes part in is known
+    beforehand; who takes part is treated as public and amplifies nothing.
+
+    **Guarantee**: (ε, δ)-differential privacy for adding or removing one example of any one trainer, towards those who
+    see every trainer's release (`noise_shares=False`: each adds all the noise), or towards those who see the sums
+    alone (`noise_shares=True`: each adds a share, and the shares sum to the noise).
+
+    >>> plan = TrainersPlan(num_examples=60_000, expected_batch_size=2_400, steps=240, clip_norm=1.0,
+    ...     target_epsilon=1.0, delta=1e-5, tuned_on_private_data=False, num_trainers=12, per_step=3)
+    >>> plan.sampling_rate, plan.participations(240)
+    (0.16, 60)
+    """
+
+    num_trainers: int
+    per_step: int = 1
+    noise_shares: bool = False
+
+    def _check_sizes(self) -> None:
+        super()._check_sizes()
+        if self.sampling_rate > 1:
+            most = self.num_examples * self.per_step // self.num_trainers
+            raise SettingError(
+                f"expected_batch_size={self.expected_batch_size} is more than the {self.per_step} trainers of a step "
+                f"own, about {most} examples.",
+                remedy=f"Set method.expected_batch_size to at most {most}, or raise trainers.per_step.",
+            )
+
+    @property
+    def sampling_rate(self) -> float:
+        """q, the probability that a step takes a given example of a trainer who takes part."""
+        return self.expected_batch_size * self.num_trainers / (self.num_examples * self.per_step)
+
+    @property
+    def turns(self) -> int:
+        """Steps in which everybody has at most one turn."""
+        return self.num_trainers // self.per_step
+
+    def participations(self, steps: int) -> int:
+        """The most that a trainer takes part in the first `steps` steps."""
+        return -(-steps // self.turns)
+
+    @property
+    def epochs(self) -> float:
+        return self.participations(self.steps) * self.sampling_rate
+
+    @property
+    def noise_multiplier(self) -> float:
+        releases = self.participations(self.steps) + self.spare_steps
+        return noise_for(self.target_epsilon, self.delta, self.sampling_rate, releases)
+
+    @property
+    def noise_stddev(self) -> float:
+        """Of what one trainer adds to the sum of its clipped contributions, per coordinate."""
+        whole = self.noise_multiplier * self.clip_norm
+        return whole / sqrt(self.per_step) if self.noise_shares else whole
+
+    @property
+    def denominator(self) -> float:
+        """Its own part of the batch size: the average over the trainers of a step then has the whole."""
+        return self.expected_batch_size / self.per_step
+
+    def mechanism(self, steps: int) -> PoissonGaussian:
+        # Which trainers a crash made repeat their steps is not kept: each is counted for all of them.
+        again = max(0, steps - self.steps)
+        return PoissonGaussian(self.sampling_rate, self.noise_multiplier, self.participations(steps - again) + again)
+
+    @property
+    def claim(self) -> PrivacyGuarantee:
+        return replace(super().claim, unit="training example of any one trainer")
+
+    def _repeated(self, steps: int) -> str:
+        return f"{super()._repeated(steps)}; each trainer is counted for all of them"
+
+    def _assumptions(self) -> tuple[str, ...]:
+        if self.noise_shares:
+            seen = (
+                f"the {self.per_step} trainers of a step add independent noise of 1/√{self.per_step} each, and only "
+                "their sum is seen: by a trusted server, or through secure aggregation; no trainer drops out"
+            )
+        else:
+            seen = "each trainer adds all the noise by itself, so the server and the others may see all that it sends"
+        return (
+            f"{self.num_trainers} trainers own disjoint parts of the data, fixed beforehand; ε is the largest of all",
+            f"a trainer takes part in at most {self.participations(self.steps)} of {self.steps} steps; who does so is "
+            "treated as public, and amplifies nothing",
+            seen,
+            "trainers draw their noise and their samples independently of each other",
+            *super()._assumptions(),
+        )
+
+    def rows(self) -> list[PlanRow]:
+        def changed(row: PlanRow) -> PlanRow:
+            if row.name == "sampling rate":
+                return replace(row, formula="B n / (N 𝒩), Poisson, inside a trainer that takes part")
+            if row.name == "noise on the mean, standard deviation":
+                on_sum = self.noise_stddev * sqrt(self.per_step)
+                return replace(row, value=on_sum / self.expected_batch_size, formula="of all trainers together")
+            return row
+
+        of_trainers = [
+            PlanRow("trainers", "n", self.num_trainers, "owners of disjoint data", "Algorithm 4"),
+            PlanRow("trainers in a step", "𝒩", self.per_step, "by turns", "Algorithm 4"),
+            PlanRow("steps of one trainer, at most", "", self.participations(self.steps), "", ""),
+        ]
+        return [*of_trainers, *(changed(row) for row in super().rows())]

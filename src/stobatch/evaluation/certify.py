@@ -1,0 +1,74 @@
+"""`certify`: labels with certified radii on the test set."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stobatch.data import Dataset, Examples
+from stobatch.errors import UnitError
+from stobatch.evaluation.summaries import certificate_summary
+from stobatch.evaluation.tables import begin, end, open_run, tabulate, test_examples
+from stobatch.files import Columns
+from stobatch.loading import TrainedModel
+from stobatch.models import Classifier
+from stobatch.progress import Tick
+from stobatch.sound.verifiers import best_of
+
+
+def certify(
+    run: str | Path,
+    *,
+    overrides: dict[str, Any] | None = None,
+    dataset: Dataset | None = None,
+    network: Classifier | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Certificates on the test set, by the best of the model's ways: one row per example, and a summary."""
+    model = open_run(run, overrides, network, device)
+    with model.run.held():
+        return _certify(model, dataset, seed=seed, resume=resume, quiet=quiet)
+
+
+def _certify(
+    model: TrainedModel, dataset: Dataset | None, *, seed: int | None, resume: bool, quiet: bool
+) -> dict[str, Any]:
+    settings, verifiers = model.config.certification, model.verifiers()
+    norm = model.config.evaluation.norm
+    if any(kind.unit.norm != norm for verifier in verifiers for kind in verifier.kinds):
+        raise UnitError(
+            f"this method certifies in {verifiers[0].kinds[0].unit.norm}, radii in {norm} are asked about.",
+            remedy=f"Ask in its norm: evaluation.norm={verifiers[0].kinds[0].unit.norm}.",
+        )
+    begin(model, "certificates.json")
+    test = test_examples(model, dataset, settings.limit, quiet)
+    asked = {"norm": norm, "radii": list(model.config.evaluation.radii)}
+    verifier, chosen = best_of(verifiers, test.inputs.to(model.network.device), model.config.evaluation.radii)
+
+    def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
+        verdicts = {name: column.tolist() for name, column in verifier.verify(part.inputs, generator).columns().items()}
+        return {"label": part.labels.tolist(), "prediction": verdicts.pop("label"), **verdicts}
+
+    started = time.monotonic()
+    identity, columns = tabulate(
+        "certify", model, {**settings.to_dict(), **asked}, test, rows_of, seed=seed, resume=resume, quiet=quiet
+    )
+    summary = {
+        "config_hash": identity,
+        "training_hash": model.config.training_hash,
+        "weights_sha256": model.weights_sha256,
+        "settings": settings.to_dict(),
+        "rows": len(test),
+        "seconds": round(time.monotonic() - started, 1),
+        **certificate_summary(columns, verifier.kinds, model.config.evaluation.radii),
+        "chosen": chosen,
+    }
+    model.run.write("certificates", summary)
+    end(model, "certify")
+    return summary

@@ -1,0 +1,112 @@
+"""What every training method offers: a plan before data, something to train, and certificates afterwards."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from torch import Tensor
+
+from stobatch.config import MethodConfig, RunConfig
+from stobatch.data import DatasetInfo, Examples, TrainingExamples
+from stobatch.dp.guarantee import Release
+from stobatch.dp.plan import Plan
+from stobatch.errors import ModelError
+from stobatch.models import AffineEncoder, Classifier, Network, build_encoder, require_per_example
+from stobatch.registry import METHODS
+from stobatch.seeds import Seeds
+from stobatch.training import Trainable
+from stobatch.training.many import ManyModels
+from stobatch.training.trainable import working_precision
+from stobatch.verifier import Verifier
+
+
+class Method(ABC):
+    """One way to train. Stateless: everything a run needs is in its configuration and its directory."""
+
+    config_class: ClassVar[type[MethodConfig]]
+    has_trainers: ClassVar[bool] = False
+    """Whether `trainers` divides its data among owners; the published method's trainers follow from its batches."""
+
+    @abstractmethod
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
+        """Every number that a guarantee depends on, from public sizes only; raises what is impossible.
+
+        `network` is one that was handed over; without it the configuration says what will be built.
+        """
+
+    @abstractmethod
+    def prepare(
+        self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
+    ) -> Trainable:
+        """Bind the method to data: check the network, draw what is private, perturb the inputs. Writes nothing."""
+
+    def furnish(self, network: Classifier) -> None:
+        """Add to a fresh network what the method keeps in the model beside its weights."""
+        return
+
+    @abstractmethod
+    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
+        """Give a loaded network what its deployment needs beside its weights."""
+
+    def certifies(self, config: RunConfig) -> bool:
+        """Whether there is verified inference for what this method trains with these settings."""
+        return True
+
+    def releases(self, plan: Plan) -> tuple[Release, ...]:
+        """What the method's proof says is released on the way, each to be attacked by itself."""
+        return ()
+
+    def stack(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        networks: Sequence[Classifier],
+        pool: Examples,
+        members: Tensor,
+        seeds: Sequence[Seeds],
+    ) -> ManyModels | None:
+        """Models on the examples `pool[members]`, a row for each, trained in the same passes; None if it cannot."""
+        return None
+
+    @abstractmethod
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+        """The ways to certify what this method trained, for the norm and radii of the evaluation; at least one."""
+
+
+def method_of(config: RunConfig) -> Method:
+    """Return the method that a configuration names."""
+    method: Method = METHODS[config.method.name]
+    return method
+
+
+def require_per_example_at_size(config: RunConfig, network: Classifier, rows: int) -> None:
+    """Repeat the experiments on mixing with as many rows as training passes, in the precision that it uses."""
+    with working_precision(config.machine.precision, network.device):
+        require_per_example(network, rows)
+
+
+def split_network(network: Classifier, method: str) -> Network:
+    """The network in two parts: some methods put noise between its first affine layer and the rest."""
+    if not isinstance(network, Network):
+        raise _unfit(method, f"a {type(network).__name__}")
+    return network
+
+
+def encoder_of(config: RunConfig, info: DatasetInfo, network: Classifier | None, method: str) -> AffineEncoder:
+    """The first affine layer, of the network handed over or of what will be built: all that a plan needs to know."""
+    if network is not None:
+        return split_network(network, method).encoder
+    if config.model.is_layer_list:
+        raise _unfit(method, "a list of layers")
+    return build_encoder(config.model, info.input_shape)
+
+
+def _unfit(method: str, kind: str) -> ModelError:
+    return ModelError(
+        f"{method} cannot train {kind}.",
+        why="It needs the first affine layer apart from the rest.",
+        remedy="Use one of the paper's networks, as model.architecture=mnist_cnn, or stobatch.models.from_layers.",
+    )

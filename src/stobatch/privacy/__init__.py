@@ -1,1 +1,0 @@
-"""Sensitivities, noise, budgets, plans, and what is guaranteed by whom."""

@@ -1,0 +1,173 @@
+"""Monte Carlo over fresh noise (Appendix N), fast: the first layer is linear, so noise is pushed through it once.
+
+conv(x + ν) = conv(x) + conv(ν): the input's part is computed once per input, the noise's part once per draw and shared
+by all inputs of a tile. For each input the draws are independent; between inputs of one tile they are the same, so
+errors of two certificates may coincide. Every certificate's own failure probability is unaffected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, log
+
+import torch
+from torch import Tensor
+
+from stobatch.dp.noise import laplace
+from stobatch.models import Network, ReferenceNorm, rows_in_memory
+from stobatch.paper import implements
+from stobatch.published.radius import product_score
+from stobatch.votes.noise import Streams, two_streams
+from stobatch.votes.soft import SHARPNESS
+
+CPU_ROWS = 400
+"""Rows of one pass on a CPU: enough to fill the cores, few enough to stay in the cache."""
+
+
+@implements(
+    "Appendix N",
+    verdict="a sound sampling scheme, but certificates must use the fresh scale b/ψ, not b; and deployment then "
+    "contains χ1 and χ2, so the privacy claim is void for the artefact.",
+)
+@dataclass(frozen=True)
+class FreshNoise:
+    """Laplace noise drawn anew for every invocation, ψ times smaller than the training noise it is added to."""
+
+    input_scale: float
+    hidden_scale: float
+
+    @classmethod
+    def shrunk(cls, input_noise_scale: float, hidden_noise_scale: float, shrinkage: float) -> FreshNoise:
+        return cls(input_noise_scale / shrinkage, hidden_noise_scale / shrinkage)
+
+    def draw(self, network: Network, count: int, streams: Streams) -> tuple[Tensor, Tensor]:
+        """`count` draws for the input and `count` independent ones for the hidden layer."""
+        encoder = network.encoder
+        like = encoder.weight
+        return (
+            laplace((count, *encoder.input_shape), self.input_scale, streams[0]).to(like),
+            laplace((count, *encoder.hidden_shape), self.hidden_scale, streams[1]).to(like),
+        )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What n draws said about each input: votes per class, and the sum of the product scores per class."""
+
+    votes: Tensor
+    scores: Tensor
+    draws: int
+
+
+@torch.no_grad()
+def tally_products(
+    network: Network, inputs: Tensor, noise: FreshNoise, draws: int, generator: torch.Generator, memory_mb: int
+) -> Tally:
+    """Vote with argmax f^h · f^x over `draws` pairs of passes, in tiles of inputs x draws.
+
+    Each pass randomises one layer only: f^x the input (hidden noise fixed), f^h the hidden layer (input noise fixed).
+    The draws depend on the generator alone, not on the memory budget or on how many inputs there are.
+    """
+    scorer, streams = ShiftScorer(network, inputs), two_streams(generator)
+    votes = torch.zeros(len(inputs), network.num_classes, dtype=torch.int64, device=inputs.device)
+    scores = torch.zeros(len(inputs), network.num_classes, dtype=torch.float64, device=inputs.device)
+    rows = rows_in_memory(network, memory_mb, most=CPU_ROWS)
+    # Tiles of equal size: a small last tile would cost almost as much as a full one.
+    images = ceil(len(inputs) / ceil(len(inputs) / rows))
+    draws_at_once = max(1, rows // images)
+    for first in range(0, draws, draws_at_once):
+        at_input, at_hidden = noise.draw(network, min(draws_at_once, draws - first), streams)
+        through = network.encoder(at_input)
+        for start in range(0, len(inputs), images):
+            part = slice(start, start + images)
+            product = product_score(scorer.scores(part, through), scorer.scores(part, at_hidden))
+            winners = product.argmax(2)
+            votes[part] += torch.nn.functional.one_hot(winners, network.num_classes).sum(0)
+            scores[part] += product.sum(0, dtype=torch.float64)
+    return Tally(votes, scores, draws)
+
+
+class ShiftScorer:
+    """Class probabilities of fixed inputs under many shifts of the hidden layer.
+
+    Where the first normalisation is affine, inputs and shifts are normalised before they are added, so that a pass
+    over inputs x shifts costs one addition and the rest of the head.
+    """
+
+    def __init__(self, network: Network, inputs: Tensor) -> None:
+        self.head = network.head
+        self.base = network.noisy_hidden(inputs + network.input_noise)
+        self.images = self.base.ndim == 4
+        self.affine = isinstance(self.head.norm, ReferenceNorm)
+        if self.affine:
+            self.base = self.head.norm(self.base)
+        self.base = self._channels_last(self.base)
+        self._room: Tensor | None = None
+
+    def scores(self, part: slice, shifts: Tensor) -> Tensor:
+        """(shifts, inputs, classes) for the inputs in `part`: probabilities."""
+        return self.logits(part, shifts).softmax(2)
+
+    def logits(self, part: slice, shifts: Tensor) -> Tensor:
+        """The same before they become probabilities."""
+        base = self.base[part]
+        if isinstance(self.head.norm, ReferenceNorm):
+            shifts = self.head.norm.of_shift(shifts)
+        hidden = self._sum(base, shifts)
+        logits: Tensor = self.head.scores_of_normalised(hidden) if self.affine else self.head(hidden)
+        return logits.reshape(len(shifts), len(base), -1)
+
+    def _sum(self, base: Tensor, shifts: Tensor) -> Tensor:
+        """Every input plus every shift, as one batch, in room that is used again: fresh pages cost as much as sums."""
+        shape = (len(shifts), *base.shape)
+        if self._room is None or self._room.shape != shape:
+            self._room = base.new_empty(shape)
+        torch.add(base.unsqueeze(0), self._channels_last(shifts).unsqueeze(1), out=self._room)
+        total = self._room.flatten(0, 1)
+        return total.permute(0, 3, 1, 2) if self.images else total
+
+    def _channels_last(self, values: Tensor) -> Tensor:
+        """Images with their channels innermost, in memory too: convolutions like that best."""
+        return values.permute(0, 2, 3, 1).contiguous() if self.images else values
+
+
+PASSES_PER_DRAW = 2
+"""One pass with fresh noise at the input, one with fresh noise at the hidden layer."""
+
+
+@dataclass(frozen=True)
+class SoftVotes:
+    """Fresh draws of the product f^h · f^x as a differentiable function of the inputs.
+
+    Both noises are shifts of the hidden layer, because the first layer is linear; so the gradient passes the encoder
+    once, whatever the number of draws.
+    """
+
+    network: Network
+    noise: FreshNoise
+
+    def averaged_score(self, draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+        """log of the mean product score, which the certificate is about."""
+        products = self._products(draws, generator)
+        return lambda points: products(points).logsumexp(0) - log(draws)
+
+    def vote(self, draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+        """log of the mean of softened votes: each draw's winner gets nearly all of its weight, as in the count."""
+        products = self._products(draws, generator)
+        return lambda points: (SHARPNESS * products(points)).log_softmax(2).logsumexp(0) - log(draws)
+
+    def _products(self, draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+        """Points to (draws, points, classes): the logarithms of the product scores."""
+        network = self.network
+        at_input, at_hidden = self.noise.draw(network, draws, two_streams(generator))
+        with torch.no_grad():
+            shifts = torch.cat([network.encoder(at_input), at_hidden])
+
+        def log_products(points: Tensor) -> Tensor:
+            hidden = network.noisy_hidden(points + network.input_noise)
+            shifted = (hidden.unsqueeze(0) + shifts.unsqueeze(1)).flatten(0, 1)
+            logs: Tensor = network.head(shifted).log_softmax(1).reshape(PASSES_PER_DRAW, draws, len(points), -1)
+            return logs.sum(0)
+
+        return log_products

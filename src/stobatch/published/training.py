@@ -1,0 +1,247 @@
+"""The published mechanism: DP auto-encoder, DP adversarial learning, stochastic batches (Algorithms 1 and 4).
+
+It reproduces what the paper describes and claims only what the paper claims; `PublishedPlan.guarantee` carries the
+reasons why that claim does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
+from stobatch.config import RunConfig
+from stobatch.data import DatasetInfo, Examples, TrainingExamples
+from stobatch.data.partition import fixed_disjoint_batches
+from stobatch.dp.guarantee import Release
+from stobatch.dp.plan import Plan
+from stobatch.methods import Method, encoder_of, require_per_example_at_size, split_network
+from stobatch.models import Classifier, Network, require_per_example, rows_in_memory
+from stobatch.paper import implements
+from stobatch.published.losses import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
+from stobatch.published.noise import PrivateNoise
+from stobatch.published.plan import PublishedPlan
+from stobatch.published.releases import EncoderStep, LabelCoefficients, PerturbedInputs
+from stobatch.published.settings import StoBatchConfig, schedule_of
+from stobatch.published.stack import StoBatchStack
+from stobatch.published.verified_inference import VerifiedInference
+from stobatch.seeds import Seeds
+from stobatch.training import Trainable, encoder_and_head
+from stobatch.training.engines import Gradients, TrainerTask
+from stobatch.training.engines.base import PIECES, Share, cut
+from stobatch.training.trainable import Reader
+from stobatch.types import PAPER_RANGE, Norm, Radius
+from stobatch.verifier import Verifier
+
+_CPU_CHUNK = 833
+"""Examples of one pass on a CPU; larger chunks fall out of the cache."""
+
+
+@implements(
+    "Algorithm 1",
+    verdict="implemented as printed; its privacy claim is false (Theorem 4), and every tuple serves as benign in one "
+    "step and as adversarial in the step before.",
+)
+class StoBatchTrainable(Trainable):
+    """What a trainer does in a step of Algorithm 1, and of Algorithm 4: craft, then both gradients.
+
+    Lines 1 to 3 happen on construction: noise is fixed, inputs are perturbed, batches are cut.
+    """
+
+    network: Network
+    monitored = "encoder_norm"
+
+    def __init__(
+        self,
+        config: StoBatchConfig,
+        network: Network,
+        train: TrainingExamples,
+        noise: PrivateNoise,
+        seeds: Seeds,
+        *,
+        memory_mb: int = 512,
+        pieces: int = PIECES,
+    ) -> None:
+        device = network.encoder.weight.device
+        self.config, self.network, self.noise, self.seeds, self.pieces = config, network, noise, seeds, pieces
+        network.set_noise(noise.input_noise, noise.hidden_noise)
+        self.label_noise = noise.label_noise.to(device, network.dtype)
+        batches = fixed_disjoint_batches(len(train), config.batch_size, seeds.generator("batches"))
+        self.schedule = schedule_of(config, len(batches), seeds)
+        self.batches = batches
+        self.reader = Reader(train, device, network.dtype)
+        self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
+        self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
+        self.after_update()
+
+    def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
+        # As in the released code on every data set: the summed gradient of R̄ is far too long for plain descent.
+        return encoder_and_head(self.network, config, encoder_rule="adam")
+
+    def monitor(self, step: int) -> float:
+        return self.network.encoder.max_column_norm()
+
+    def tasks(self, step: int) -> list[TrainerTask]:
+        return self.schedule.tasks(step)
+
+    def after_update(self) -> None:
+        """Enforce the bound on θ1 that the plan's γ rests on, and refresh the reference statistics."""
+        self.network.encoder.limit_columns(self.config.encoder_norm_bound)
+        self.network.calibrate()
+
+    def save_private(self, run: Path, config_hash: str) -> None:
+        self.noise.save(run, config_hash)
+
+    def noisy(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Line 2: perturbed inputs, which is all that training reads, and labels."""
+        inputs, labels = self.reader.fetch(rows)
+        return inputs + self.network.input_noise, labels
+
+    def craft(self, noisy_inputs: Tensor, generator: torch.Generator, piece: slice | None = None) -> Tensor:
+        """DP adversarial examples: from perturbed inputs, with predicted labels, within a random μ_t.
+
+        The inputs may be a piece of a batch; the generator is that of the whole batch.
+        """
+        # rand() is in [0, 1), the paper's μ_t in (0, 1].
+        size = (1 - float(torch.rand((), generator=generator))) * self.config.train_attack_max_radius
+        radius = Radius(size, Norm.LINF, PAPER_RANGE)
+        ball = Ball.around(noisy_inputs, radius, shift=self.network.input_noise)
+        whole = self.config.batch_size if piece else None
+        scores = self.network.scores_of_noisy
+        return craft(scores, ball, self.ensemble, generator, chunk=self.chunk, piece=piece, batch_size=whole)
+
+    def ready(self, share: Share) -> None:
+        """Batches are drawn from all of the data, so every device may read every shard."""
+        self.reader.examples.require()
+
+    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+        """Adversarial pieces first, which cost most; benign ones go to the devices in the opposite order."""
+        benign, source = self.batches[task.benign_batch], self.batches[task.adversarial_batch]
+        weights = example_weights(len(benign), len(source), self.config.adversarial_weight)
+        pieces = cut(self.config.batch_size, self.chunk, self.network.device, share, self.pieces)
+        for number, piece in enumerate(pieces):
+            if share.takes(number):
+                generator = self.seeds.generator("step", step, "trainer", task.trainer)
+                noisy_inputs, labels = self.noisy(source[piece])
+                adversarial = self.craft(noisy_inputs, generator, piece)
+                yield self._gradients(adversarial, labels, float(weights[-1]))
+        for number, piece in enumerate(pieces):
+            if share.takes(len(pieces) - 1 - number):
+                yield self._gradients(*self.noisy(benign[piece]), float(weights[0]))
+        if share.first:
+            weight = self.network.head.output.weight
+            # Every example carries χ3/m and the weights sum to 1, so the whole batch carries it once.
+            (gradient,) = torch.autograd.grad(-label_noise_term(weight, self.label_noise), weight)
+            yield {"head.output.weight": gradient}
+
+    def _gradients(self, noisy_inputs: Tensor, labels: Tensor, weight: float) -> Gradients:
+        """∇θ1 R̄ (closed form, no labels) and ∇θ2 L̄ (autograd through the head only) of examples of one weight."""
+        network = self.network
+        with torch.no_grad():
+            hidden = network.noisy_hidden(noisy_inputs)
+            encoder = reconstruction_gradient(network.encoder, noisy_inputs, hidden.to(noisy_inputs))
+        head = {name: p for name, p in network.named_parameters() if name.startswith("head.")}
+        loss = weight * taylor_loss(network.head(hidden), labels, self.config.taylor).sum()
+        return {
+            "encoder.weight": encoder,
+            **dict(zip(head, torch.autograd.grad(loss, list(head.values())), strict=True)),
+        }
+
+
+_NAME = "the published mechanism"
+_split = partial(split_network, method=_NAME)
+
+
+class StoBatch(Method):
+    """The paper's method."""
+
+    config_class = StoBatchConfig
+
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> PublishedPlan:
+        method = config.method
+        assert isinstance(method, StoBatchConfig)
+        encoder = encoder_of(config, info, network, _NAME)
+        ensemble_slices(method.batch_size, len(method.attack_ensemble))
+        plan = PublishedPlan(
+            num_examples=info.num_train,
+            batch_size=method.batch_size,
+            inputs_per_neuron=encoder.inputs_per_neuron,
+            neurons_per_map=encoder.neurons_per_map,
+            last_hidden_size=config.model.last_hidden_size,
+            num_classes=info.num_classes,
+            encoder_norm_bound=method.encoder_norm_bound,
+            total_epsilon=method.total_epsilon,
+            label_epsilon_base=method.label_epsilon,
+            split=method.budget_split,
+            records_per_person=info.copies,
+        )
+        schedule_of(method, plan.num_batches, Seeds.reproducible(0))
+        _ = plan.epsilons
+        return plan
+
+    def prepare(
+        self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
+    ) -> StoBatchTrainable:
+        assert isinstance(config.method, StoBatchConfig)
+        assert isinstance(plan, PublishedPlan)
+        require_per_example(network := _split(network))
+        noise = self.draw_noise(config.method, plan, network, seeds)
+        memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
+        trainable = StoBatchTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb, pieces=pieces)
+        require_per_example_at_size(config, network, min(trainable.chunk, config.method.batch_size))
+        return trainable
+
+    @staticmethod
+    def draw_noise(config: StoBatchConfig, plan: PublishedPlan, network: Network, seeds: Seeds) -> PrivateNoise:
+        """χ1/m, 2χ2/m and χ3/m in the sizes of the network and the scales of the plan."""
+        size = (network.last_hidden_size,)
+        return PrivateNoise.draw(
+            seeds,
+            input_shape=network.encoder.input_shape,
+            input_scale=plan.input_noise_scale,
+            hidden_shape=network.encoder.hidden_shape,
+            hidden_scale=plan.hidden_noise_scale,
+            label_shape=size if config.label_noise == "shared" else (network.num_classes, *size),
+            label_scale=plan.label_noise_scale,
+        )
+
+    def releases(self, plan: Plan) -> tuple[Release, ...]:
+        assert isinstance(plan, PublishedPlan)
+        return (PerturbedInputs(plan), LabelCoefficients(plan), EncoderStep(plan))
+
+    def stack(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        networks: Sequence[Classifier],
+        pool: Examples,
+        members: Tensor,
+        seeds: Sequence[Seeds],
+    ) -> StoBatchStack | None:
+        method = config.method
+        assert isinstance(method, StoBatchConfig)
+        assert isinstance(plan, PublishedPlan)
+        split = [_split(network) for network in networks]
+        if method.attack_ensemble != ("ifgsm",) or any(network.device.type != "cpu" for network in split):
+            return None
+        noises = [self.draw_noise(method, plan, network, each) for network, each in zip(split, seeds, strict=True)]
+        return StoBatchStack(config, method, split, noises, pool, members, seeds)
+
+    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
+        noise = PrivateNoise.load(run, config_hash)
+        _split(network).set_noise(noise.input_noise, noise.hidden_noise)
+
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+        assert isinstance(plan, PublishedPlan)
+        verifier = VerifiedInference(
+            _split(network),
+            config.certification,
+            input_noise_scale=plan.input_noise_scale,
+            hidden_noise_scale=plan.hidden_noise_scale,
+            memory_mb=config.machine.memory_mb,
+        )
+        return (verifier,)

@@ -1,0 +1,64 @@
+"""Numbers with their units and statuses with their words, the same ones in every part of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from stobatch.reporting.page import Html, join, tag
+
+STATUS_WORDS = {
+    "claimed": "claimed, not proved",
+    "proved": "proved",
+    "refuted": "refuted",
+    "none": "no guarantee",
+    "void": "void: public seed",
+}
+_NORMS = {"linf": "l∞", "l2": "l2", "l1": "l1"}
+
+
+def percent(share: dict[str, Any]) -> str:
+    return f"{100 * share['value']:.1f}%"
+
+
+def interval(share: dict[str, Any]) -> str:
+    return f"[{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
+
+
+def points(difference: float) -> str:
+    return f"{100 * difference:.1f} points"
+
+
+def share_cell(share: dict[str, Any] | None) -> Html:
+    """A value over its 95% interval, or a dash where nothing was measured."""
+    if share is None:
+        return tag("span", "–", class_="muted")
+    return join([tag("b", percent(share)), " ", tag("small", interval(share))])
+
+
+def gap_cell(gap: dict[str, Any] | None) -> Html:
+    if gap is None:
+        return tag("span", "–", class_="muted")
+    return join([tag("b", points(gap["value"])), " ", tag("small", interval(gap))])
+
+
+def unit(norm: str, input_range: str) -> str:
+    return f"{_NORMS.get(norm, norm)} over {input_range}"
+
+
+def spoken(function: str) -> str:
+    return function.replace("_", " ")
+
+
+def privacy_words(statuses: Iterable[str]) -> str:
+    """Who vouches for the privacy of a method, in words; more than one status where audits told its seeds apart."""
+    return " / ".join(dict.fromkeys("no privacy" if s == "none" else STATUS_WORDS[s] for s in statuses))
+
+
+def chip(status: str) -> Html:
+    """The status as a coloured word; the word alone is enough without the colour."""
+    return tag("span", STATUS_WORDS[status], class_=f"chip {status}")
+
+
+def number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) or float(value).is_integer() else f"{value:.5g}"

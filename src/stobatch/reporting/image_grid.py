@@ -1,0 +1,112 @@
+"""Attacked test images beside clean ones, as small PNGs inside the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stobatch.config import PUBLIC_DATA
+from stobatch.errors import RunError
+from stobatch.files import PRIVATE, tensors_sha256
+from stobatch.reporting.page import Html, join, tag, void
+from stobatch.reporting.summary import Facts
+
+_MOST_EXAMPLES = 8
+_WIDEST = 96
+"""Larger pictures are shown smaller, so that a report stays small enough to be mailed."""
+
+Pixels = NDArray[np.uint8]
+
+
+def pictures_section(facts: Facts, *, images: bool | None) -> Html:
+    title, kept = tag("h2", "Attacked images"), facts.scores["images"]
+    if images is False:
+        return join([title, tag("p", "Pictures were left out of this report on request.", class_="muted")])
+    if kept is None:
+        return join([title, tag("p", "The evaluation kept no pictures.", class_="muted")])
+    if images is None and not _are_public(facts, kept):
+        note = "Pictures were left out: the test images are not those of a public data set. To show them: "
+        return join([title, tag("p", note, tag("code", "stobatch report RUN --images"), class_="muted")])
+    if images is None and not _file(facts, kept).exists():
+        return join([title, tag("p", "This copy of the run holds no pictures: they are private.", class_="muted")])
+    pixels = _read(facts, kept)
+    count = min(len(kept["labels"]), _MOST_EXAMPLES)
+    note = (
+        f"The first {count} test images and what the {kept['attack']} attack on the single pass makes of them; no "
+        f"training data is shown. Radius {facts.unit}. Under each picture the model's answer: ✓ right, ✗ wrong."
+    )
+    if max(pixels["clean"].shape[2:]) > _WIDEST:
+        note += f" They are shrunk to {_WIDEST} pixels here."
+    rows = [_example(facts, kept, pixels, place) for place in range(count)]
+    return join([title, tag("p", note), tag("div", *rows, class_="examples")])
+
+
+def _read(facts: Facts, kept: dict[str, Any]) -> dict[str, Pixels]:
+    """The pixels, from the run's own folder and nowhere else."""
+    from safetensors import SafetensorError, safe_open
+
+    path = _file(facts, kept)
+    remedy = f"Evaluate again: `{facts.evaluate_command}`; or report without images."
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            pixels = {name: file.get_tensor(name) for name in kept["predictions"]}
+    except FileNotFoundError:
+        raise RunError(f"{path} is not there.", remedy=remedy) from None
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} is damaged ({error}).", remedy=remedy) from None
+    found = metadata.get("config_hash")
+    if found != facts.scores["training_hash"]:
+        raise RunError(f"{path} is of configuration {found}, not of this run.", remedy=remedy)
+    if metadata.get("weights_sha256") != facts.scores.get("weights_sha256"):
+        raise RunError(f"{path} shows attacks on other weights than those of this run.", remedy=remedy)
+    if metadata.get("pixels_sha256") not in (None, tensors_sha256(path.read_bytes())):
+        raise RunError(f"{path} is not what the evaluation wrote.", remedy=remedy)
+    return pixels
+
+
+def _file(facts: Facts, kept: dict[str, Any]) -> Path:
+    """In the private folder; older runs have it beside the others. Never anywhere else."""
+    name = Path(kept["file"])
+    return facts.run.path / PRIVATE / name.name if name.parts[0] == PRIVATE else facts.run.path / name.name
+
+
+def _are_public(facts: Facts, kept: dict[str, Any]) -> bool:
+    """Whether everybody can have these images; older evaluations say so by the name of the data set only."""
+    return bool(kept.get("public", facts.config.get("dataset", {}).get("name") in PUBLIC_DATA))
+
+
+def _example(facts: Facts, kept: dict[str, Any], pixels: dict[str, Pixels], place: int) -> Html:
+    """One row: the clean picture, then each radius."""
+    cells = []
+    for name, predictions in kept["predictions"].items():
+        label, answer = (_class_name(facts, value) for value in (kept["labels"][place], predictions[place]))
+        right = kept["labels"][place] == predictions[place]
+        where = f"clean, label {label}" if name == "clean" else f"radius {name}"
+        alt = f"test image {place}, {where}: answer {answer}"
+        verdict = tag("span", f"{answer} {'✓' if right else '✗'}", class_="right" if right else "wrong")
+        picture = void("img", src=_png(pixels[name][place]), alt=alt)
+        cells.append(tag("div", picture, tag("small", where), void("br"), verdict))
+    return tag("div", *cells, class_="example")
+
+
+def _class_name(facts: Facts, index: int) -> str:
+    names = facts.config.get("dataset", {}).get("class_names") or ()
+    return str(names[index]) if index < len(names) else str(index)
+
+
+def _png(pixels: Pixels) -> str:
+    """C x H x W bytes as a data address."""
+    from PIL import Image
+
+    channels = pixels.shape[0]
+    picture = Image.fromarray(pixels[0] if channels == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    picture.thumbnail((_WIDEST, _WIDEST))
+    out = io.BytesIO()
+    picture.save(out, format="png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -1,0 +1,171 @@
+"""`report`: run directories into one HTML file, with t-tests where there are several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stobatch.errors import RunError, SettingError
+from stobatch.evaluation.statistics import t_tests_between
+from stobatch.files import as_written, write_atomically
+from stobatch.models import Classifier
+from stobatch.reporting.accuracy import curves_section, tables_section
+from stobatch.reporting.audits import audits_section
+from stobatch.reporting.comparison import comparison_section, t_tests
+from stobatch.reporting.flags import flags_section
+from stobatch.reporting.header import one_line, opening
+from stobatch.reporting.image_grid import pictures_section
+from stobatch.reporting.methods import measuring_section
+from stobatch.reporting.page import Html, folded, join, tag, whole_page
+from stobatch.reporting.provenance import provenance_line, provenance_section
+from stobatch.reporting.summary import Facts
+from stobatch.runs import MANIFEST, SIGNATURE_FILES, Run, seal
+from stobatch.settings import content_hash
+from stobatch.training.device import environment
+from stobatch.verification import verify
+
+Key = tuple[str, str, str, str, float]
+"""What two scores must have in common to be compared: protocol, function, norm, input range, radius."""
+
+
+def report(
+    runs: Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    images: bool | None = None,
+    network: Classifier | None = None,
+    signers: Path | None = None,
+    identity: str | None = None,
+) -> dict[str, Any]:
+    """Write the report of one run, or of several with a comparison; reads what `evaluate` left, trains nothing.
+
+    Every number is computed again from configuration, ledger and rows first (`verification.verify`); a difference is
+    refused. Pictures are shown where the test data are public or `images` asks for them. A network that was handed over
+    to `train` is handed over again, or what rests on it is reported as not checked.
+    """
+    pass
+
+    directories = [Run(Path(run)) for run in runs]
+    if not directories:
+        raise SettingError("there is no run to report on.", remedy="Give at least one run directory.")
+    if out is None and len(directories) > 1:
+        raise SettingError("a report on several runs belongs to none of them.", remedy="Say where with --out FILE.")
+    target = Path(out) if out is not None else directories[0].path / "report.html"
+    inside = out is None
+    if inside and any((directories[0].path / name).exists() for name in SIGNATURE_FILES):
+        raise SettingError(
+            f"{directories[0].path} is signed.",
+            why="A new report.html in it would be a file that the signature does not cover.",
+            remedy="Write the report elsewhere: --out FILE.",
+        )
+    with directories[0].held() if inside and directories[0].exists else nullcontext(), as_written(_named(runs)):
+        for run in directories:
+            # What a person can mend, a run that was not evaluated, is said before anything is computed.
+            Facts.read(run)
+        asked: dict[str, Any] = {"network": network, "signers": signers, "identity": identity}
+        rewritten = ("report.html",) if inside else ()
+        checked = [verify(run.path, sample=0, rewritten=rewritten, **asked) for run in directories]
+        for one in checked:
+            one.require_agreement()
+        comparisons = _comparisons(directories)
+        provenance = [one.to_dict() | {"old": one.is_old} for one in checked]
+        write_report(directories, target, comparisons=comparisons, images=images, provenance=provenance)
+        if inside and directories[0].has(MANIFEST):
+            seal(directories[0], "report", environment("cpu"))
+    return {"report": str(target), "runs": [str(run.path) for run in directories], "comparisons": comparisons}
+
+
+def _named(runs: Sequence[str | Path]) -> Path:
+    """All runs of a report, as one path for messages: which of them is damaged is not known."""
+    return Path(", ".join(str(run) for run in runs))
+
+
+def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Two-tailed t-tests between every two settings that were trained with two seeds or more."""
+    groups: dict[str, dict[int, dict[Key, float]]] = {}
+    for place, run in enumerate(runs, 1):
+        facts = Facts.read(run)
+        config = facts.config["config"]
+        # A secret seed pairs with none: no public seed is negative.
+        seed = config["seed"] if config["seed"] is not None else -place
+        groups.setdefault(_name(config, facts.status), {})[seed] = _worst(facts.scores)
+    found = []
+    for first, second, key, test in t_tests_between(groups):
+        protocol, function, norm, input_range, radius = key
+        found.append({"first": first, "second": second, "protocol": protocol, "function": function, "norm": norm,
+                      "input_range": input_range, "radius": radius, "t_test": test.to_dict()})  # fmt: skip
+    return found
+
+
+def _name(config: dict[str, Any], status: str) -> str:
+    """A setting without its seed: method, budget with its status, and a hash for the rest."""
+    trained = {key: config[key] for key in ("method", "data", "model", "training")}
+    epsilon = config["method"].get("total_epsilon")
+    budget = f", {status} ε = {epsilon:g}" if epsilon is not None else ""
+    return f"{config['method']['name']}{budget} [{content_hash(trained)[:6]}]"
+
+
+def _worst(scores: dict[str, Any]) -> dict[Key, float]:
+    return {
+        (row["protocol"], row["function"], row["norm"], row["input_range"], row["radius"]): row["value"]
+        for under in scores["under_attack"]
+        for row in under["accuracy"]
+        if row["attack"] == "worst"
+    }
+
+
+def write_report(
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    comparisons: Sequence[dict[str, Any]] = (),
+    images: bool | None = None,
+    provenance: Sequence[dict[str, Any]] = (),
+) -> Path:
+    """Write one self-contained HTML file about one run or several; the same files give the same bytes.
+
+    `provenance` is what `verify` said of each run; without it the page says that nothing was checked. `images` left
+    open shows pictures of public data sets only.
+    """
+    if not runs:
+        raise RunError("there is no run to report on.", remedy="Give at least one run directory.")
+    checked: list[dict[str, Any] | None] = [*provenance] if provenance else [None] * len(runs)
+    facts = [replace(Facts.read(run), provenance=one) for run, one in zip(runs, checked, strict=True)]
+    page = _page(facts, comparisons, images).encode()
+    write_atomically(out, lambda file: file.write(page))
+    return out
+
+
+def _page(runs: Sequence[Facts], comparisons: Sequence[dict[str, Any]], images: bool | None) -> Html:
+    several = len(runs) > 1
+    title = f"{len(runs)} runs compared" if several else runs[0].name
+    body = _several(runs, comparisons, images) if several else _one(runs[0], "run-1", images)
+    tests = Html("") if several else t_tests(comparisons)
+    return whole_page(title, "stobatch report", body, tests, footer="from the run's own files")
+
+
+def _one(facts: Facts, name: str, images: bool | None) -> Html:
+    return join(
+        [
+            opening(facts),
+            provenance_line(facts),
+            flags_section(facts),
+            audits_section(facts, name),
+            curves_section(facts, name),
+            tables_section(facts),
+            pictures_section(facts, images=images),
+            measuring_section(facts, name),
+            provenance_section(facts),
+        ]
+    )
+
+
+def _several(runs: Sequence[Facts], comparisons: Sequence[dict[str, Any]], images: bool | None) -> Html:
+    folds = [
+        folded(one_line(facts), _one(facts, f"run-{place}", images), class_="run", id=f"run-{place}")
+        for place, facts in enumerate(runs, 1)
+    ]
+    return join([comparison_section(runs, comparisons), tag("h2", "Run by run"), *folds])

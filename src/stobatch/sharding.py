@@ -1,0 +1,89 @@
+"""`shard`: write a data set as shards that a training reads from disk, and look at such a folder."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+from stobatch import data
+from stobatch.config import RunConfig
+from stobatch.data import Dataset, Manifest, ShardedExamples, Stream, find_repeated_records, write_shards
+from stobatch.data.dataset import chunks
+from stobatch.data.overlap import find_copies
+from stobatch.data.shard_writing import passes, require_room
+from stobatch.data.shards import read_test
+from stobatch.evaluation.tables import data_root
+from stobatch.progress import progress
+from stobatch.seeds import Seeds
+
+_SHOWN = 5
+"""Repeated records whose positions are told; the rest is counted."""
+
+
+def shard(
+    config: RunConfig,
+    out: str | Path,
+    *,
+    num_shards: int = 8,
+    seed: int = 0,
+    dataset: Dataset | Stream | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Write the configuration's data, or a data set or stream of your own, as a folder for `data.name=shards`.
+
+    Image folders and streams are never held as a whole, so they may be larger than memory. The summary tells no
+    checksum: those are private, like the data, and stand in the folder's manifest.
+    """
+    seeds = Seeds.reproducible(seed)
+    source = dataset or _stream(config, Path(out), seeds, quiet)
+    # Every record is written once and summed once.
+    with progress("shard", 2 * (source.info.num_train + source.info.num_test), quiet=quiet) as advance:
+        manifest = write_shards(source, Path(out), num_shards, seeds, advance=advance)
+    return _summary(manifest)
+
+
+def check_shards(folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
+    """Read a whole folder: every file against its checksum, every value against its range, every record for a twin.
+
+    Raises at the first file that is not what was written. A record that occurs twice is reported and not refused: two
+    persons may look alike. If it is one person twice, the guarantee, which is per record, protects that person less.
+    """
+    manifest = Manifest.read(Path(folder))
+    examples = ShardedExamples(manifest)
+    starts = [rows.start for rows in examples.shards]
+    repeated = across = 0
+    shown: list[list[int]] = []
+    with progress("check", len(examples) * (1 + passes(manifest)), quiet=quiet) as advance:
+        for _, labels in chunks(examples):
+            advance(len(labels))
+        test = read_test(manifest, manifest.info.num_test)
+        for positions in find_repeated_records(manifest, advance=advance):
+            repeated += 1
+            across += bisect_right(starts, positions[0]) != bisect_right(starts, positions[-1])
+            shown += [list(positions)] if len(shown) < _SHOWN else []
+    found = {"count": repeated, "in_more_than_one_shard": across, "first_positions": shown}
+    copies = len(find_copies(examples, test))
+    return {**_summary(manifest), "test_copies": copies, "repeated_records": found}
+
+
+def _stream(config: RunConfig, out: Path, seeds: Seeds, quiet: bool) -> Stream:
+    require_room(out)  # sooner than the data is read
+    with progress("read data", 1, quiet=quiet) as advance:
+        source = data.stream(config.data, root=data_root(config), seeds=seeds)
+        advance(1)
+    return source
+
+
+def _summary(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "folder": str(manifest.folder),
+        "dataset": manifest.info.to_dict(),
+        "num_shards": len(manifest.shards),
+        "smallest_shard": min(shard.count for shard in manifest.shards),
+        "largest_shard": max(shard.count for shard in manifest.shards),
+        "encoding": manifest.encoding,
+        "dealt": dict(manifest.dealt),
+        "bytes": manifest.num_bytes,
+        "test_copies": manifest.test_copies,
+    }

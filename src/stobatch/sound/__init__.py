@@ -1,0 +1,1 @@
+"""The DP-SGD family whose guarantees are theorems."""

@@ -1,0 +1,207 @@
+"""Per-example losses for DP-SGD: whatever an example is made into, it stays one contribution.
+
+Each term turns an example into a loss by means of that example alone: its noisy views, its own adversarial point, the
+bounds of its own box. So the gradient of any mixture is one vector per example, and clipping that vector bounds what
+the example can do, however many views and attacks went into it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from stobatch.bounds.boxes import Box, worst_case_scores
+from stobatch.dp.clipping import Batch
+from stobatch.models import Classifier, Layered, Network
+from stobatch.published.losses import reconstruction_losses
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """How far training has come towards its full difficulty: 0 while warming up, then a straight line to 1."""
+
+    warm_up: float
+    length: float
+
+    def share(self, progress: float) -> float:
+        """For progress from 0 to 1.
+
+        >>> [Ramp(0.2, 0.5).share(progress) for progress in (0.1, 0.45, 0.9)]
+        [0.0, 0.5, 1.0]
+        """
+        return (
+            min(1.0, max(0.0, (progress - self.warm_up) / self.length))
+            if self.length
+            else float(progress >= self.warm_up)
+        )
+
+
+class Term(ABC):
+    """One way to make a loss of an example. `share` is how much of the full difficulty applies."""
+
+    ramped: bool = False
+    """Whether it waits for the ramp; until then its weight belongs to plain cross-entropy."""
+
+    def prepare(self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, coins: Coins) -> Batch:
+        """What the loss needs beside inputs and labels, with one leading entry per example; held fixed."""
+        return ()
+
+    @abstractmethod
+    def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        """One loss per example."""
+
+
+Coins = Callable[[tuple[int, ...]], Tensor]
+"""Standard normal numbers of a shape, fresh at every call and independent of all data."""
+
+
+@final
+class CrossEntropy(Term):
+    """Of the example as it is."""
+
+    def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        return F.cross_entropy(network(inputs), labels, reduction="none")
+
+
+@final
+@dataclass(frozen=True)
+class Certified(Term):
+    """Of the worst that interval bounds allow in the example's box; the box grows along the ramp."""
+
+    radius: float
+    ramped = True
+
+    def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        assert isinstance(network, Layered)
+        worst = worst_case_scores(network.layers, Box.around(inputs, share * self.radius), labels)
+        return F.cross_entropy(worst, labels, reduction="none")
+
+
+@final
+@dataclass(frozen=True)
+class Adversarial(Term):
+    """Of the example's own adversarial point; `attack` crafts it against the present network."""
+
+    radius: float
+    attack: Callable[[Classifier, Tensor, Tensor, float], Tensor]
+    ramped = True
+
+    def prepare(self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, coins: Coins) -> Batch:
+        return (self.attack(network, inputs, labels, share * self.radius),)
+
+    def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        return F.cross_entropy(network(prepared[0]), labels, reduction="none")
+
+
+@final
+@dataclass(frozen=True)
+class NoisyViews(Term):
+    """The mean over several noisy views of the example, as a smoothed classifier will see it."""
+
+    draw: Callable[[tuple[int, ...], Coins], Tensor]
+    num_views: int
+
+    def prepare(self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, coins: Coins) -> Batch:
+        views = inputs.unsqueeze(1) + self.draw((len(inputs), self.num_views, *inputs.shape[1:]), coins).to(inputs)
+        return (views,)
+
+    def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        (views,) = prepared
+        scores = network(views.flatten(0, 1))
+        each = F.cross_entropy(scores, labels.repeat_interleave(self.num_views), reduction="none")
+        return each.reshape(len(labels), self.num_views).mean(1)
+
+
+@final
+@dataclass(frozen=True)
+class NoisyHidden(Term):
+    """Of the example with fresh Gaussian noise behind the first layer, as a network with a noise layer will answer.
+
+    The network says how its noise is spread: `noise_spread` has an entry per hidden value, of mean square 1.
+    """
+
+    stddev: float
+
+    def prepare(self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, coins: Coins) -> Batch:
+        assert isinstance(network, Network)
+        assert isinstance(network.noise_spread, Tensor)
+        return (coins((len(inputs), *network.encoder.hidden_shape)).to(inputs) * (self.stddev * network.noise_spread),)
+
+    def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        assert isinstance(network, Network)
+        scores = network.head(network.noisy_hidden(inputs) + prepared[0])
+        return F.cross_entropy(scores, labels, reduction="none")
+
+
+@final
+class Reconstruction(Term):
+    """The paper's auto-encoder objective R̃ (Eq. 6) of the first layer, for networks that have an encoder."""
+
+    def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        assert isinstance(network, Network)
+        return reconstruction_losses(network.encoder, inputs)
+
+
+@final
+@dataclass(frozen=True)
+class Objective:
+    """A weighted mixture of terms, with a ramp for those that are hard."""
+
+    terms: tuple[tuple[float, Term], ...]
+    ramp: Ramp
+
+    def prepare(
+        self, network: Classifier, inputs: Tensor, labels: Tensor, progress: float, coins: Coins
+    ) -> tuple[Batch, Callable[[nn.Module, Batch], Tensor]]:
+        """The batch with all that is fixed for this step, and the losses as a function of it and the parameters."""
+        share = self.ramp.share(progress)
+        plain = sum(weight * (1 - share) for weight, term in self.terms if term.ramped)
+        plain += sum(weight for weight, term in self.terms if isinstance(term, CrossEntropy))
+        others = [(w * (share if t.ramped else 1.0), t) for w, t in self.terms if not isinstance(t, CrossEntropy)]
+        active = [(weight, term) for weight, term in ((plain, CrossEntropy()), *others) if weight]
+        parts = [term.prepare(network, inputs, labels, share, coins) for _, term in active]
+
+        def losses(module: nn.Module, batch: Batch) -> Tensor:
+            given, wanted, *rest = batch
+            total = given.new_zeros(len(wanted))
+            for (weight, term), part in zip(active, parts, strict=True):
+                own, rest = tuple(rest[: len(part)]), rest[len(part) :]
+                total = total + weight * term.losses(module, given, wanted, own, share)
+            return total
+
+        return (inputs, labels, *(entry for part in parts for entry in part)), losses
+
+
+_BLOCK = 64
+
+
+def coins_by_blocks(stream: Callable[[int], torch.Generator], rows: slice, device: torch.device) -> Coins:
+    """Normal numbers for some rows of a sample: the same for a row however the sample is cut into pieces.
+
+    Every block of rows has a stream, drawn from for the whole block; one that lies in two pieces is drawn twice.
+    """
+    blocks = range(rows.start // _BLOCK, -(-rows.stop // _BLOCK))
+    drawers: list[Coins] = []
+
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        if not drawers:
+            drawers.extend(normal_coins(stream(block), device) for block in blocks)
+        whole = torch.cat([drawer((_BLOCK, *shape[1:])) for drawer in drawers])
+        first = rows.start - blocks.start * _BLOCK
+        return whole[first : first + shape[0]]
+
+    return draw
+
+
+def normal_coins(generator: torch.Generator, device: torch.device) -> Coins:
+    """Drawn where they are needed: views take more numbers than a CPU can send to a GPU in time."""
+    if device.type == "cpu":
+        return lambda shape: torch.randn(shape, generator=generator)
+    there = torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    return lambda shape: torch.randn(shape, generator=there, device=device)

@@ -1,0 +1,191 @@
+"""What all methods that descend by DP-SGD do alike: one plan, one step (`dpsgd_trainable`), one set of certificates.
+
+They differ in what they descend on. The privacy noise is in training alone; what certifies, bounds or votes, is
+separate from it (docs/guarantees.md).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from stobatch.config import RunConfig
+from stobatch.data import DatasetInfo, TrainingExamples
+from stobatch.dp.plan import DpSgdPlan, Plan, TrainersPlan
+from stobatch.errors import ModelError, SettingError
+from stobatch.methods import Method, require_per_example_at_size
+from stobatch.models import Classifier, Layered, Network, build_layered, require_per_example, rows_in_memory
+from stobatch.seeds import Seeds
+from stobatch.sound.settings import DpSgdSettings, SoundConfig
+from stobatch.sound.step import DpSgdTrainable
+from stobatch.sound.verifiers import BoundsVerifier, VotesVerifier
+from stobatch.types import Norm
+from stobatch.verifier import Verifier, require_stack
+from stobatch.votes.counting import VoteSettings
+from stobatch.votes.noise import GaussianNoise, HiddenGaussian, SmoothingNoise
+
+
+class DpSgdFamily(Method):
+    """Everything but the losses. A member names its settings, and refuses networks that it cannot train."""
+
+    has_trainers = True
+    trainable: ClassVar[type[DpSgdTrainable]] = DpSgdTrainable
+
+    def require_sense(self, config: RunConfig) -> None:
+        """Raise at settings that contradict each other; called before anything else."""
+        return
+
+    def require_trainable(self, config: RunConfig, network: Classifier) -> None:
+        """Raise if the losses do not fit this network; called before anything is written."""
+        return
+
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> DpSgdPlan:
+        method = config.method
+        assert isinstance(method, DpSgdSettings)
+        if config.training.optimiser != "sgd":
+            raise SettingError(
+                f"training.optimiser={config.training.optimiser} is not for method '{method.name}'.",
+                remedy="Set training.optimiser=sgd; momentum and averaging are settings of the method.",
+            )
+        self.require_sense(config)
+        if network is None and config.model.is_layer_list:
+            # A list that cannot be built is found here, before any data is read.
+            build_layered(config.model.architecture, info.input_shape, info.num_classes, torch.Generator())
+        plan = DpSgdPlan(
+            num_examples=info.num_train,
+            expected_batch_size=method.expected_batch_size,
+            steps=config.training.steps,
+            clip_norm=method.clip_norm,
+            target_epsilon=method.epsilon,
+            delta=method.delta,
+            tuned_on_private_data=method.tuned_on_private_data,
+            records_per_person=info.copies,
+            spare_steps=method.spare_steps,
+        )
+        trainers = config.trainers
+        if trainers.num == 1:
+            return plan
+        shares = trainers.noise == "shares"
+        return TrainersPlan(**vars(plan), num_trainers=trainers.num, per_step=trainers.per_step, noise_shares=shares)
+
+    def prepare(
+        self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
+    ) -> DpSgdTrainable:
+        method = config.method
+        assert isinstance(method, DpSgdSettings)
+        assert isinstance(plan, DpSgdPlan)
+        _ = plan.noise_stddev  # an ε out of reach is found before anything is written
+        require_per_example(network)
+        if len(train) != plan.num_examples:
+            raise SettingError(
+                f"the plan is for {plan.num_examples} training examples, the data have {len(train)}.",
+                why="The sampling rate and the noise follow from the number.",
+                remedy="Describe the data by what they are: DatasetInfo.num_train.",
+            )
+        self.require_trainable(config, network)
+        trainable = self.trainable(
+            method,
+            plan,
+            network,
+            train,
+            seeds,
+            memory_mb=config.machine.memory_mb,
+            trainers=config.trainers,
+            pieces=config.machine.pieces,
+            precision=config.machine.precision,
+        )
+        require_per_example_at_size(config, network, trainable.rows)
+        return trainable
+
+    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
+        """The weights are all there is."""
+
+    def certifies(self, config: RunConfig) -> bool:
+        method = config.method
+        assert isinstance(method, DpSgdSettings)
+        return config.model.is_layer_list or method.noise is not None
+
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+        method, wanted = config.method, config.certification.certificate
+        assert isinstance(method, DpSgdSettings)
+        norm = Norm(config.evaluation.norm)
+        radii = tuple(sorted({*config.evaluation.radii, config.certification.attack_radius}))
+        found: list[Verifier] = []
+        if wanted in ("best", "bounds") and isinstance(network, Layered):
+            found += _bounds(network, norm, radii, config.machine.memory_mb, insist=wanted == "bounds")
+        if wanted in ("best", "votes") and method.noise is not None:
+            found.append(_votes(config, method.noise, network, norm, radii))
+        if not found:
+            raise ModelError(
+                f"this model has no certificate of the kind '{wanted}'.",
+                why="Votes need a model trained with method.smoothing_stddev; bounds need a list of layers without "
+                "normalisation.",
+                remedy="Train with `--recipe sound.mnist`, or set certification.certificate=best.",
+            )
+        return tuple(found)
+
+
+def _bounds(network: Layered, norm: Norm, radii: tuple[float, ...], memory_mb: int, *, insist: bool) -> list[Verifier]:
+    try:
+        return [BoundsVerifier(network, norm, radii, memory_mb)]
+    except ModelError:
+        if insist:
+            raise
+        return []
+
+
+def _votes(
+    config: RunConfig, noise: SmoothingNoise, network: Classifier, norm: Norm, radii: tuple[float, ...]
+) -> Verifier:
+    settings = config.certification
+    behind: torch.nn.Module = network
+    if settings.hidden_stddev:
+        first = network.layers[0] if isinstance(network, Layered) else None
+        if not isinstance(first, torch.nn.Conv2d | torch.nn.Linear) or not isinstance(noise, GaussianNoise):
+            raise ModelError(
+                "noise in the first hidden layer needs layers that start with conv or linear, and Gaussian noise.",
+                remedy="Set certification.hidden_stddev=0.",
+            )
+        behind = require_stack(network)[1:]
+        noise = HiddenGaussian.behind(
+            first, network.input_shape, at_input=noise.stddev, at_hidden=settings.hidden_stddev
+        )
+    votes = VoteSettings(
+        failure_probability=settings.failure_probability,
+        selection_draws=settings.selection_draws,
+        draws=settings.noise_draws,
+        rows_at_once=rows_in_memory(network, config.machine.memory_mb, most=2_000),
+    )
+    return VotesVerifier(network, behind, noise, norm, radii, votes, stop_early=settings.stop_early)
+
+
+class Sound(DpSgdFamily):
+    """Differential privacy and certificates that hold."""
+
+    config_class = SoundConfig
+
+    def require_sense(self, config: RunConfig) -> None:
+        method = config.method
+        assert isinstance(method, SoundConfig)
+        if not any((method.natural_weight, method.certified_weight, method.adversarial_weight, method.views_weight)):
+            raise SettingError("no loss has a weight.", remedy="Set method.natural_weight=1, for instance.")
+        if method.views_weight and not method.smoothing_stddev:
+            raise SettingError(
+                "noisy views have no noise.", remedy="Set method.smoothing_stddev, or method.views_weight=0."
+            )
+
+    def require_trainable(self, config: RunConfig, network: Classifier) -> None:
+        method = config.method
+        assert isinstance(method, SoundConfig)
+        if method.certified_weight and not isinstance(network, Layered):
+            raise ModelError(
+                "the certified loss needs a plain stack of layers.",
+                remedy="Set model.architecture to a list of layers, or method.certified_weight=0.",
+            )
+        if method.reconstruction_weight and not isinstance(network, Network):
+            raise ModelError(
+                "the reconstruction objective needs one of the paper's networks, with an encoder.",
+                remedy="Set model.architecture=mnist_cnn, or method.reconstruction_weight=0.",
+            )

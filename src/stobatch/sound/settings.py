@@ -1,0 +1,140 @@
+"""What all methods that descend by DP-SGD have in common: their settings, and the losses that are made of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stobatch.attacks import Ball, craft, paper_ensemble
+from stobatch.config import MethodConfig
+from stobatch.models import Classifier
+from stobatch.settings import setting
+from stobatch.sound.losses import (
+    Adversarial,
+    Certified,
+    Coins,
+    CrossEntropy,
+    NoisyViews,
+    Objective,
+    Ramp,
+    Reconstruction,
+    Term,
+)
+from stobatch.types import PAPER_RANGE, Norm, Radius
+from stobatch.votes.noise import GaussianNoise, LaplaceNoise, SmoothingNoise
+
+
+@dataclass(frozen=True)
+class DpSgdSettings(MethodConfig):
+    """The budget and the descent; what is descended on is the method's own."""
+
+    epsilon: float = setting(1.0, above=0, doc="The privacy budget ε that training must not exceed")
+    delta: float = setting(1e-5, above=0, below=1, doc="The δ of the budget; below one over the number of examples")
+    expected_batch_size: int = setting(4096, at_least=1, doc="Examples that a Poisson sample has on average")
+    clip_norm: float = setting(1.0, above=0, doc="The norm C that each example's gradient is clipped to")
+    momentum: float = setting(0.0, at_least=0, below=1, doc="Of the descent")
+    average_decay: float = setting(0.99, at_least=0, below=1, doc="Of the moving average that becomes the model")
+    tuned_on_private_data: bool = setting(
+        True, doc="Whether these settings were chosen by looking at the training data; said in the guarantee"
+    )
+
+    spare_steps: int = setting(
+        0,
+        at_least=0,
+        doc="Steps that may be made again within ε after a crash on a GPU, or on another machine: noise is chosen for "
+        "as many more",
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Left out where it is 0: settings from before it have the same hashes as ever."""
+        plain = super().to_dict()
+        return plain if self.spare_steps else {name: value for name, value in plain.items() if name != "spare_steps"}
+
+    @abstractmethod
+    def objective(self, attack_chunk: int) -> Objective:
+        """The mixture of losses that these settings describe; attacks may take so many rows in one pass."""
+
+    @property
+    def noise(self) -> SmoothingNoise | None:
+        """The noise at the input under which votes are taken; None where the method has no votes."""
+        return None
+
+
+def smoothing_noise(kind: str, stddev: float) -> SmoothingNoise | None:
+    """Noise of the given kind and standard deviation; none of size 0."""
+    if not stddev:
+        return None
+    return GaussianNoise(stddev) if kind == "gaussian" else LaplaceNoise(stddev / sqrt(2))
+
+
+def noisy_views(kind: str, stddev: float, num_views: int) -> NoisyViews:
+    """Cross-entropy averaged over noisy views of each example."""
+    return NoisyViews(partial(view_noise, kind, stddev), num_views)
+
+
+def view_noise(kind: str, stddev: float, shape: tuple[int, ...], coins: Coins) -> Tensor:
+    """Noise for views, from normal numbers: a Laplace number is a normal one with an exponential variance."""
+    normal = coins(shape) * stddev
+    if kind == "gaussian":
+        return normal
+    # √E with E exponential of mean 1: half the squared length of a normal vector in the plane.
+    return normal * ((coins(shape).square() + coins(shape).square()) / 2).sqrt()
+
+
+def own_adversarial(radius: float, steps: int, attack_chunk: int) -> Adversarial:
+    """Cross-entropy at each example's own adversarial point."""
+    return Adversarial(radius, partial(_attacked, steps, attack_chunk))
+
+
+def _attacked(steps: int, chunk: int, network: Classifier, inputs: Tensor, labels: Tensor, radius: float) -> Tensor:
+    """Each example's own adversarial point; the starting point is the example, so that nothing is drawn."""
+    if not len(inputs) or not radius:
+        return inputs
+    ball = Ball.around(inputs, Radius(radius, Norm.LINF, PAPER_RANGE))
+
+    def scores(points: Tensor) -> Tensor:
+        """The network's; an example whose gradient is no number stays where it is, and stops nobody else."""
+        watched = points.clone()
+        watched.register_hook(lambda gradient: gradient.sign().nan_to_num())  # type: ignore[no-untyped-call]
+        found: Tensor = network(watched)
+        return found
+
+    return craft(scores, ball, paper_ensemble(("ifgsm",), steps), torch.Generator(), labels=labels, chunk=chunk)
+
+
+@dataclass(frozen=True)
+class SoundConfig(DpSgdSettings, name="sound"):
+    """Settings of the sound method. `epsilon` and `radius` are the knobs; the rest has defaults that work."""
+
+    radius: float = setting(0.2, at_least=0, at_most=2, doc="What training aims to certify, l-infinity over [-1, 1]")
+    natural_weight: float = setting(0.5, at_least=0, doc="Of cross-entropy on the examples as they are")
+    certified_weight: float = setting(0.5, at_least=0, doc="Of cross-entropy on interval bounds, when fully ramped")
+    adversarial_weight: float = setting(0.0, at_least=0, doc="Of cross-entropy on each example's adversarial point")
+    reconstruction_weight: float = setting(0.0, at_least=0, doc="Of the paper's auto-encoder objective, per example")
+    views_weight: float = setting(0.0, at_least=0, doc="Of cross-entropy on noisy views")
+    num_views: int = setting(2, at_least=1, doc="Noisy views of each example, averaged inside its one contribution")
+    smoothing_noise: str = setting("gaussian", choices=("gaussian", "laplace"), doc="The noise of views and of votes")
+    smoothing_stddev: float = setting(0.0, at_least=0, doc="Its standard deviation over [-1, 1]; 0 for no votes")
+    attack_steps: int = setting(3, at_least=1, doc="Gradient steps to each adversarial point")
+    warm_up: float = setting(0.2, at_least=0, at_most=1, doc="Share of the steps on plain cross-entropy")
+    ramp: float = setting(0.5, at_least=0, at_most=1, doc="Share of the steps over which radius and weights grow")
+
+    @property
+    def noise(self) -> SmoothingNoise | None:
+        return smoothing_noise(self.smoothing_noise, self.smoothing_stddev)
+
+    def objective(self, attack_chunk: int) -> Objective:
+        weighted: tuple[tuple[float, Term], ...] = (
+            (self.natural_weight, CrossEntropy()),
+            (self.certified_weight, Certified(self.radius)),
+            (self.adversarial_weight, own_adversarial(self.radius, self.attack_steps, attack_chunk)),
+            (self.views_weight, noisy_views(self.smoothing_noise, self.smoothing_stddev, self.num_views)),
+            (self.reconstruction_weight, Reconstruction()),
+        )
+        return Objective(tuple(pair for pair in weighted if pair[0]), Ramp(self.warm_up, self.ramp))

@@ -1,0 +1,353 @@
+"""One step of DP-SGD: who samples what, what an example adds, and who draws the noise.
+
+Everything that an example is made into (noisy views, an adversarial point, the bounds of its box) is one gradient, and
+that gradient is clipped; Gaussian noise goes on the sum of a Poisson sample, and the sum is divided by a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from math import frexp, sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stobatch.config import RunConfig, TrainersConfig
+from stobatch.data import Examples, TrainingExamples
+from stobatch.data.partition import holdings, poisson_sample, take_turns
+from stobatch.dp.canaries import LENGTH, GradientCanaries, Planted
+from stobatch.dp.clipping import (
+    Batch,
+    Clipper,
+    Losses,
+    clipped_sum,
+    clipped_sum_by_example,
+    clipper_for,
+    is_right_in_full,
+)
+from stobatch.dp.noise import Grid, rounded_normal
+from stobatch.dp.plan import DpSgdPlan
+from stobatch.errors import DataError, ModelError
+from stobatch.models import Classifier, rows_in_memory
+from stobatch.models.validators import FEW_ROWS, unchanged
+from stobatch.seeds import Seeds, Stream
+from stobatch.sound.losses import Coins, coins_by_blocks, normal_coins
+from stobatch.sound.settings import DpSgdSettings
+from stobatch.training import Trainable
+from stobatch.training.checkpoint import tensors_digest
+from stobatch.training.engines import Gradients, TrainerTask
+from stobatch.training.engines.base import Share, cut
+from stobatch.training.exact_sum import ExactSum
+from stobatch.training.ledger import Ledger, Stretch
+from stobatch.training.trainable import BEFORE_AVERAGING, Reader, working_precision
+
+_CPU_CHUNK = 512
+"""Examples of one pass on a CPU; larger chunks fall out of the cache."""
+
+
+class DpSgdTrainable(Trainable):
+    """A step of DP-SGD: a Poisson sample, one clipped contribution per example, noise, a public denominator."""
+
+    monitored = "epsilon_spent"
+    history_of = BEFORE_AVERAGING
+
+    def __init__(
+        self,
+        config: DpSgdSettings,
+        plan: DpSgdPlan,
+        network: Classifier,
+        train: TrainingExamples,
+        seeds: Seeds,
+        *,
+        memory_mb: int,
+        trainers: TrainersConfig,
+        pieces: int,
+        precision: str = "float32",
+    ) -> None:
+        self.config, self.plan, self.network, self.seeds, self.trainers = config, plan, network, seeds, trainers
+        # A power of two, so that nothing is rounded before the sum is.
+        size = max(plan.clip_norm * plan.denominator, plan.noise_stddev / 2**8)
+        self.shrink = 2.0 ** -max(-100, min(100, frexp(size)[1]))
+        self._grid = Grid.for_noise(
+            plan.noise_stddev * self.shrink, scale=1 / (plan.clip_norm * plan.denominator * self.shrink)
+        )
+        self.clip_norm, self.noise_stddev = self._clip_norm(), plan.noise_stddev
+        self.canaries: GradientCanaries | None = None
+        self._repeated = 0
+        self.pieces = pieces
+        self.examples = train
+        self._read()
+        self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
+        self.objective = config.objective(self.chunk)
+        self.settle()
+        self.clip = self._clipper(precision)
+        if self.clip is clipped_sum_by_example:
+            formed = sum(p.numel() * p.element_size() for p in network.parameters())
+            self.chunk = max(1, min(self.chunk, memory_mb * 2**20 // 4 // formed))
+
+    def _read(self) -> None:
+        self.reader = Reader(self.examples, self.network.device, self.network.dtype)
+        self.holdings = holdings(self.examples.shards, self.trainers.num)
+
+    def _clipper(self, precision: str) -> Clipper:
+        """The fast clipping, if it is right for a few examples and for as many as pass at once."""
+        with unchanged(self.network):
+            found = clipper_for(self.network, *self._probe(FEW_ROWS))
+            if found is clipped_sum and self.rows > FEW_ROWS:
+                with working_precision(precision, self.network.device):
+                    if not is_right_in_full(self.network, *self._probe(self.rows), rough=precision == "bfloat16"):
+                        return clipped_sum_by_example
+            return found
+
+    @property
+    def rows(self) -> int:
+        """Examples that pass at once, usually."""
+        return min(self.chunk, self.plan.expected_batch_size)
+
+    def _probe(self, count: int) -> tuple[Losses, Batch]:
+        """Public points that have nothing to do with the data, to try the fast clipping on."""
+        generator = torch.Generator().manual_seed(1)
+        inputs = torch.rand(count, *self.network.input_shape, generator=generator).to(self.network.dtype) * 2 - 1
+        labels = torch.arange(count) % self.network.num_classes
+        device = self.network.device
+        coins = normal_coins(generator, device)
+        batch, losses = self.objective.prepare(self.network, inputs.to(device), labels.to(device), 1.0, coins)
+        return losses, batch
+
+    def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
+        self.average = AveragedSGD(
+            self.parameters.values(),
+            lr=config.training.learning_rate,
+            momentum=self.config.momentum,
+            decay=self.config.average_decay,
+        )
+        return [self.average]
+
+    def tasks(self, step: int) -> list[TrainerTask]:
+        picked = take_turns(step, self.trainers.num, self.trainers.per_step, self.seeds)
+        return [TrainerTask(trainer, benign_batch=0, adversarial_batch=0) for trainer in picked]
+
+    @property
+    def unit(self) -> float:
+        return 1 / self.plan.expected_batch_size
+
+    def plant(self, planted: Planted) -> None:
+        """Canaries that are in become records of the first trainer; the sampling rate and the noise stay as planned."""
+        if planted.inputs is not None and planted.labels is not None:
+            if self.trainers.num > 1 or len(self.examples.shards) > 1:
+                raise ModelError(
+                    "input canaries stand behind the data of one owner, in memory.",
+                    remedy="Set canaries.kind=gradient, or train with one trainer on data that are not in shards.",
+                )
+            own = self.examples.in_memory()
+            inputs = torch.cat([own.inputs, planted.inputs[planted.included].to(own.inputs)])
+            labels = torch.cat([own.labels, planted.labels[planted.included].to(own.labels)])
+            self.examples = Examples(inputs, labels, own.num_classes)
+            self._read()
+        if planted.gradients is not None:
+            self.canaries = planted.gradients
+            self.canaries_in = planted.included.nonzero().flatten()
+            self.canary_sums = torch.zeros(len(planted.included), dtype=torch.float64)
+
+    def carried(self) -> dict[str, Tensor]:
+        return {} if self.canaries is None else {"canary_sums": self.canary_sums}
+
+    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: Coins) -> Gradients:
+        """Σ clipped contributions of some examples that pass at once."""
+        batch, losses = self.objective.prepare(self.network, inputs, labels, step / self.plan.steps, coins)
+        return self.clip(self.network, losses, batch, self.clip_norm).gradients
+
+    def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
+        """As the release counts them, with view noise of its own."""
+        coins = normal_coins(self.seeds.generator("step", step, "other views"), self.network.device)
+        total = ExactSum(self.targets(step))
+        for part in torch.split(torch.arange(len(labels)), self.chunk):
+            there = inputs[part].to(self.network.device, self.network.dtype), labels[part].to(self.network.device)
+            total.add(self._clipped(*there, step, coins))
+        return {name: value.mul_(self.unit / self.plan.clip_norm) for name, value in total.mean(1).items()}
+
+    def _path(self, step: int, trainer: int) -> tuple[str | int, ...]:
+        """The name of a trainer's randomness in a step; no two of either share one."""
+        again = ("attempt", self.attempt) if self.attempt else ()
+        return ("step", step, *again, *(() if self.trainers.num == 1 else ("trainer", trainer)))
+
+    def _clip_norm(self) -> float:
+        """C, less what rounding two sums to the grid may put between them."""
+        return self.plan.clip_norm - sqrt(self.largest_release) * self._grid.step / self.shrink
+
+    @property
+    def largest_release(self) -> int:
+        """The most values that a step releases."""
+        return sum(value.numel() for value in self.parameters.values())
+
+    def grid(self, step: int) -> Grid:
+        return self._grid
+
+    def _noise(self, step: int, trainer: int) -> Stream:
+        """The stream of a trainer's noise in a step."""
+        return self.seeds.stream(*self._path(step, trainer), "noise")
+
+    def _drawn(self, step: int, trainer: int) -> Gradients:
+        """A trainer's noise in a step, in the units of `parts`: multiples of the grid's step."""
+        targets = self.targets(step)
+        sizes = [value.numel() for value in targets.values()]
+        stddev = self.noise_stddev * self.shrink
+        flat = torch.from_numpy(rounded_normal(self._noise(step, trainer), sum(sizes), stddev, self._grid.step))
+        return {
+            name: drawn.view(value.shape).to(self.network.device)
+            for (name, value), drawn in zip(targets.items(), torch.split(flat, sizes), strict=True)
+        }
+
+    def _samples(self, step: int, trainer: int, share: Share) -> Iterator[tuple[int, Tensor, bool]]:
+        """Poisson samples of the trainer's shards that this device reads: which, positions, and whether it does all.
+
+        The only shard is read by all devices, a piece each; of several, each is read by one device. The sample of the
+        first trainer's last shard may name positions behind its end: those are planted records.
+        """
+        owned = self.holdings[trainer]
+        for index, shard in enumerate(owned):
+            if len(owned) > 1 and not share.takes(index):
+                continue
+            path = self._path(step, trainer) + (("shard", index) if len(owned) > 1 else ())
+            planted = len(self.canaries_in) if self._holds_canaries(trainer, index) else 0
+            stream = self.seeds.stream(*path, "sample")
+            yield index, poisson_sample(len(shard) + planted, self.plan.sampling_rate, stream), len(owned) > 1
+
+    def ready(self, share: Share) -> None:
+        """The shards that this device reads, of any trainer, are there and as they were written."""
+        for owned in self.holdings:
+            if 1 < len(owned) < share.devices:
+                raise DataError(
+                    f"a trainer's {len(owned)} shards are too few for its {share.devices} devices.",
+                    why="A shard is read by one device.",
+                    remedy=f"Write at least {share.devices * len(self.holdings)} shards, or start fewer processes.",
+                )
+        if len(self.examples.shards) > 1:
+            mine = {s for owned in self.holdings for i, s in enumerate(owned) if len(owned) == 1 or share.takes(i)}
+            self.examples.require(number for number, shard in enumerate(self.examples.shards) if shard in mine)
+
+    def _holds_canaries(self, trainer: int, shard: int) -> bool:
+        return self.canaries is not None and trainer == 0 and shard == len(self.holdings[0]) - 1
+
+    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+        """Σ clipped contributions + noise, shrunk. The grid makes it (Σ + noise) / (C · denominator).
+
+        So an example adds at most `unit` to the average.
+        """
+        device, scale = self.network.device, self.shrink
+        for index, sample, whole in self._samples(step, task.trainer, share):
+            shard = self.holdings[task.trainer][index]
+            own = sample[sample < len(shard)]
+            for number, piece in enumerate(cut(len(own), self.chunk, device, share, self.pieces)):
+                if whole or share.takes(number):
+                    views = partial(self.seeds.generator, *self._path(step, task.trainer), "views", index)
+                    examples = self.reader.fetch(own[piece] + shard.start)
+                    clipped = self._clipped(*examples, step, coins_by_blocks(views, piece, device))
+                    yield {name: value.mul_(scale) for name, value in clipped.items()}
+            if self.canaries is not None and self._holds_canaries(task.trainer, index) and (whole or share.first):
+                which = self.canaries_in[sample[sample >= len(shard)] - len(shard)]
+                total = {name: torch.zeros_like(p) for name, p in self.targets(step).items()}
+                self.canaries.add(total, which, step, min(LENGTH * self.plan.clip_norm, self.clip_norm))
+                yield {name: value.mul_(scale) for name, value in total.items()}
+        if share.first:
+            # Once for the trainer, however many devices it has.
+            yield self._drawn(step, task.trainer)
+
+    def released(self, step: int, gradients: Gradients) -> None:
+        if self.canaries is not None:
+            self.canary_sums += self.canaries.read(gradients, step)
+
+    def settle(self) -> None:
+        """What depends on the parameters alone follows them, as it will in deployment. Repeatable."""
+        self.network.calibrate()
+
+    def after_update(self) -> None:
+        """Parameters that have run away give every example an endless gradient, which is left out: say so instead."""
+        self.settle()
+        probe = torch.zeros(1, *self.network.input_shape, device=self.network.device, dtype=self.network.dtype)
+        with torch.no_grad(), self.keeping_state():
+            if not bool(self.network(probe).isfinite().all()):
+                raise ModelError(
+                    "the network's scores are not numbers any more.",
+                    why="The parameters have diverged.",
+                    remedy="Lower training.learning_rate, and start a new run.",
+                )
+
+    def save_private(self, run: Path, config_hash: str) -> None:
+        """The privacy noise lives in the steps alone; the model carries none."""
+
+    def begin(self, run: Path, stretch: Stretch) -> int:
+        ledger = Ledger.of(run).entered(replace(stretch, bits=self._bits(stretch.bits)))
+        ledger.save(run)
+        self._repeated = ledger.accounted - ledger.reached
+        return ledger.attempt
+
+    def _bits(self, machine: str) -> str:
+        """The fingerprint of a step's arithmetic: the machine's, the seeds', and how public points are clipped now.
+
+        The points tell a network whose code was changed, or that draws numbers of its own, from one that repeats
+        itself. The digest is mixed with the seeds, so that it confirms no guess about them.
+        """
+        clipped = self.clip(self.network, *self._probe(FEW_ROWS), self.clip_norm)
+        return format(self.seeds.child("ledger", machine, tensors_digest(clipped.gradients)).root, "064x")[:32]
+
+    def saved(self, run: Path, step: int, state: str) -> None:
+        Ledger.of(run).settled(step, state).save(run)
+
+    def distrust(self, run: Path) -> None:
+        # Any process may be the first to know, and the last to live: they all write the same.
+        Ledger.of(run).distrusted().save(run)
+
+    def require_counted(self, run: Path, step: int) -> None:
+        Ledger.of(run).require_covers(step, run)
+
+    def adopt(self) -> None:
+        self.average.adopt_average()
+        self.settle()
+
+    def finish(self, run: Path) -> dict[str, Any]:
+        self.adopt()
+        return {"accounted_steps": Ledger.of(run).accounted}
+
+    def monitor(self, step: int) -> float:
+        """ε of the steps so far, those included that were made again with other bits."""
+        return self.plan.mechanism(step + self._repeated).epsilon(self.plan.delta)
+
+
+class AveragedSGD(torch.optim.Optimizer):
+    """θ ← θ - lr·m, m ← momentum·m + g; average ← decay·average + (1 - decay)·θ, with a quicker decay at first."""
+
+    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, momentum: float, decay: float) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state: dict[str, Any] = self.state[parameter]
+                if not state:
+                    state["count"] = torch.zeros(())
+                    state["moving"] = torch.zeros_like(parameter)
+                    state["average"] = parameter.detach().clone()
+                state["moving"].mul_(group["momentum"]).add_(parameter.grad)
+                parameter.add_(state["moving"], alpha=-group["lr"])
+                count = float(state["count"])
+                # The first steps start far off; without this the average would remember them for 1/(1 - decay) steps.
+                decay = min(group["decay"], (1 + count) / (10 + count))
+                state["average"].mul_(decay).add_(parameter, alpha=1 - decay)
+                state["count"] += 1
+
+    @torch.no_grad()
+    def adopt_average(self) -> None:
+        """Make the average the parameters. Doing so twice changes nothing."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if self.state[parameter]:
+                    parameter.copy_(self.state[parameter]["average"])

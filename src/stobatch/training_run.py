@@ -1,0 +1,229 @@
+"""`plan` and `train`. Everything that can be checked is checked before anything is written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stobatch import data
+from stobatch.config import PUBLIC_DATA, RunConfig
+from stobatch.data import Dataset, DatasetInfo, Examples
+from stobatch.data.overlap import is_own, require_apart
+from stobatch.dp.canaries import CANARY_SCORES, planted_in, replacing
+from stobatch.dp.plan import Plan
+from stobatch.errors import RunError
+from stobatch.evaluation.tables import data_root, read_data
+from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
+from stobatch.loading import TrainedModel, described, load, make_network, make_plan, seeds_of
+from stobatch.methods import method_of
+from stobatch.models import Classifier
+from stobatch.models.validators import SavedState
+from stobatch.processes import attempt, first_on_its_node
+from stobatch.runs import MANIFEST, Run, commit, make_key, seal
+from stobatch.seeds import Seeds
+from stobatch.settings import content_hash
+from stobatch.training import Trainable
+from stobatch.training import train as run_training
+from stobatch.training.checkpoint import TrainingState, tensors_digest
+from stobatch.training.device import PeakMemory, environment, use_device
+from stobatch.training.engines import Engine
+from stobatch.training.engines.distributed import REMEDIES, engine_for, placed
+from stobatch.training.trainable import Monitored, parameter_precision
+from stobatch.types import Neighbours
+
+
+def plan(config: RunConfig, *, dataset: Dataset | None = None, network: Classifier | None = None) -> Plan:
+    """Every number that privacy depends on, before any data is read."""
+    info = dataset.info if dataset else data.describe(config.data, data_root(config))
+    return make_plan(config, info, network)
+
+
+def train(
+    config: RunConfig,
+    out: str | Path,
+    *,
+    dataset: Dataset | None = None,
+    network: Classifier | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> TrainedModel:
+    """Train a model into a run directory, or continue one that was interrupted.
+
+    Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
+    """
+    config = config.replace(machine=placed(config.machine))
+    with engine_for(config) as engine:
+        # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
+        replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
+        resume = resume or replaced > 0
+        return _train(engine, config, Run(Path(out)), dataset, network, resume=resume, quiet=quiet)
+
+
+def _train(
+    engine: Engine,
+    config: RunConfig,
+    run: Run,
+    dataset: Dataset | None,
+    network: Classifier | None,
+    *,
+    resume: bool,
+    quiet: bool,
+) -> TrainedModel:
+    run.require_new(config.training_hash, resume=resume)
+    the_plan = plan(config, dataset=dataset, network=network)
+    device = use_device(config.machine)
+    seeds, given = _common_seeds(engine, seeds_of(config, run)), dataset is not None
+    own = given or is_own(config.data)
+    dataset = dataset or _read_by_turns(engine, config, seeds, quiet)
+    copies = require_apart(dataset, config.data) if own else None
+    if copies and engine.leads and not quiet:
+        line = f"{copies} of {len(dataset.test)} test records are training records. This is for the data's owner alone."
+        print(f"stobatch: {line}", file=sys.stderr)
+    net = make_network(config, dataset.info, seeds, network).to(device, parameter_precision(config.machine.precision))
+    trainable = _with_canaries(config, the_plan, dataset, net, seeds)
+    saved = SavedState(net, trainable.released_state) if trainable.claims_privacy else None
+    trainable.ready(engine.arrange(len(trainable.tasks(0))))
+    trained_on = dataset.train.fingerprint()
+    if run.has("data", private=True) and run.read("data", private=True).get("sha256") != trained_on:
+        raise RunError(f"{run.path} was started with other training data.", remedy="Hand over the same data to resume.")
+    first = tensors_digest(dict(net.named_parameters()))
+    # A digest of private data confirms guesses; one that is mixed with the seeds does not.
+    mixed = f"{seeds.child('training data', trained_on).root:064x}"[:12]
+    engine.require_equal("start", {"training data": mixed, "first parameters": first}, REMEDIES)
+    # Nothing is written before everything above has passed, in every process.
+    with run.held() if engine.leads else nullcontext():
+        if engine.leads:
+            write_start(run, config, dataset.info, the_plan, seeds)
+            run.write("data", {"sha256": trained_on, "test_copies": copies}, private=True)
+            trainable.save_private(run.path, config.training_hash)
+        _require_one_directory(engine, run)
+        engine.open_log(run.path)
+        if not run.is_trained:
+            started, memory = time.monotonic(), PeakMemory.begin(device)
+            state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
+            spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
+            if engine.leads:
+                facts = {
+                    "data": described_data(run, dataset, given),
+                    "network": described(net, handed_over=network is not None),
+                }
+                _write_end(run, config, trainable, saved, state, dataset.test, spent | facts, engine.processes)
+            engine.note("done")
+            if engine.leads:
+                seal(run, "train", environment(device))
+            engine.exchange("trained", "")
+        elif engine.leads and not run.has(MANIFEST):
+            # Killed after the model and before its manifest.
+            seal(run, "train", environment(device))
+    return load(run.path, network=network, device=str(device), threads=config.machine.threads)
+
+
+def _write_end(
+    run: Run,
+    config: RunConfig,
+    trainable: Trainable,
+    saved: SavedState | None,
+    state: TrainingState,
+    held_out: Examples,
+    spent: dict[str, Any],
+    processes: int,
+) -> None:
+    """What a finished training leaves; the model comes last but for the manifest, since it says that all is there."""
+    kept = trainable.finish(run.path)
+    monitored = Monitored.of(held_out, config, trainable.network)
+    with trainable.keeping_state():
+        measured = monitored.saved(trainable.network)
+    if saved is not None:
+        saved.require_same()
+    if carried := trainable.carried():
+        path = run.path / PRIVATE / CANARY_SCORES
+        write_tensors(path, carried, {"config_hash": config.training_hash}, private=True)
+    model = serialise_tensors(trainable.network.state_dict(), {"config_hash": config.training_hash})
+    private = sorted((run.path / PRIVATE).glob("*.safetensors"))
+    run.write(
+        "training",
+        {
+            **kept,
+            "steps": state.step,
+            **spent,
+            "device": str(trainable.network.device),
+            "processes": processes,
+            "torch": torch.__version__,
+            **measured,
+            "history_of": trainable.history_of,
+            "weights_sha256": tensors_sha256(model),
+            "private_files": {path.name: commit(run, path.read_bytes()) for path in private},
+            "history": [
+                {"step": int(step), "test_accuracy": accuracy, trainable.monitored: monitored}
+                for step, accuracy, monitored in state.history
+            ],
+        },
+    )
+    write_atomically(run.model_file, lambda out: out.write(model))
+
+
+def described_data(run: Run, dataset: Dataset, given: bool) -> dict[str, Any]:
+    """The data of a run for its manifest: sizes, and digests that confirm no guess about anything private."""
+    train, test = dataset.train.fingerprint(), dataset.test.fingerprint()
+    public = not given and dataset.info.name in PUBLIC_DATA
+    return {
+        "name": dataset.info.name,
+        "public": public,
+        "training_records": len(dataset.train),
+        "test_records": len(dataset.test),
+        "training_commitment": commit(run, "training data", train),
+        **({"test_sha256": test} if public else {"test_commitment": commit(run, "test data", test)}),
+    }
+
+
+def _common_seeds(engine: Engine, own: Seeds) -> Seeds:
+    """Those of the process that leads: secret ones are drawn once."""
+    return own if own.public else Seeds(engine.common_root(own.root), public=False)
+
+
+def _read_by_turns(engine: Engine, config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
+    """One process of each node reads first, since reading may fetch and unpack."""
+    dataset = read_data(config, seeds, quiet or not engine.leads) if first_on_its_node() else None
+    engine.exchange("data are there", "")
+    return dataset or read_data(config, seeds, quiet=True)
+
+
+def _require_one_directory(engine: Engine, run: Run) -> None:
+    engine.exchange("run directory", "written")
+    for rank, seen in enumerate(engine.exchange("run directory seen", str(run.exists))):
+        if seen != "True":
+            raise RunError(
+                f"process {rank} does not see {run.path}.",
+                why="Checkpoints are written by all processes, and read by all.",
+                remedy="Put --out on a file system that all nodes share.",
+            )
+
+
+def write_start(run: Run, config: RunConfig, info: DatasetInfo, the_plan: Plan, seeds: Seeds) -> None:
+    """The files that make a directory a run: its settings, its plan, and for the owner only its secret seeds."""
+    content = {"config": config.to_dict(), "dataset": info.to_dict()}
+    if not run.exists:
+        # Before the files that make it a run: one that an older version started has no key and never gets one.
+        make_key(run)
+    run.write("config", {"training_hash": config.training_hash, "content_hash": content_hash(content), **content})
+    run.write("plan", the_plan.to_dict())
+    if not seeds.public:
+        run.write("seeds", {"root": str(seeds.root)}, private=True)
+
+
+def _with_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network: Classifier, seeds: Seeds) -> Trainable:
+    """The method bound to its data; canaries stand beside them, or in their place where neighbours have one size."""
+    method, train = method_of(config), dataset.train
+    if not config.canaries.num:
+        return method.prepare(config, the_plan, network, train, seeds)
+    canaries = planted_in(config, dataset.info, network, seeds)
+    if config.canaries.kind == "input" and the_plan.guarantee.neighbours is Neighbours.REPLACE_ONE:
+        return method.prepare(config, the_plan, network, replacing(train.in_memory(), canaries), seeds)
+    trainable = method.prepare(config, the_plan, network, train, seeds)
+    trainable.plant(canaries)
+    return trainable

@@ -1,0 +1,184 @@
+"""What every way to certify offers: a label for each input, how far it holds, and who vouches for that."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from stobatch.attacks.expectation import Sample
+from stobatch.errors import ModelError
+from stobatch.models import Classifier, Layered
+from stobatch.types import Radius, Status
+
+ASSUMPTIONS = (
+    "exact arithmetic",
+    "ideal random numbers",
+    "every output depends on its own input alone (checked by experiment)",
+)
+
+Flags = NDArray[np.bool_]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CertificateKind:
+    """What a column of radii means: who vouches for it, for which function, in which units, how often it may fail."""
+
+    name: str
+    status: Status
+    source: str
+    unit: Radius
+    failure_probability: float | None
+    assumptions: tuple[str, ...] = ()
+    function: str = "vote"
+    column: str = "radius"
+    """The column of records that holds the radii."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "function": self.function,
+            "column": self.column,
+            "status": str(self.status),
+            "source": self.source,
+            "norm": str(self.unit.norm),
+            "input_range": str(self.unit.range),
+            "failure_probability": self.failure_probability,
+            "assumptions": list(self.assumptions),
+        }
+
+
+class Answers(Protocol):
+    """Answers for a batch of inputs; every column has one entry per input."""
+
+    @property
+    def label(self) -> Labels: ...
+
+    @property
+    def abstain(self) -> Flags: ...
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """All of them, by name; the radii under the names that the kinds of certificate say."""
+
+
+class Verifier(ABC):
+    """One way to certify a network's answers."""
+
+    network: Any
+    """The classifier whose answers are certified."""
+
+    @property
+    @abstractmethod
+    def kinds(self) -> tuple[CertificateKind, ...]:
+        """What the columns of radii mean."""
+
+    @abstractmethod
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> Answers:
+        """Label, abstention and radii for each input in [-1, 1]."""
+
+    @property
+    def function(self) -> str:
+        """What has to be deployed for the certificates to hold."""
+        return self.kinds[0].function
+
+    def with_draws(self, draws: int) -> Verifier:
+        """The same with another number of draws; for what draws nothing, itself."""
+        return self
+
+    def samples(self) -> dict[str, Sample]:
+        """What an attacker of a vote differentiates, by name; empty where nothing is drawn."""
+        return {}
+
+    passes_per_draw: int = 1
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_AGREEMENT = 1e-3
+"""Of the largest score: far above what another order of float32 sums makes, far below what another function makes."""
+_REMEDY = "Certify a stobatch.models.Layered that is made of the layers and is called as it is."
+
+
+def require_stack(network: nn.Module) -> nn.Sequential:
+    """The layers whose composition a call of the network computes; raises unless that is certain.
+
+    Of the class itself: a subclass may compute anything.
+    """
+    if type(network) is not Layered:
+        raise ModelError(
+            f"the network is a {type(network).__name__}, not a plain stack of layers.",
+            why="Bounds follow the layers, and its forward may compute something else.",
+            remedy=_REMEDY,
+        )
+    require_unaltered("the network", network)
+    return network.layers
+
+
+def require_unaltered(name: str, module: nn.Module) -> None:
+    """Raise if a call of the module may compute something else than its class's `forward` of its parameters."""
+    kind = type(module)
+    found = {
+        "a hook": any(getattr(module, hooks) for hooks in _HOOKS),
+        "a hook on all modules": any(getattr(torch_module, f"_global{hooks}", None) for hooks in _HOOKS),
+        "a compiled call": getattr(module, "_compiled_call_impl", None) is not None,
+        # An attribute of the instance hides a method, a parameter or a layer of the same name.
+        "an attribute in place of a method or a parameter": any(
+            callable(getattr(kind, key, None)) or any(key in held for held in _held(module)) for key in vars(module)
+        ),
+    }
+    for what, is_there in found.items():
+        if is_there:
+            raise ModelError(
+                f"{name} has {what}.",
+                why="What a call computes is then not what its layers say, and the certificate is about the call.",
+                remedy=_REMEDY,
+            )
+
+
+def _held(module: nn.Module) -> tuple[dict[str, object], ...]:
+    return module._parameters, module._buffers, module._modules  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def require_same_scores(
+    network: Classifier, certified: Callable[[Tensor], Tensor], inputs: Tensor, rows_at_once: int
+) -> None:
+    """Raise unless the network itself, called as it is and in evaluation, gives these inputs the certified scores.
+
+    `certified` is the function that is certified, its noise left out. Votes assume exact arithmetic, so scores may
+    differ by rounding; a difference of functions is a thousand times that.
+    """
+    for part in torch.split(inputs.to(network.device, network.dtype), rows_at_once):
+        # Scores that are no numbers are another error, which comes later.
+        expected = certified(part.clone()).nan_to_num()
+        allowed = _AGREEMENT * expected.abs().max()
+        found = {"the network that is called": network(part.clone())}
+        if any(module.training for module in network.modules()):
+            with _evaluating(network):
+                found["the network in evaluation mode"] = network(part.clone())
+        for which, scores in found.items():
+            if scores.shape != expected.shape or not bool(((scores.nan_to_num() - expected).abs() <= allowed).all()):
+                raise ModelError(
+                    f"{which} gives other scores than the function that is certified.",
+                    why="A forward of its own, a hook or a mode makes it another function than its parts.",
+                    remedy="Certify the network whose calls are deployed, without hooks, in evaluation mode.",
+                )
+
+
+@contextmanager
+def _evaluating(network: nn.Module) -> Iterator[None]:
+    before = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training

@@ -1,0 +1,1 @@
+"""Certificates by vote: what fresh noise proves about the classifier behind it."""

@@ -1,0 +1,249 @@
+"""Certificates by vote for any deterministic per-example classifier behind noise (Cohen et al., 2019).
+
+Some draws choose the class, fresh ones count how often the classifier says it. With a fixed number of draws the count
+gives a Clopper-Pearson bound. Most inputs are clear cases, though: whoever asks about given radii needs only as many
+draws as their answers take, and a confidence sequence (`sequences`) makes stopping then honest.
+
+Every draw of noise serves all inputs that are still undecided. For each input the draws are independent; between inputs
+they are the same, so errors of two certificates may coincide. Each certificate's own failure probability is unaffected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import binom
+from torch import Tensor, nn
+
+from stobatch.errors import DataError, ModelError
+from stobatch.models import mixing_layers
+from stobatch.models.validators import FEW_ROWS, mixing_experiment
+from stobatch.settings import Settings, setting
+from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius, Status
+from stobatch.verifier import ASSUMPTIONS, CertificateKind, Flags, Labels
+from stobatch.votes.confidence import LOOK_EVERY, Floats, clopper_pearson, settle
+from stobatch.votes.noise import SmoothingNoise, two_streams
+
+Scorer = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class VoteSettings(Settings):
+    """How many draws, how sure, and how many rows pass the network at once."""
+
+    failure_probability: float = setting(0.001, above=0, below=1, doc="The chance that an input's certificate is wrong")
+    selection_draws: int = setting(100, at_least=1, doc="Draws that choose the class and are not counted")
+    draws: int = setting(10_000, at_least=1, doc="Draws that are counted for an input, at most")
+    rows_at_once: int = setting(
+        2_000, at_least=1, doc="Noisy inputs in one forward pass; changes speed and memory only"
+    )
+
+
+@dataclass(frozen=True)
+class SmoothedVerdicts:
+    """The answers for a batch of inputs; every column has one entry per input.
+
+    `draws` are those counted; the ones that chose the class come on top. Where nothing was proved the input abstains
+    and its radii are 0; the label is then only the class that was chosen.
+    """
+
+    label: Labels
+    abstain: Flags
+    top_lower: Floats
+    draws: Labels
+    radius_l1: Floats
+    radius_l2: Floats
+    radius_linf: Floats
+    range: InputRange
+
+    def radius(self, norm: Norm) -> Floats:
+        return {Norm.L1: self.radius_l1, Norm.L2: self.radius_l2, Norm.LINF: self.radius_linf}[norm]
+
+    def certified(self, asked: Radius) -> Flags:
+        """Whether the label is proved to hold throughout the ball asked about."""
+        return ~self.abstain & (self.radius(asked.norm) >= asked.to(self.range).size)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        return {name: values for name, values in vars(self).items() if name != "range"}
+
+
+class SmoothedClassifier:
+    """The class that a network names most often under fresh noise, with the radius within which that cannot change.
+
+    `network` is everything behind the noise: the whole classifier for noise at the input, and all but the first layer
+    for `HiddenNoise`. Noise and radii are in units of the inputs, which lie in `input_range`.
+
+    **Guarantee.** For each input separately, with probability at least 1 - failure_probability over the draws: either
+    it abstains, or its label is the most probable class under noise, and stays so for every perturbation up to
+    `radius(norm)`. The class is chosen on draws of their own, so its count is binomial. Assumes that the network is
+    deterministic and treats each example by itself (tried out on the inputs), exact arithmetic, ideal random numbers.
+    """
+
+    def __init__(
+        self,
+        network: Scorer,
+        noise: SmoothingNoise,
+        num_classes: int,
+        settings: VoteSettings | None = None,
+        *,
+        input_range: InputRange = PAPER_RANGE,
+    ) -> None:
+        self.network, self.noise, self.num_classes = network, noise, num_classes
+        self.settings, self.input_range = settings or VoteSettings(), input_range
+
+    @property
+    def kinds(self) -> tuple[CertificateKind, ...]:
+        """What each column of radii means."""
+        return tuple(
+            CertificateKind(
+                f"smoothed {norm}",
+                Status.PROVED,
+                "randomised smoothing by vote (stobatch.votes.noise)",
+                Radius(1.0, norm, self.input_range),
+                self.settings.failure_probability,
+                ASSUMPTIONS,
+            )
+            for norm in Norm
+        )
+
+    def certify(
+        self, inputs: Tensor, generator: torch.Generator, radii: Sequence[Radius] | None = None
+    ) -> SmoothedVerdicts:
+        """Labels and radii: the largest that `settings.draws` draws prove, or answers to the `radii` asked about.
+
+        With `radii`, an input stops drawing as soon as each of them is proved or given up: its p_A is shown to be too
+        small, or the draws left cannot prove it any more. Giving up is never a false certificate, at worst a missed
+        one; and where p_A barely suffices, a fixed number of draws proves a little more than stopping at will does.
+        Ask about Radius(0) as well to have a label settled where no radius can be.
+        """
+        counter = self._counter(inputs)
+        choosing, counting = two_streams(generator)
+        everyone = np.arange(len(inputs))
+        label = counter.votes(everyone, self.settings.selection_draws, choosing).argmax(1)
+        num_inputs = prod(inputs.shape[1:])
+        if radii is None:
+            hits = counter.hits(everyone, label, self.settings.draws, counting)
+            used = np.full(len(inputs), self.settings.draws)
+            top, _ = clopper_pearson(hits, self.settings.draws, self.settings.failure_probability)
+        else:
+            sizes = [(asked.to(self.input_range).size, asked.norm) for asked in radii]
+            needed = np.unique([self.noise.needed_top(*size, num_inputs) for size in sizes])
+            most, failure = self.settings.draws, self.settings.failure_probability
+            top, used = settle(
+                lambda open_, more: counter.hits(open_, label, more, counting), len(inputs), needed, most, failure
+            )
+        proved = {f"radius_{norm}": self.noise.radius(norm, top, 1 - top, num_inputs) for norm in Norm}
+        return SmoothedVerdicts(
+            label.cpu().numpy(), abstain=top <= 0.5, top_lower=top, draws=used, range=self.input_range, **proved
+        )
+
+    def predict(self, inputs: Tensor, generator: torch.Generator, draws: int = 1000) -> tuple[Labels, Flags]:
+        """The most probable class under noise, and whether the draws leave it open.
+
+        **Guarantee.** An input that does not abstain gets a wrong class with probability at most failure_probability:
+        the two leading classes are compared by a two-sided sign test (Hung and Fithian, 2019).
+        """
+        everyone = np.arange(len(inputs))
+        best = self._counter(inputs).votes(everyone, draws, generator).topk(2)
+        first, second = best.values.cpu().numpy().T
+        chance = 2 * binom.sf(first - 1, first + second, 0.5)
+        return best.indices[:, 0].cpu().numpy(), chance > self.settings.failure_probability
+
+    def _counter(self, inputs: Tensor) -> VoteCounter:
+        if not len(inputs):
+            raise DataError("there are no inputs to certify.", remedy="Give at least one.")
+        if not bool(((inputs >= self.input_range.low) & (inputs <= self.input_range.high)).all()):
+            raise DataError(
+                f"inputs to certify are outside {self.input_range} or not numbers.",
+                remedy="Rescale them, or say what range they are in with input_range=InputRange(low, high).",
+            )
+        counter = VoteCounter(self.network, self.noise, inputs, self.num_classes, self.settings.rows_at_once)
+        counter.require_per_example()
+        return counter
+
+
+class VoteCounter:
+    """Counts the classes that a network names for given inputs under ever more draws of noise."""
+
+    def __init__(
+        self, network: Scorer, noise: SmoothingNoise, inputs: Tensor, num_classes: int, rows_at_once: int
+    ) -> None:
+        self.network, self.noise, self.num_classes, self.rows = network, noise, num_classes, rows_at_once
+        self.shape, self.seen = tuple(inputs.shape[1:]), noise.seen(inputs)
+
+    @property
+    def tile(self) -> int:
+        """Rows that pass at once, at most."""
+        return min(self.rows, LOOK_EVERY * len(self.seen))
+
+    def votes(self, which: Labels, draws: int, stream: torch.Generator) -> Tensor:
+        """Votes per class for the inputs at the positions `which`."""
+        votes = torch.zeros(len(which), self.num_classes, dtype=torch.int64, device=self.seen.device)
+        for part, winners in self._winners(which, draws, stream):
+            votes[part] += nn.functional.one_hot(winners, self.num_classes).sum(0)
+        return votes
+
+    def hits(self, which: Labels, label: Tensor, draws: int, stream: torch.Generator) -> Floats:
+        """How many draws name its label, for the inputs at the positions `which`; `label` is that of every input."""
+        hits = torch.zeros(len(which), dtype=torch.int64, device=self.seen.device)
+        label = label[torch.from_numpy(which).to(label.device)]
+        for part, winners in self._winners(which, draws, stream):
+            hits[part] += (winners == label[part]).sum(0)
+        counts: Floats = hits.cpu().double().numpy()
+        return counts
+
+    @torch.no_grad()
+    def _winners(self, which: Labels, draws: int, stream: torch.Generator) -> Iterator[tuple[slice, Tensor]]:
+        """The classes named, draws x inputs, in tiles of at most `rows` rows; nothing waits for the device."""
+        draws_at_once = min(LOOK_EVERY, draws, self.rows)
+        # Tiles of equal size: a small last tile would cost almost as much as a full one.
+        images = ceil(len(which) / ceil(len(which) * draws_at_once / self.rows))
+        positions = torch.from_numpy(which).to(self.seen.device)
+        # Noise leaves the generator in blocks of one size, whatever the memory, so that it depends on that alone.
+        sane = torch.ones((), dtype=torch.bool, device=self.seen.device)
+        for first in range(0, draws, LOOK_EVERY):
+            shifts = self.noise.draw((LOOK_EVERY, *self.shape), stream)[: draws - first].to(self.seen)
+            for start in range(0, len(which), images):
+                part = slice(start, start + images)
+                base = self.seen[positions[part]].unsqueeze(0)
+                for shift in torch.split(shifts, draws_at_once):
+                    scores = self.network((base + shift.unsqueeze(1)).flatten(0, 1))
+                    sane &= scores.isfinite().all()
+                    yield part, scores.argmax(1).reshape(len(shift), -1)
+        if not bool(sane):
+            raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
+
+    @torch.no_grad()
+    def require_per_example(self) -> None:
+        """Raise unless the network, tried out around the inputs, treats each example by itself, always alike.
+
+        In batches of a few rows, and of as many as will pass at once.
+        """
+        if isinstance(self.network, nn.Module):
+            for name in mixing_layers(self.network):
+                if self.network.get_submodule(name).training:
+                    raise ModelError(
+                        f"layer '{name}' is in training mode: each output depends on the whole batch.",
+                        remedy="Call network.eval(), or use stobatch.models.replace_batch_norm(module).",
+                    )
+        for count in sorted({FEW_ROWS, self.tile} - {1}):
+            stream = torch.Generator().manual_seed(1)
+            noise = self.noise.draw((count, *self.shape), stream).to(self.seen)
+            rows = self.seen[torch.arange(count, device=self.seen.device) % len(self.seen)] + noise
+            if (found := self.network(rows.clone()).shape) != (wanted := (count, self.num_classes)):
+                raise ModelError(
+                    f"{count} inputs give scores of shape {tuple(found)}, not {wanted}.",
+                    remedy="Return one score per class and example, and give the right num_classes.",
+                )
+            if mixing_experiment(self.network, rows, (0.0, 10 * float(rows.abs().max())), stream):
+                raise ModelError(
+                    f"the same example gets different scores in two batches of {count}.",
+                    why="Some layer mixes examples or draws random numbers, so votes are not about one input.",
+                    remedy="Call network.eval(), and remove layers that mix examples.",
+                )

@@ -1,0 +1,275 @@
+"""What noise at the input, or in the first layer too, proves about any classifier behind it.
+
+The classifier behind the noise sees noisy values only; whatever it computes from them is post-processing. So one
+number per norm tells how well the noise hides a perturbation, and another how sure the votes are:
+a radius is their product. Two measures of hiding exist, and every noise takes the larger radius of the two:
+
+- **losses** (pure DP): Lap(b) noise shifted by a loses at most ‖a‖₁/b; votes withstand a loss up to L*;
+- **deviations** (Gaussian DP): N(0, σ²) noise shifted by a is ‖a‖₂/σ deviations away, Lap(b) noise at most as far as a
+  Gaussian of deviation b√(2/π); votes withstand Z deviations.
+
+All noise of one forward pass is meant. For products of two passes see `radius.CorrectedRule`: a second pass gives an
+attacker a second look, so it proves less than one pass with the same noise at both places.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from math import hypot, isfinite, prod
+from typing import Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stobatch.dp.noise import laplace
+from stobatch.errors import ModelError, SettingError
+from stobatch.models import AffineEncoder, from_layers
+from stobatch.types import Norm
+from stobatch.votes.confidence import Floats
+from stobatch.votes.margins import (
+    LAPLACE_AS_GAUSSIAN,
+    Shift,
+    gaussian_margin,
+    hidden_shift,
+    input_shift,
+    pure_robustness_epsilon,
+)
+
+_INSIDE = 1 - 1e-9
+"""The theorems are about perturbations strictly inside; the last billionth keeps the closed ball inside, too."""
+_REFINEMENTS = 9
+_INVERSE_ORDER = {Norm.L1: 1.0, Norm.L2: 0.5, Norm.LINF: 0.0}
+
+
+Size = TypeVar("Size", float, Floats)
+
+
+def convert_radius(size: Size, from_norm: Norm, to_norm: Norm, num_inputs: int) -> Size:
+    """The size of the largest ball of another norm inside a ball of the given size, or of given sizes.
+
+    >>> convert_radius(1.0, Norm.L2, Norm.LINF, 784), convert_radius(1.0, Norm.LINF, Norm.L2, 784)
+    (0.03571428571428571, 1.0)
+    """
+    # ‖a‖_p <= d^(1/p - 1/q) ‖a‖_q where p < q, and ‖a‖_p <= ‖a‖_q otherwise.
+    factor: float = float(num_inputs) ** -max(0.0, _INVERSE_ORDER[from_norm] - _INVERSE_ORDER[to_norm])
+    return size * factor
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How large a perturbation of some norm may be per unit of loss, and per Gaussian deviation, that it causes."""
+
+    per_loss: float
+    per_deviation: float
+
+
+class SmoothingNoise(ABC):
+    """Noise drawn anew for every forward pass, at the input or behind the first affine layer.
+
+    **Guarantee.** Let p_A be at most the probability that the classifier behind the noise says A, and p_B at least
+    that of every other class. Within `radius` of the input A stays the most probable class. Sizes of noise, inputs
+    and radii are all in the units of the input; nothing here knows its range, so double the one to double the other.
+    """
+
+    def seen(self, inputs: Tensor) -> Tensor:
+        """What the noise is added to."""
+        return inputs
+
+    @abstractmethod
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Independent draws for inputs of `shape`, number of draws first, to be added to what is `seen`."""
+
+    @abstractmethod
+    def reach(self, norm: Norm, num_inputs: int) -> Reach:
+        """How well a perturbation of unit size is hidden; 0 where a measure does not apply."""
+
+    def radius(self, norm: Norm, top_lower: Floats, runner_up_upper: Floats, num_inputs: int) -> Floats:
+        """The largest radius that is proved, and 0 where the top class does not lead."""
+        reach = self.reach(norm, num_inputs)
+        by_loss = reach.per_loss * pure_robustness_epsilon(top_lower, runner_up_upper)
+        by_deviation = reach.per_deviation * gaussian_margin(top_lower, runner_up_upper)
+        return np.where(top_lower > runner_up_upper, _INSIDE * np.maximum(by_loss, by_deviation), 0.0)
+
+    def needed_top(self, size: float, norm: Norm, num_inputs: int) -> float:
+        """The smallest p_A above 1/2 that proves a radius of `size` with p_B = 1 - p_A; 1 where none does."""
+        low, high = 0.5, 1.0
+        for _ in range(_REFINEMENTS):
+            tops = np.linspace(low, high, 64)[1:]
+            enough = (tops > 0.5) & (self.radius(norm, tops, 1 - tops, num_inputs) >= size)
+            if not enough.any():
+                return high
+            first = int(enough.argmax())
+            low, high = (float(tops[first - 1]) if first else low), float(tops[first])
+        return high
+
+
+@dataclass(frozen=True)
+class GaussianNoise(SmoothingNoise):
+    """N(0, stddev²) on every input value: radius σZ in l2, exact for half-spaces (Cohen et al., 2019).
+
+    >>> noise = GaussianNoise(0.5)
+    >>> float(noise.radius(Norm.L2, np.array(0.99865), np.array(0.00135), 784).round(3))
+    1.5
+    """
+
+    stddev: float
+
+    def __post_init__(self) -> None:
+        _require_positive(stddev=self.stddev)
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(shape, generator=generator) * self.stddev
+
+    def reach(self, norm: Norm, num_inputs: int) -> Reach:
+        return Reach(0.0, self.stddev / input_shift(norm, num_inputs).l2)
+
+
+@dataclass(frozen=True)
+class LaplaceNoise(SmoothingNoise):
+    """Lap(scale) on every input value: radius b L* in l1 (Teng et al., 2020), b √(2/π) Z in l2."""
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        _require_positive(scale=self.scale)
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return laplace(shape, self.scale, generator)
+
+    def reach(self, norm: Norm, num_inputs: int) -> Reach:
+        shift = input_shift(norm, num_inputs)
+        return Reach(self.scale / shift.l1, LAPLACE_AS_GAUSSIAN * self.scale / shift.l2)
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenNoise(SmoothingNoise, ABC):
+    """Noise at the input and, in the same pass, at the first hidden layer: what is seen is A(x + ν) + ω + const.
+
+    The layer is copied, so that later training cannot leave a certificate behind that is about other weights.
+
+    **Guarantee.** A perturbation a moves the pair (ν, ω) by (b, A(a - b)) for any b one likes, since ν and ω reach the
+    classifier through Aν + ω alone. The best b for squares gives (n_x r and n_h r bound ‖a‖₂ and ‖Aa‖₂):
+
+        min_b ‖b‖²/σ_x² + ‖A(a - b)‖²/σ_h²  =  Σ_k a_k² s_k²/(σ_x² s_k² + σ_h²)     (in A's singular directions)
+                                            <= 1/(σ_x²/‖a‖² + σ_h²/‖Aa‖²)           (concave in s_k²: Jensen)
+
+    so both noises act like one of (σ_x/n_x)² + (σ_h/n_h)² deviations². In l2 that is σ_x² + σ_h²/‖A‖₂², which is tight.
+    ‖A‖ enters as an upper bound over all maps and positions (`AffineEncoder.operator_norms`).
+    """
+
+    encoder: AffineEncoder
+    bias: Tensor | None
+    at_input: float
+    at_hidden: float
+
+    def __post_init__(self) -> None:
+        _require_positive(at_input=self.at_input, at_hidden=self.at_hidden)
+        object.__setattr__(self, "encoder", self.encoder.copy().requires_grad_(False))
+
+    @classmethod
+    def behind(
+        cls, layer: nn.Conv2d | nn.Linear, input_shape: tuple[int, ...], *, at_input: float, at_hidden: float
+    ) -> Self:
+        """For a classifier that starts with `layer`; hand everything after it to `SmoothedClassifier`."""
+        # The adapter checks the layer and finds its norms; the mean and the last layer only complete a network.
+        mean = nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(1))
+        encoder = from_layers(layer, mean, nn.Linear(1, 1), input_shape).encoder.to(layer.weight)
+        encoder.weight.data.copy_(layer.weight.data)
+        positions = [1] * (len(encoder.hidden_shape) - 1)
+        bias = None if layer.bias is None else layer.bias.detach().clone().reshape(-1, *positions)
+        return cls(encoder, bias, at_input, at_hidden)
+
+    def seen(self, inputs: Tensor) -> Tensor:
+        hidden: Tensor = self.encoder(inputs)
+        return hidden if self.bias is None else hidden + self.bias
+
+    @torch.no_grad()
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        weight = self.encoder.weight
+        at_input = self._unit(shape, generator).mul_(self.at_input).to(weight)
+        at_hidden = self._unit((shape[0], *self.encoder.hidden_shape), generator).mul_(self.at_hidden).to(weight)
+        through: Tensor = self.encoder(at_input)
+        return through + at_hidden
+
+    @abstractmethod
+    def _unit(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Noise of size 1."""
+
+    @cached_property
+    def _hidden_shifts(self) -> dict[Norm, Shift]:
+        return {norm: hidden_shift(norm, self.encoder) for norm in Norm}
+
+    def _shifts(self, norm: Norm, num_inputs: int) -> tuple[Shift, Shift]:
+        if num_inputs != prod(self.encoder.input_shape):
+            raise ModelError(
+                f"the first layer takes {prod(self.encoder.input_shape)} values, the inputs have {num_inputs}.",
+                remedy="Give inputs of the shape that the noise was made for.",
+            )
+        at_input, at_hidden = input_shift(norm, num_inputs), self._hidden_shifts[norm]
+        return at_input, Shift(max(at_hidden.l1, _TINY), max(at_hidden.l2, _TINY))
+
+    def _deviations(self, at_input: Shift, at_hidden: Shift) -> float:
+        return hypot(self.at_input / at_input.l2, self.at_hidden / at_hidden.l2)
+
+
+_TINY = 1e-150
+"""In place of the norm of a layer without weights, which hides every perturbation whatever its size."""
+
+
+class HiddenGaussian(HiddenNoise):
+    """Gaussian noise at both places of one pass: radius Z √(σ_x² + σ_h²/‖A‖₂²) in l2."""
+
+    def _unit(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def reach(self, norm: Norm, num_inputs: int) -> Reach:
+        return Reach(0.0, self._deviations(*self._shifts(norm, num_inputs)))
+
+
+class HiddenLaplace(HiddenNoise):
+    """Laplace noise at both places of one pass.
+
+    Deviations add up as for Gaussian noise, each place at √(2/π) of its scale. Losses: coordinate i of the perturbation
+    is hidden by whichever place hides it better, 1/b_x or c_i/b_h per unit with c_i the l1 norm of A's column i; or
+    all of it is hidden by one place alone.
+    """
+
+    def _unit(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return laplace(shape, 1.0, generator)
+
+    def reach(self, norm: Norm, num_inputs: int) -> Reach:
+        at_input, at_hidden = self._shifts(norm, num_inputs)
+        losses = np.minimum(1 / self.at_input, self._column_sums / self.at_hidden)
+        largest = {Norm.L1: losses.max(), Norm.L2: np.linalg.norm(losses), Norm.LINF: losses.sum()}[norm]
+        per_loss = max(1 / max(float(largest), _TINY), self.at_input / at_input.l1, self.at_hidden / at_hidden.l1)
+        return Reach(per_loss, LAPLACE_AS_GAUSSIAN * self._deviations(at_input, at_hidden))
+
+    @cached_property
+    @torch.no_grad()
+    def _column_sums(self) -> Floats:
+        """‖A e_i‖₁ for every input value, every map and position counted."""
+        absolute = self.encoder.absolute().double().cpu()
+        sums: Floats = absolute.decode(torch.ones(1, *self.encoder.hidden_shape, dtype=torch.float64)).flatten().numpy()
+        return sums
+
+
+def _require_positive(**sizes: float) -> None:
+    for name, size in sizes.items():
+        if not (isfinite(size) and size > 0):
+            raise SettingError(
+                f"{name}={size} is not a size of noise.",
+                why="Without noise nothing is smoothed and nothing is proved.",
+                remedy="Use a number above 0.",
+            )
+
+
+Streams = tuple[torch.Generator, torch.Generator]
+
+
+def two_streams(generator: torch.Generator) -> Streams:
+    """One stream for each layer's noise, so that how many draws are made at once does not change what is drawn."""
+    seeds = torch.randint(2**62, (2,), generator=generator).tolist()
+    return torch.Generator().manual_seed(seeds[0]), torch.Generator().manual_seed(seeds[1])
