@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 import stobatch
-from stobatch.auditing.audit import opened
+from stobatch.auditing.audit import open_subject
 from stobatch.auditing.broken_certificates import CONTROLS
-from stobatch.auditing.certificate_attacks import Certificates, FalsifierSettings
+from stobatch.auditing.certificate_attacks import AttackedCertificates, FalsifierSettings
 from stobatch.auditing.falsifier import falsify, finding_of, nearest
 from stobatch.auditing.many_runs import Trials, many_runs_finding
 from stobatch.auditing.neighbours import Pair, worst_case
@@ -45,7 +45,7 @@ CANARIES = {"canaries.num": 20_000, "model.architecture": "linear 300, relu, lin
 @cache
 def prepared(name: str, seed: int) -> tuple[Audited, Pair, Plan]:
     folder = Run(Path(tempfile.mkdtemp()) / name)
-    audited = opened(folder, recipe(f"audit.{name}"), seed=seed)
+    audited = open_subject(folder, recipe(f"audit.{name}"), seed=seed)
     pair = worst_case(audited.data().train, audited.claim.neighbours)
     return audited, pair, audited.plan_for(pair.size)
 
@@ -85,7 +85,7 @@ def certificates(job: tuple[str, int]) -> tuple[bool, bool, float]:
             if apart
             else dict(verifier.verify(bench.inputs, stream).columns())
         )
-        whole = Certificates.of(kind, bench.inputs, columns["label"], columns)
+        whole = AttackedCertificates.of(kind, bench.inputs, columns["label"], columns)
         rows = nearest(verifier, whole, FALSIFIER, stream)
         made = falsify(verifier, whole.part(rows), FALSIFIER, stream)
         finding = finding_of(kind, made.columns, FALSIFIER, certified=len(rows), num_kinds=len(verifier.kinds))

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import stobatch
-from stobatch.auditing.audit import opened
+from stobatch.auditing.audit import open_subject
 from stobatch.auditing.many_runs import Trials
 from stobatch.auditing.neighbours import worst_case
 from stobatch.loading import make_network
@@ -38,7 +38,7 @@ def seconds(call: object) -> float:
 
 def published() -> dict[str, float]:
     """The published mechanism's stack against its own trainings one by one."""
-    audited = opened(Run(Path(tempfile.mkdtemp()) / "run"), recipe("audit.published"), seed=1)
+    audited = open_subject(Run(Path(tempfile.mkdtemp()) / "run"), recipe("audit.published"), seed=1)
     pair = worst_case(audited.data().train, audited.claim.neighbours)
     plan, method = audited.plan_for(pair.size), method_of(audited.config)
 
@@ -69,7 +69,7 @@ def published() -> dict[str, float]:
 
 def sound() -> dict[str, float]:
     """The sound method's trainings, each step attacked."""
-    audited = opened(Run(Path(tempfile.mkdtemp()) / "run"), recipe("audit.sound"), seed=1)
+    audited = open_subject(Run(Path(tempfile.mkdtemp()) / "run"), recipe("audit.sound"), seed=1)
     pair = worst_case(audited.data().train, audited.claim.neighbours)
     trials = Trials(audited, audited.plan_for(pair.size), pair)
     each = statistics.median(

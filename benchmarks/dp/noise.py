@@ -29,7 +29,7 @@ import stobatch
 from stobatch.config import MachineConfig
 from stobatch.data.partition import poisson_sample
 from stobatch.dp import clipping as per_example
-from stobatch.dp.layer_gradients import Met
+from stobatch.dp.layer_gradients import LayerUse
 from stobatch.dp.noise import Grid, rounded_normal
 from stobatch.loading import make_network, make_plan
 from stobatch.seeds import Seeds
@@ -71,7 +71,7 @@ def in_double(part: Any) -> Any:
         if isinstance(value, Tensor):
             setattr(made, name, value.double())
     made.met = {
-        kind: [Met(replace(m.use, inputs=m.use.inputs.double()), m.gradient.double()) for m in all_met]
+        kind: [LayerUse(replace(m.use, inputs=m.use.inputs.double()), m.gradient.double()) for m in all_met]
         for kind, all_met in part.met.items()
     }
     return made

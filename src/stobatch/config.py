@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 from stobatch import strict_json
 from stobatch.errors import SettingError
 from stobatch.registry import METHODS
-from stobatch.settings import Settings, content_hash, setting, shown, unknown_key
+from stobatch.settings import Settings, content_hash, setting, show_value, unknown_key
 from stobatch.types import PAPER_RANGE
 
 
@@ -315,7 +315,7 @@ class MethodConfig(Settings):
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         if not isinstance(values, Mapping):
             raise SettingError(
-                f"method={shown(values)} is not a section.", remedy='Write method = { name = "stobatch" }.'
+                f"method={show_value(values)} is not a section.", remedy='Write method = { name = "stobatch" }.'
             )
         rest = dict(values)
         name = rest.pop("name", None)
@@ -323,7 +323,7 @@ class MethodConfig(Settings):
             return super().from_dict(rest)
         if not isinstance(name, str) or name not in METHODS:
             raise unknown_key(
-                f"method.name={name if isinstance(name, str) else shown(name)}",
+                f"method.name={name if isinstance(name, str) else show_value(name)}",
                 [f"method.name={known}" for known in METHODS],
             )
         if name not in cls.registry:

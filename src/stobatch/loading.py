@@ -23,7 +23,7 @@ from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import use_device
 from stobatch.training.ledger import require_possible_count
-from stobatch.verifier import Answers, Verifier
+from stobatch.verifier import Certificates, Verifier
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class TrainedModel:
         """The ways to certify this model's answers in the norm of its evaluation, one per kind of certificate."""
         return method_of(self.config).verifiers(self.config, self.plan, self.network)
 
-    def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Answers:
+    def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Certificates:
         """A label with its certificates for a batch of inputs in [-1, 1], by the way that `certify` chose."""
         ways = self.verifiers()
         document = self.run.read("certificates") if self.run.has("certificates") else {}
@@ -105,17 +105,17 @@ def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Clas
         )
     else:
         network = copy.deepcopy(given)
-    method_of(config).furnish(network)
+    method_of(config).register_buffers(network)
     return network
 
 
-def stored_config(run: Run) -> RunConfig:
+def read_config(run: Run) -> RunConfig:
     """The settings that a run was started with."""
     with as_written(run.path / "config.json"):
         return RunConfig.from_dict(run.read("config")["config"])
 
 
-def described(network: Classifier, *, handed_over: bool) -> dict[str, Any]:
+def describe_network(network: Classifier, *, handed_over: bool) -> dict[str, Any]:
     """The network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
     layers = [str(layer) for layer in network.modules() if not list(layer.children())]
     return {

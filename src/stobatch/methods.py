@@ -43,7 +43,7 @@ class Method(ABC):
     ) -> Trainable:
         """Bind the method to data: check the network, draw what is private, perturb the inputs. Writes nothing."""
 
-    def furnish(self, network: Classifier) -> None:
+    def register_buffers(self, network: Classifier) -> None:
         """Add to a fresh network what the method keeps in the model beside its weights."""
         return
 

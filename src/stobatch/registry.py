@@ -82,8 +82,8 @@ METHODS = Registry(
     "stobatch.methods",
     {
         "sound": "stobatch.sound.method:Sound",
-        "stobatch": "stobatch.published.training:StoBatch",
-        "vanilla_adversarial": "stobatch.baselines.vanilla:VanillaAdversarialTraining",
+        "stobatch": "stobatch.published.training:Published",
+        "vanilla_adversarial": "stobatch.baselines.vanilla:VanillaAdversarial",
         "plain": "stobatch.baselines.plain:Plain",
         "pixeldp": "stobatch.baselines.pixeldp:PixelDp",
         "adlm": "stobatch.baselines.adlm:AdLm",

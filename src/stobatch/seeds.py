@@ -60,7 +60,7 @@ class Seeds:
         """The cryptographic stream of this path, for noise and samples that privacy rests on."""
         return Stream(self._digest(*path))
 
-    def wide_generator(self, *path: str | int) -> np.random.Generator:
+    def philox(self, *path: str | int) -> np.random.Generator:
         """A generator with a key of 128 bits (Philox), for what is drawn often and need not be secret."""
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self._digest(*path)[:16], "little")))
 

@@ -100,7 +100,7 @@ class Settings:
         """The inverse of `to_dict`; an unknown key is an error that lists its nearest names."""
         if not isinstance(values, Mapping):
             raise SettingError(
-                f"{shown(values)} is not a section of settings.", remedy="Write a table of key = value pairs."
+                f"{show_value(values)} is not a section of settings.", remedy="Write a table of key = value pairs."
             )
         hints = _hints(cls)
         known = [f.name for f in dataclasses.fields(cls)]
@@ -155,7 +155,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return _HINTS[kind]
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """A value as a message shows it; a number of thousands of digits has no text, nor has a list within itself."""
     try:
         return repr(value)
@@ -239,5 +239,5 @@ def _coerce(value: Any, hint: Any, name: str) -> Any:
         return value
     wanted = getattr(hint, "__name__", str(hint))
     raise SettingError(
-        f"{name}={shown(value)} is not of the right type.", remedy=f"Give {name} a value of type {wanted}."
+        f"{name}={show_value(value)} is not of the right type.", remedy=f"Give {name} a value of type {wanted}."
     )

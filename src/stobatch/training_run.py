@@ -14,12 +14,12 @@ from stobatch import data
 from stobatch.config import PUBLIC_DATA, RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples
 from stobatch.data.overlap import is_own, require_apart
-from stobatch.dp.canaries import CANARY_SCORES, planted_in, replacing
+from stobatch.dp.canaries import CANARY_SCORES, draw_run_canaries, replace_by_canaries
 from stobatch.dp.plan import Plan
 from stobatch.errors import RunError
 from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
-from stobatch.loading import TrainedModel, described, load, make_network, make_plan, seeds_of
+from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, seeds_of
 from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.models.validators import SavedState
@@ -87,7 +87,7 @@ def _train(
     net = make_network(config, dataset.info, seeds, network).to(device, parameter_precision(config.machine.precision))
     trainable = _with_canaries(config, the_plan, dataset, net, seeds)
     saved = SavedState(net, trainable.released_state) if trainable.claims_privacy else None
-    trainable.ready(engine.arrange(len(trainable.tasks(0))))
+    trainable.check_data(engine.arrange(len(trainable.tasks(0))))
     trained_on = dataset.train.fingerprint()
     if run.has("data", private=True) and run.read("data", private=True).get("sha256") != trained_on:
         raise RunError(f"{run.path} was started with other training data.", remedy="Hand over the same data to resume.")
@@ -110,7 +110,7 @@ def _train(
             if engine.leads:
                 facts = {
                     "data": described_data(run, dataset, given),
-                    "network": described(net, handed_over=network is not None),
+                    "network": describe_network(net, handed_over=network is not None),
                 }
                 _write_end(run, config, trainable, saved, state, dataset.test, spent | facts, engine.processes)
             engine.note("done")
@@ -140,7 +140,7 @@ def _write_end(
         measured = monitored.saved(trainable.network)
     if saved is not None:
         saved.require_same()
-    if carried := trainable.carried():
+    if carried := trainable.extra_state():
         path = run.path / PRIVATE / CANARY_SCORES
         write_tensors(path, carried, {"config_hash": config.training_hash}, private=True)
     model = serialise_tensors(trainable.network.state_dict(), {"config_hash": config.training_hash})
@@ -221,9 +221,9 @@ def _with_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network:
     method, train = method_of(config), dataset.train
     if not config.canaries.num:
         return method.prepare(config, the_plan, network, train, seeds)
-    canaries = planted_in(config, dataset.info, network, seeds)
+    canaries = draw_run_canaries(config, dataset.info, network, seeds)
     if config.canaries.kind == "input" and the_plan.guarantee.neighbours is Neighbours.REPLACE_ONE:
-        return method.prepare(config, the_plan, network, replacing(train.in_memory(), canaries), seeds)
+        return method.prepare(config, the_plan, network, replace_by_canaries(train.in_memory(), canaries), seeds)
     trainable = method.prepare(config, the_plan, network, train, seeds)
-    trainable.plant(canaries)
+    trainable.add_canaries(canaries)
     return trainable

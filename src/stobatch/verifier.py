@@ -57,7 +57,7 @@ class CertificateKind:
         }
 
 
-class Answers(Protocol):
+class Certificates(Protocol):
     """Answers for a batch of inputs; every column has one entry per input."""
 
     @property
@@ -82,7 +82,7 @@ class Verifier(ABC):
         """What the columns of radii mean."""
 
     @abstractmethod
-    def verify(self, inputs: Tensor, generator: torch.Generator) -> Answers:
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> Certificates:
         """Label, abstention and radii for each input in [-1, 1]."""
 
     @property

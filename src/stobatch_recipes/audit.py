@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from stobatch.baselines.controls import HalfNoiseConfig, NoClippingConfig, SharedNoiseConfig
 from stobatch.config import AuditConfig, DataConfig, MethodConfig, ModelConfig, RunConfig, TrainingConfig
-from stobatch.published.settings import StoBatchConfig
+from stobatch.published.settings import PublishedConfig
 from stobatch.sound.settings import SoundConfig
 
 
 def published(epsilon: float = 0.2) -> RunConfig:
     """Algorithm 1 on 40 small digits: two batches of 20, four 3x3 maps, Δ_R = 162; by default a claimed ε of 0.2."""
     return RunConfig(
-        method=StoBatchConfig(
+        method=PublishedConfig(
             total_epsilon=epsilon,
             label_epsilon=epsilon / 2,
             batch_size=20,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stobatch.auditing.certificate_attacks import Certificates, FalsifierSettings
+from stobatch.auditing.certificate_attacks import AttackedCertificates, FalsifierSettings
 from stobatch.auditing.falsifier import Attempt, falsify, finding_of, nearest
 from stobatch.auditing.vote_counts import certify_apart
 from stobatch.results import Finding
@@ -30,16 +30,16 @@ CHEAP = FalsifierSettings(
 class Outcome:
     finding: Finding
     attempt: Attempt
-    certificates: Certificates
+    certificates: AttackedCertificates
 
 
 def certificates_of(
     verifier: Verifier, inputs: Tensor, generator: torch.Generator, kind: CertificateKind | None = None
-) -> Certificates:
+) -> AttackedCertificates:
     kind = kind or verifier.kinds[-1]
     columns = certify_apart(verifier, inputs, generator) if kind.function == "vote" else None
     columns = columns or verifier.verify(inputs, generator).columns()
-    return Certificates.of(kind, inputs, columns["label"], columns)
+    return AttackedCertificates.of(kind, inputs, columns["label"], columns)
 
 
 def attempt(verifier: Verifier, inputs: Tensor, seed: int, settings: FalsifierSettings = CHEAP) -> Outcome:

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from stobatch.attacks import Ball, Goal, Plain
 from stobatch.attacks.expectation import Sample
 from stobatch.auditing.broken_certificates import CONTROLS, EnlargedBounds, NominalNoise
-from stobatch.auditing.certificate_attacks import Certificates, Corners, FalsifierSettings
+from stobatch.auditing.certificate_attacks import AttackedCertificates, Corners, FalsifierSettings
 from stobatch.auditing.falsifier import Attempt, falsify, finding_of, nearest
 from stobatch.auditing.vote_counts import Ballots, certify_apart, count
 from stobatch.config import CertificationConfig
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import Classifier, ConvEncoder, Head, Layered, Network, build_layered
 from stobatch.published.verified_inference import VerifiedInference
-from stobatch.sound.verifiers import Bounded, BoundsVerifier
+from stobatch.sound.verifiers import BoundCertificates, BoundsVerifier
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status, Verdict
 from stobatch.verifier import CertificateKind, Verifier
 
@@ -63,9 +63,9 @@ class Claims(Verifier):
         return (self.kind,)
 
     @torch.no_grad()
-    def verify(self, inputs: Tensor, generator: torch.Generator) -> Bounded:
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
         label = self.network(inputs.to(self.network.dtype)).argmax(1).numpy()
-        return Bounded(label, np.full(len(label), self.radius))
+        return BoundCertificates(label, np.full(len(label), self.radius))
 
 
 def two_classes(slope: float, bias: float, base: float = 0.0) -> Layered:
@@ -131,7 +131,7 @@ def test_every_input_is_attacked_at_its_own_radius() -> None:
     network, radii = two_classes(1.0, 0.5), np.array([0.0, 0.3, 0.499, 0.501, 0.7, 1.5, np.inf])
     verifier = Claims(network, 1.0)
     columns = {"abstain": [False] * 7, "radius": radii}
-    certificates = Certificates.of(verifier.kinds[0], torch.zeros(7, 4), [0] * 7, columns)
+    certificates = AttackedCertificates.of(verifier.kinds[0], torch.zeros(7, 4), [0] * 7, columns)
     found = falsify(verifier, certificates, CHEAP, seeded()).columns
     assert found["index"] == [1, 2, 3, 4, 5, 6], "where nothing is claimed there is nothing to break"
     assert found["broken"] == [False, False, True, True, True, True]
@@ -215,7 +215,7 @@ class FailsTogether(Claims):
     def samples(self) -> dict[str, Sample]:
         return {"vote": lambda draws, generator: self.network}
 
-    def verify(self, inputs: Tensor, generator: torch.Generator) -> Bounded:
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
         right = super().verify(inputs, generator)
         fails = float(torch.rand((), generator=generator)) < self.rate
         return replace(right, radius=right.radius * (2 if fails else 1))
@@ -234,7 +234,7 @@ def test_bad_luck_that_all_inputs_share_refutes_nothing(rate: float, verdict: Ve
     """Certified together, all fail together with probability 5%, as stated; counting them would refute the claim."""
     verifier, inputs = FailsTogether(two_classes(1.0, 0.5), rate, failure_probability=0.05), torch.zeros(30, 4)
     unlucky = {"abstain": [False] * 30, "radius": [0.8] * 30}
-    certificates = Certificates.of(verifier.kinds[0], inputs, [0] * 30, unlucky)
+    certificates = AttackedCertificates.of(verifier.kinds[0], inputs, [0] * 30, unlucky)
     made = falsify(verifier, certificates, CHEAP.replace(retests=100), seeded(1))
     finding = finding_of(verifier.kinds[0], made.columns, CHEAP, certified=30, num_kinds=1)
     assert finding.details["broken"] == 30
@@ -250,7 +250,7 @@ def test_an_honest_certificate_is_refuted_no_more_often_than_stated() -> None:
     verifier, runs = FailsTogether(two_classes(1.0, 0.5), 0.05, failure_probability=0.05), 60
     settings = CHEAP.replace(attacks=("corners",), confidence=0.9)
     columns = {"abstain": [False] * 5, "radius": [0.8] * 5}
-    certificates = Certificates.of(verifier.kinds[0], torch.zeros(5, 4), [0] * 5, columns)
+    certificates = AttackedCertificates.of(verifier.kinds[0], torch.zeros(5, 4), [0] * 5, columns)
     made = [falsify(verifier, certificates, settings, seeded(seed)).columns for seed in range(runs)]
     findings = [finding_of(verifier.kinds[0], one, settings, certified=5, num_kinds=1) for one in made]
     assert all(finding.details["broken"] == 5 for finding in findings)
@@ -266,7 +266,9 @@ def test_one_break_refutes_a_claim_that_admits_no_failure(failure_probability: f
     verifier = FailsTogether(two_classes(1.0, 0.5), 0.0, failure_probability=0.05)
     verifier.kind = replace(verifier.kind, failure_probability=failure_probability)
     columns = {"abstain": [False] * 3, "radius": [0.8, 0.1, 0.1]}
-    made = falsify(verifier, Certificates.of(verifier.kind, torch.zeros(3, 4), [0] * 3, columns), CHEAP, seeded())
+    made = falsify(
+        verifier, AttackedCertificates.of(verifier.kind, torch.zeros(3, 4), [0] * 3, columns), CHEAP, seeded()
+    )
     finding = finding_of(verifier.kind, made.columns, CHEAP, certified=3, num_kinds=1)
     assert finding.verdict is Verdict.REFUTED
     assert (finding.details["broken"], finding.details["retests"]) == (1, 0)
@@ -352,7 +354,7 @@ def test_the_published_certificate_is_refuted_at_the_published_cifar10_setting()
     settings = CHEAP.replace(steps=1, queries=2, noise_draws=2, judging_draws=200)
     findings, attempts = {}, {}
     for kind in verifier.kinds:
-        certificates = Certificates.of(kind, inputs, answers.label, answers.columns())
+        certificates = AttackedCertificates.of(kind, inputs, answers.label, answers.columns())
         attempts[kind.name] = falsify(verifier, certificates, settings, seeded(2), tests=2)
         findings[kind.name] = finding_of(kind, attempts[kind.name].columns, settings, certified=1, num_kinds=2)
     assert findings["published"].verdict is Verdict.REFUTED
@@ -367,12 +369,12 @@ def test_the_published_certificate_is_refuted_at_the_published_cifar10_setting()
 # What to attack, and in which parts.
 
 
-def leads(lead: list[float], radius: list[float]) -> tuple[Verifier, Certificates]:
+def leads(lead: list[float], radius: list[float]) -> tuple[Verifier, AttackedCertificates]:
     """Inputs of a linear network with given leads."""
     verifier = Claims(two_classes(1.0, 0.0), 1.0)
     inputs = torch.tensor(lead).reshape(-1, 1).expand(-1, 4).contiguous()
     columns = {"abstain": [False] * len(lead), "radius": radius}
-    return verifier, Certificates.of(verifier.kinds[0], inputs, [0] * len(lead), columns)
+    return verifier, AttackedCertificates.of(verifier.kinds[0], inputs, [0] * len(lead), columns)
 
 
 def test_inputs_with_the_smallest_lead_for_their_radius_come_first() -> None:
@@ -385,7 +387,7 @@ def test_of_votes_the_nearest_are_chosen_by_the_averaged_score() -> None:
     bench = CONTROLS["nominal noise"](0)
     columns = {"abstain": [False] * 40, "corrected_radius": [0.01] * 40}
     kind = bench.sound.kinds[-1]
-    certificates = Certificates.of(kind, bench.inputs, (bench.inputs.mean((1, 2, 3)) < 0).long(), columns)
+    certificates = AttackedCertificates.of(kind, bench.inputs, (bench.inputs.mean((1, 2, 3)) < 0).long(), columns)
     chosen = nearest(bench.sound, certificates, CHEAP.replace(num_inputs=10, noise_draws=64), seeded())
     # Leads are estimated from some hundred draws, so the order is nearly that of the distances.
     assert bench.reach[chosen].mean() < bench.reach.sort().values[:15].mean()
@@ -502,7 +504,7 @@ def kind_of(status: Status) -> CertificateKind:
 def test_who_proves_something_says_nothing_where_it_abstains() -> None:
     columns = {"abstain": [True, False], "radius": [0.3, 0.2]}
     radii = [
-        Certificates.of(kind_of(status), torch.zeros(2, 4), [0, 0], columns).radius.tolist()
+        AttackedCertificates.of(kind_of(status), torch.zeros(2, 4), [0, 0], columns).radius.tolist()
         for status in (Status.PROVED, Status.CLAIMED)
     ]
     assert radii == [[0.0, 0.2], [0.3, 0.2]]
@@ -515,7 +517,7 @@ def test_who_proves_something_says_nothing_where_it_abstains() -> None:
 )  # fmt: skip
 def test_answers_that_do_not_fit_are_refused(labels: list[int], radius: list[float], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Certificates.of(
+        AttackedCertificates.of(
             kind_of(Status.PROVED), torch.zeros(2, 4), labels, {"abstain": [False, False], "radius": radius}
         )
 

@@ -85,7 +85,7 @@ class Trainings:
         if world:
             here, (inputs, labels) = torch.tensor([True]), self.pair.canary
             gradient = self.canary == "gradient"
-            trainable.plant(Planted(here, self.place) if gradient else Planted(here, None, inputs, labels))
+            trainable.add_canaries(Planted(here, self.place) if gradient else Planted(here, None, inputs, labels))
         if self.noiseless:
             trainable.noise_stddev = 0.0
         return trainable
@@ -94,7 +94,7 @@ class Trainings:
         if self.canary == "input":
             return trainable.contributions(*self.pair.canary, step)
         zero = {name: torch.zeros_like(p) for name, p in trainable.network.named_parameters()}
-        self.place.add(zero, torch.tensor([0]), step, trainable.unit)
+        self.place.add(zero, torch.tensor([0]), step, trainable.per_example_bound)
         return zero
 
     def attack(self) -> StepAttack:

@@ -28,7 +28,7 @@ from stobatch.dp.accounting import PoissonGaussian, gaussian_epsilon, noise_for
 from stobatch.errors import DataError, SettingError
 
 Floats = NDArray[np.float64]
-Coins = NDArray[np.bool_]
+NormalSampler = NDArray[np.bool_]
 
 FALSE_ALARM = 1e-6
 DELTA = 1e-5
@@ -39,13 +39,13 @@ def allowed(repetitions: int, failure: float) -> float:
     return float(binom.isf(FALSE_ALARM, repetitions, failure))
 
 
-def gaussian_canaries(generator: np.random.Generator, canaries: int, mu: float) -> tuple[Floats, Coins]:
+def gaussian_canaries(generator: np.random.Generator, canaries: int, mu: float) -> tuple[Floats, NormalSampler]:
     """Each canary's own coin with noise: μ-GDP."""
     coins = generator.random(canaries) < 0.5
     return mu * coins + generator.normal(0, 1, canaries), coins
 
 
-def poisson_canaries(generator: np.random.Generator, canaries: int, noise: float) -> tuple[Floats, Coins]:
+def poisson_canaries(generator: np.random.Generator, canaries: int, noise: float) -> tuple[Floats, NormalSampler]:
     """Each canary's own T steps, which take it with probability RATE if it is in; the score is the likelihood ratio."""
     coins = generator.random(canaries) < 0.5
     seen = generator.normal(0, noise, (canaries, STEPS))
@@ -53,7 +53,7 @@ def poisson_canaries(generator: np.random.Generator, canaries: int, noise: float
     return np.log(1 - RATE + RATE * np.exp((2 * seen - 1) / (2 * noise**2))).sum(axis=1), coins
 
 
-def guessed(canaries: int, guesses: int, correct: int) -> tuple[Floats, Coins]:
+def guessed(canaries: int, guesses: int, correct: int) -> tuple[Floats, NormalSampler]:
     """Scores for which so many of the guesses are right; the highest are all included."""
     coins = np.zeros(canaries, dtype=bool)
     coins[-(guesses // 2) :] = True
@@ -374,7 +374,7 @@ def test_few_canaries_are_all_guessed() -> None:
     ],
     ids=["nan", "lengths", "no coin", "one", "unfair"],
 )
-def test_canaries_that_cannot_be_used_are_refused(scores: Floats, included: Coins) -> None:
+def test_canaries_that_cannot_be_used_are_refused(scores: Floats, included: NormalSampler) -> None:
     with pytest.raises(DataError):
         one_run_bounds(scores, included, delta=DELTA, confidence=0.95)
 

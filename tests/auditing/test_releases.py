@@ -27,7 +27,7 @@ from stobatch.models.affine import DenseEncoder
 from stobatch.published.losses import reconstruction_gradient
 from stobatch.published.plan import PublishedPlan
 from stobatch.published.releases import EncoderStep, LabelCoefficients, PerturbedInputs
-from stobatch.published.training import StoBatch
+from stobatch.published.training import Published
 from stobatch.results import Finding
 from stobatch.seeds import Seeds
 from stobatch.types import Verdict
@@ -83,13 +83,13 @@ def test_every_release_of_the_published_mechanism_is_told_apart_each_time(kind: 
 @pytest.mark.parametrize("epsilon", [0.11, 0.2, 1.0, 10.0])
 def test_no_amount_of_shared_noise_hides_a_tuple(epsilon: float) -> None:
     """The claim is about ε; what is told apart does not depend on it."""
-    for release in StoBatch().releases(plan_for(epsilon)):
+    for release in Published().releases(plan_for(epsilon)):
         without, with_ = scores(release, 40)
         assert without.max() < 0 < with_.min(), release.name
 
 
 def test_the_method_names_the_statements_that_it_refutes() -> None:
-    releases = StoBatch().releases(plan_for())
+    releases = Published().releases(plan_for())
     assert [(release.name, release.source) for release in releases] == [
         ("perturbed inputs", "Lemma 3"),
         ("label coefficients", "Theorem 3"),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import stobatch
 from stobatch.errors import ModelError, RunError, StobatchError
 from stobatch.files import Records, read_json, write_json
-from stobatch.published.training import StoBatchTrainable
+from stobatch.published.training import PublishedTrainable
 from stobatch.runs import Run
 
 
@@ -89,13 +89,13 @@ class TestCheckpoints:
     @pytest.fixture
     def from_step(self, monkeypatch):
         """The steps that are made from now on."""
-        real, made = StoBatchTrainable.release, list[int]()
+        real, made = PublishedTrainable.release, list[int]()
 
         def release(self, step, *rest, **named):
             made.append(step)
             return real(self, step, *rest, **named)
 
-        monkeypatch.setattr(StoBatchTrainable, "release", release)
+        monkeypatch.setattr(PublishedTrainable, "release", release)
         return made
 
     def test_the_last_two_are_kept(self, undisturbed):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.types import PAPER_RANGE, UNIT_RANGE, InputRange, Norm, Radius, Status
 from stobatch.votes.confidence import LOOK_EVERY, clopper_pearson
-from stobatch.votes.counting import SmoothedClassifier, SmoothedVerdicts, VoteSettings
+from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSettings
 from stobatch.votes.noise import GaussianNoise, HiddenGaussian, LaplaceNoise
 
 FALSE_ALARM = 1e-9
@@ -74,7 +74,7 @@ def test_the_bound_is_clopper_pearson_on_the_counted_draws_alone() -> None:
     assert verdicts.draws.tolist() == [500]
 
 
-def same(first: SmoothedVerdicts, second: SmoothedVerdicts) -> bool:
+def same(first: VoteCertificates, second: VoteCertificates) -> bool:
     pairs = zip(first.columns().values(), second.columns().values(), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
 

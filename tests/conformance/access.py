@@ -102,7 +102,7 @@ def undue_influence(method: Method, config: RunConfig, folder: Path) -> list[str
     before has its effect through releases alone, and whoever remembers it is found out.
     """
     first = trained(method, config, folder / "first")
-    unit, found = first.trainable.unit, list[str]()
+    unit, found = first.trainable.per_example_bound, list[str]()
     if not unit:
         return ["no bound on what an example adds to a release"]
     # The last one: noise that views are made with goes by the place in the sample, and others keep theirs.

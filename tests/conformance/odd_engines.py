@@ -10,7 +10,7 @@ from watched import Watched
 
 from stobatch.dp.noise import Grid
 from stobatch.training.engines import Averaged, Engine, Gradients, Stop, TrainerTask, never
-from stobatch.training.engines.base import ALONE, Parts, Share
+from stobatch.training.engines.base import SINGLE_DEVICE, DeviceRank, Parts
 from stobatch.training.exact_sum import ExactSum
 
 
@@ -41,7 +41,7 @@ class Noting(Engine):
         self.began_at.append(copied(parameters))
         total = ExactSum(parameters, grid)
         for task in tasks:
-            for part in self._watching(parts(task, ALONE)):
+            for part in self._watching(parts(task, SINGLE_DEVICE)):
                 total.add(part)
         own = total.mean(len(tasks))
         self.releases.append(copied(own))
@@ -89,7 +89,7 @@ class Devices(Engine):
         for task in reversed(tasks):
             for device in reversed(range(self.count)):
                 own = ExactSum(parameters)
-                for part in parts(task, Share(device, self.count)) if device != self.absent else ():
+                for part in parts(task, DeviceRank(device, self.count)) if device != self.absent else ():
                     own.add(part)
                     self.parts_of[device] += 1
                 total.buffer += own.buffer

@@ -24,7 +24,7 @@ from stobatch.config import (
     RunConfig,
     TrainingConfig,
 )
-from stobatch.published.settings import StoBatchConfig
+from stobatch.published.settings import PublishedConfig
 from stobatch.sound.settings import SoundConfig
 
 EXEMPT = {
@@ -78,7 +78,7 @@ def small(
 SMALL: dict[str, RunConfig] = {
     "sound": small(SoundConfig(**PRIVATE, warm_up=0.0)),
     "stobatch": small(
-        StoBatchConfig(total_epsilon=200.0, label_epsilon=100.0, batch_size=30, train_attack_steps=1),
+        PublishedConfig(total_epsilon=200.0, label_epsilon=100.0, batch_size=30, train_attack_steps=1),
         PAPER_NETWORK,
         optimiser="adam",
         learning_rate=0.01,

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from stobatch import RunConfig
 from stobatch.methods import Method
-from stobatch.sound.losses import Coins
+from stobatch.sound.losses import NormalSampler
 from stobatch.sound.method import Sound
 from stobatch.sound.step import DpSgdTrainable
 from stobatch.training.engines import Gradients, TrainerTask
-from stobatch.training.engines.base import Share
+from stobatch.training.engines.base import DeviceRank
 
 CONFIG = SMALL["sound"]
 ROW = torch.tensor([3])
@@ -28,7 +28,7 @@ TINY = 1e-3
 class Peeking(DpSgdTrainable):
     """Looks at one fixed example in every step, and lets a trace of its gradient through."""
 
-    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+    def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         yield from super().parts(task, step, share)
         scale = TINY / (self.plan.clip_norm * self.plan.denominator)
         yield {name: value * scale for name, value in self._of(*self.reader.fetch(ROW), step).items()}
@@ -61,12 +61,12 @@ class Remembering(Peeking):
 
     kept: tuple[Tensor, Tensor] | None = None
 
-    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: Coins) -> Gradients:
+    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler) -> Gradients:
         if self.kept is None:
             self.kept = inputs, labels
         return super()._clipped(inputs, labels, step, coins)
 
-    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+    def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         yield from DpSgdTrainable.parts(self, task, step, share)
         if step and self.kept is not None:
             scale = TINY / (self.plan.clip_norm * self.plan.denominator)
@@ -84,7 +84,7 @@ class Unclipped(DpSgdTrainable):
 class Silent(DpSgdTrainable):
     """Adds no noise where nobody was drawn, as when a step without examples is left out."""
 
-    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+    def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         pieces = list(super().parts(task, step, share))
         yield from pieces if len(pieces) > 1 else []
 

@@ -210,9 +210,9 @@ def plain_sums(yes: bool) -> None:
 
 def noise_of(who: str) -> None:
     """Every device of a trainer adds its noise, or none does."""
-    from stobatch.training.engines.base import Share
+    from stobatch.training.engines.base import DeviceRank
 
-    Share.first = property(lambda self: who == "everyone")  # type: ignore[assignment, method-assign]
+    DeviceRank.first = property(lambda self: who == "everyone")  # type: ignore[assignment, method-assign]
 
 
 def one_seed_for_all(yes: bool) -> None:

@@ -25,7 +25,7 @@ from stobatch.seeds import Seeds
 from stobatch.sound.method import Sound
 from stobatch.sound.settings import SoundConfig
 from stobatch.sound.step import DpSgdTrainable
-from stobatch.training.engines.base import Share
+from stobatch.training.engines.base import DeviceRank
 
 SHAPE, CLASSES, RECORDS = (1, 4, 4), 3, 120
 CLIP = 0.01
@@ -104,7 +104,7 @@ def rows_read(made: DpSgdTrainable, step: int, devices: int) -> list[int]:
     made.reader.fetch = noted  # type: ignore[method-assign]
     for task in made.tasks(step):
         for device in range(devices):
-            for _ in made.parts(task, step, Share(device, devices)):
+            for _ in made.parts(task, step, DeviceRank(device, devices)):
                 pass
     made.reader.fetch = fetch  # type: ignore[method-assign]
     return found

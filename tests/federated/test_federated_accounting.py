@@ -14,7 +14,16 @@ from torch import Tensor
 
 import stobatch
 from stobatch.dp.accounting import PoissonGaussian, noise_for
-from stobatch.federated import Answer, FederatedPlan, Federation, FederationError, Party, Spent, Table, converse
+from stobatch.federated import (
+    Answer,
+    FederatedPlan,
+    Federation,
+    FederationError,
+    InProcessTransport,
+    Party,
+    Spent,
+    converse,
+)
 from stobatch.training.ledger import Ledger
 from stobatch.types import Neighbours, Status
 
@@ -22,7 +31,7 @@ from stobatch.types import Neighbours, Status
 def test_epsilon_is_the_largest_of_the_parties_own(tmp_path: Path) -> None:
     """The oracle knows the accountant and the sizes, and nothing of the classes."""
     federation, directories = started(tmp_path / "run")
-    model = converse(federation, Table(opened(directories)))
+    model = converse(federation, InProcessTransport(opened(directories)))
     expected = {}
     for name, records, batch, rounds in (("north", 40, 12, 6), ("east", 30, 8, 6), ("south", 20, 6, 4)):
         noise = noise_for(3.0, 1e-3, batch / records, rounds)
@@ -45,7 +54,7 @@ def test_a_party_that_took_part_less_has_spent_less(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
     parties = opened(directories)
 
-    class WithoutSouth(Table):
+    class WithoutSouth(InProcessTransport):
         def answers(self, names: list[str], federation: Federation) -> dict[str, Answer]:  # type: ignore[override]
             return super().answers([n for n in names if n != "south" or federation.step < 2], federation)
 
@@ -124,7 +133,7 @@ def test_the_number_of_an_answer_is_never_used_twice_even_by_two_processes_at_on
     assert len(torch.stack(messages).unique(dim=0)) == STEPS
 
 
-class AsksTwice(Table):
+class AsksTwice(InProcessTransport):
     """A broken server: it asks one party a second time in every round, to average its noise away."""
 
     def answers(self, names: list[str], federation: Federation) -> dict[str, Answer]:  # type: ignore[override]
@@ -152,7 +161,9 @@ class Forgets(Party):
 
 def test_a_party_that_does_not_count_is_excluded_and_nothing_is_said_about_its_records(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
-    model = converse(federation, Table(opened(directories) | {"north": Forgets.open(directories["north"])}))
+    model = converse(
+        federation, InProcessTransport(opened(directories) | {"north": Forgets.open(directories["north"])})
+    )
     assert federation.excluded == {"north": "north counts 0 answers and has given 1."}
     assert model.run.read("federation")["answers_received"] == {"north": 0, "east": 6, "south": 4}
     assert model.guarantee.unit == "training example of any one party but north"
@@ -163,11 +174,11 @@ def test_a_party_that_does_not_count_is_excluded_and_nothing_is_said_about_its_r
 def test_a_ledger_that_was_set_back_is_found_out(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
     parties = opened(directories)
-    federation.enrol(Table(parties).statements())
+    federation.enrol(InProcessTransport(parties).statements())
     for _ in range(2):
-        federation.combine(Table(parties).answers(federation.asked(), federation))
+        federation.combine(InProcessTransport(parties).answers(federation.asked(), federation))
     Ledger().save(directories["north"])
-    federation.combine(Table(parties).answers(federation.asked(), federation))
+    federation.combine(InProcessTransport(parties).answers(federation.asked(), federation))
     assert federation.excluded == {"north": "north counts 1 answers and has given 3."}
     assert "north" not in Federation.open(federation.run.path).asked()
 
@@ -175,9 +186,9 @@ def test_a_ledger_that_was_set_back_is_found_out(tmp_path: Path) -> None:
 def test_a_ledger_that_was_set_back_before_a_server_goes_on_is_refused_at_once(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
     parties = opened(directories)
-    federation.enrol(Table(parties).statements())
+    federation.enrol(InProcessTransport(parties).statements())
     for _ in range(2):
-        federation.combine(Table(parties).answers(federation.asked(), federation))
+        federation.combine(InProcessTransport(parties).answers(federation.asked(), federation))
     Ledger(1, 0).save(directories["north"])
     with pytest.raises(FederationError, match="north counts 1 answers and has given 2"):
-        Federation.open(federation.run.path).enrol(Table(parties).statements())
+        Federation.open(federation.run.path).enrol(InProcessTransport(parties).statements())

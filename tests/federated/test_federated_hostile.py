@@ -20,7 +20,7 @@ from torch import Tensor
 import stobatch
 from stobatch.config import RunConfig
 from stobatch.data import Dataset
-from stobatch.federated import Answer, Federation, FederationError, Table, converse
+from stobatch.federated import Answer, Federation, FederationError, InProcessTransport, converse
 from stobatch.federated import server as server_module
 from stobatch.federated.server import FAILURE, STATE, Said, answer_bound, clip_answer, median, norm_of
 from stobatch.federated.simulation import found_parties, parties_of
@@ -28,7 +28,7 @@ from stobatch.federated.simulation import found_parties, parties_of
 Change = Callable[[Answer, int], Said]
 
 
-class Hostile(Table):
+class Hostile(InProcessTransport):
     """All parties at one table, one of which says something else than it computed."""
 
     def __init__(self, parties: Mapping[str, Any], name: str, change: Change) -> None:
@@ -71,7 +71,7 @@ def test_a_count_that_cannot_be_right_is_noticed_when_it_is_said_and_the_others_
 
 def test_a_statement_that_cannot_be_right_is_refused_before_the_first_step(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
-    statements = Table(opened(directories)).statements()
+    statements = InProcessTransport(opened(directories)).statements()
     with pytest.raises(FederationError, match=r"north counts 7 answers and may give 6\."):
         federation.enrol(statements | {"north": replace(statements["north"], rounds=STEPS + 1)})
 
@@ -81,7 +81,7 @@ def test_a_statement_that_cannot_be_right_is_refused_before_the_first_step(tmp_p
 
 def test_an_answer_that_is_not_finite_excludes_its_party_and_the_last_good_state_stays(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
-    federation.enrol(Table(opened(directories)).statements())
+    federation.enrol(InProcessTransport(opened(directories)).statements())
     shout = Hostile(opened(directories), "north", scaled(math.inf, at=1))
     federation.combine(shout.answers(federation.asked(), federation))
     before = federation.parameters()
@@ -156,7 +156,7 @@ def test_what_is_clipped_keeps_its_direction_and_its_bound(seed: int, bound: flo
 
 def test_a_first_state_without_the_later_numbers_is_read(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
-    table = Table(opened(directories))
+    table = InProcessTransport(opened(directories))
     federation.enrol(table.statements())
     federation.combine(table.answers(federation.asked(), federation))
     tensors = load_file(tmp_path / "run" / STATE)
@@ -253,7 +253,7 @@ def against_the_labels(answer: Answer, step: int) -> Answer:
 # Drop-out.
 
 
-class Absent(Table):
+class Absent(InProcessTransport):
     """Parties some of which are gone in some steps."""
 
     gone: Mapping[str, range]
@@ -294,16 +294,16 @@ def test_a_step_that_nobody_answers_is_not_taken(tmp_path: Path) -> None:
     everyone = dict.fromkeys(directories, range(3, STEPS))
     with pytest.raises(FederationError, match=r"nobody answered in step 3 within 600 s\. See .* --resume"):
         converse(federation, absent(opened(directories), **everyone))
-    model = converse(Federation.open(tmp_path / "run"), Table(opened(directories)))
+    model = converse(Federation.open(tmp_path / "run"), InProcessTransport(opened(directories)))
     assert model.run.read("training")["steps"] == STEPS
 
 
 def test_a_server_goes_on_without_a_party_that_is_missing_after_the_first_step(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
     parties = opened(directories)
-    federation.enrol(Table(parties).statements())
-    federation.combine(Table(parties).answers(federation.asked(), federation))
+    federation.enrol(InProcessTransport(parties).statements())
+    federation.combine(InProcessTransport(parties).answers(federation.asked(), federation))
     again = Federation.open(tmp_path / "run")
-    again.enrol({name: said for name, said in Table(parties).statements().items() if name != "east"})
+    again.enrol({name: said for name, said in InProcessTransport(parties).statements().items() if name != "east"})
     again.combine(absent(parties, east=range(STEPS)).answers(again.asked(), again))
     assert (again.step, again.silent["east"]) == (2, 1)

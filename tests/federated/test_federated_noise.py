@@ -13,7 +13,7 @@ from noise_checks import dependent, not_gaussian
 from small_federation import WIDE, ask, flat, opened, pictures, started, terms
 from torch import Tensor
 
-from stobatch.federated import Federation, FederationError, Party, Table
+from stobatch.federated import Federation, FederationError, InProcessTransport, Party
 from stobatch.federated.simulation import found_parties
 from stobatch.seeds import Seeds
 from stobatch.types import Status
@@ -120,7 +120,7 @@ def test_two_parties_with_one_seed_are_refused(federation: Federation) -> None:
     north, east = shared(federation)
     south = Party.open(directory(federation, "south"))
     with pytest.raises(FederationError, match="east and north have the same seeds") as error:
-        federation.enrol(Table({"north": north, "east": east, "south": south}).statements())
+        federation.enrol(InProcessTransport({"north": north, "east": east, "south": south}).statements())
     assert "take the other's noise off" in str(error.value)
 
 

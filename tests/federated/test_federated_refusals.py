@@ -11,7 +11,7 @@ import torch
 from small_federation import ask, opened, pictures, started, terms
 
 from stobatch.errors import RunError, SettingError, StobatchError
-from stobatch.federated import Answer, Federation, FederationError, Party, Refused, Table, converse
+from stobatch.federated import Answer, Federation, FederationError, InProcessTransport, Party, Refused, converse
 from stobatch.training.ledger import Ledger
 
 
@@ -63,7 +63,7 @@ def test_a_party_with_other_settings_is_not_enrolled(changes: dict[str, Any], wo
     federation, directories = started(tmp_path / "run")
     _, others = started(tmp_path / "other", terms(**changes))
     with pytest.raises(FederationError) as error:
-        converse(federation, Table(opened(directories | {"east": others["east"]})))
+        converse(federation, InProcessTransport(opened(directories | {"east": others["east"]})))
     assert words in said(error)
     assert all(Ledger.of(path).accounted == 0 for path in directories.values())
 
@@ -92,7 +92,7 @@ def test_a_party_refuses_what_it_did_not_agree_to_and_counts_nothing(tmp_path: P
 def test_an_answer_that_does_not_fit_is_named(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
     parties = opened(directories)
-    federation.enrol(Table(parties).statements())
+    federation.enrol(InProcessTransport(parties).statements())
     good = ask(parties["north"], federation)
     broken = {name: value * torch.nan for name, value in good.items()}
     for answers, words in (
@@ -108,7 +108,7 @@ def test_an_answer_that_does_not_fit_is_named(tmp_path: Path) -> None:
 
 def test_strangers_and_absentees_are_named(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
-    statements = Table(opened(directories)).statements()
+    statements = InProcessTransport(opened(directories)).statements()
     with pytest.raises(FederationError) as error:
         federation.enrol({name: said for name, said in statements.items() if name != "east"})
     assert "no word from east" in said(error)
@@ -122,7 +122,7 @@ def test_a_copied_directory_is_refused(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
     shutil.copy(directories["north"] / "private" / "seeds.json", directories["east"] / "private" / "seeds.json")
     with pytest.raises(FederationError) as error:
-        converse(federation, Table(opened(directories)))
+        converse(federation, InProcessTransport(opened(directories)))
     assert "east and north have the same seeds" in said(error)
 
 

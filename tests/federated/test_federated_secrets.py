@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 from small_federation import opened, started, terms
 
-from stobatch.federated import Party, Table, converse
+from stobatch.federated import InProcessTransport, Party, converse
 from stobatch.training.engines import Gradients
 
 
@@ -52,7 +52,7 @@ def test_nothing_of_a_party_reaches_the_server(
         return real(self, step)
 
     monkeypatch.setattr(Party, "_compute", watched)
-    converse(federation, Table(parties), quiet=False)
+    converse(federation, InProcessTransport(parties), quiet=False)
     printed = "".join(capfd.readouterr()).encode()
     server = files(federation.run.path)
     assert "private/federation.safetensors" in server
@@ -82,7 +82,7 @@ def test_the_search_finds_a_server_that_keeps_what_it_should_not_have(tmp_path: 
 
 def test_private_things_are_for_the_owner(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
-    converse(federation, Table(opened(directories)))
+    converse(federation, InProcessTransport(opened(directories)))
     for path in (*directories.values(), federation.run.path):
         assert stat.S_IMODE((path / "private").stat().st_mode) == 0o700
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (path / "private").iterdir()}

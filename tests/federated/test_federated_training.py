@@ -12,7 +12,7 @@ from small_federation import STEPS, ask, flat, opened, pictures, started, terms
 
 import stobatch
 from stobatch.errors import SettingError
-from stobatch.federated import Answer, Federation, FederationError, Party, Table, converse, federate, split
+from stobatch.federated import Answer, Federation, FederationError, InProcessTransport, Party, converse, federate, split
 from stobatch.federated.simulation import parties_of
 from stobatch.seeds import Seeds
 from stobatch.sound.method import Sound
@@ -94,7 +94,7 @@ def test_a_federation_is_not_trained_in_one_place(tmp_path: Path) -> None:
         stobatch.plan(terms(**{"canaries.num": 5}), dataset=pictures())
 
 
-class Dies(Table):
+class Dies(InProcessTransport):
     """A server whose power fails when it has asked in some step and has not combined."""
 
     at = 2
@@ -110,7 +110,7 @@ def test_a_server_that_died_goes_on_and_the_parties_count_what_they_were_asked_t
     federation, directories = started(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
         converse(federation, Dies(opened(directories)))
-    model = converse(Federation.open(tmp_path / "run"), Table(opened(directories)))
+    model = converse(Federation.open(tmp_path / "run"), InProcessTransport(opened(directories)))
     # North and east were asked 7 times and may answer 6; south was asked 5 times and may answer 4. So the last step had
     # nobody left, and the model is that of five.
     training = model.run.read("training")
@@ -125,7 +125,7 @@ def test_without_any_answer_there_is_no_model(tmp_path: Path) -> None:
     for party in opened(directories).values():
         Ledger(party.plan.steps, 0).save(party.run.path)
     with pytest.raises(FederationError, match="no party has answered, so there is no model"):
-        converse(federation, Table(opened(directories)))
+        converse(federation, InProcessTransport(opened(directories)))
     assert not federation.run.is_trained
 
 

@@ -17,7 +17,7 @@ from stobatch.data import DatasetInfo, from_tensors
 from stobatch.data.shard_writing import write_shards
 from stobatch.data.shards import Manifest
 from stobatch.files import Records, as_written, read_json, read_tensors, write_json, write_tensors
-from stobatch.loading import seeds_of, stored_config
+from stobatch.loading import read_config, seeds_of
 from stobatch.models.layered import Layered, build_layered
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
@@ -38,7 +38,7 @@ def _documents() -> dict[str, tuple[dict[str, Any], Callable[[Run], Any]]]:
     content = {"config": config.to_dict(), "dataset": info.to_dict()}
     whole = {"training_hash": config.training_hash, "content_hash": content_hash(content), **content}
     return {
-        "config": (whole, lambda run: (stored_config(run), _info(run))),
+        "config": (whole, lambda run: (read_config(run), _info(run))),
         "ledger": ({"done": 50, "open": 0}, lambda run: Ledger.of(run.path)),
         "seeds": ({"root": "123456789"}, lambda run: seeds_of(config, run)),
         "data": ({"sha256": "ab" * 32}, lambda run: run.read("data", private=True)),

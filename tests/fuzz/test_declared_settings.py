@@ -66,7 +66,7 @@ def test_the_fuzz_sees_every_section():
     names = {kind.__name__ for kind in sections()}
     assert names >= {
         *("DataConfig", "ModelConfig", "TrainingConfig", "CertificationConfig", "EvaluationConfig"),
-        *("MachineConfig", "StoBatchConfig", "RunConfig", "TrainersConfig"),
+        *("MachineConfig", "PublishedConfig", "RunConfig", "TrainersConfig"),
     }
     assert len(LIMITED) >= 25
     assert len(CHOSEN) >= 10

@@ -33,10 +33,10 @@ from stobatch.loading import make_network
 from stobatch.models import Classifier, Network, build
 from stobatch.registry import METHODS
 from stobatch.seeds import Seeds
-from stobatch.sound.losses import Coins
+from stobatch.sound.losses import NormalSampler
 from stobatch.training.checkpoint import TrainingState
 from stobatch.training.engines import InProcessEngine
-from stobatch.training.engines.base import Share
+from stobatch.training.engines.base import DeviceRank
 from stobatch.training.exact_sum import ExactSum
 from stobatch.training.loop import descend
 from stobatch.types import Neighbours, Status
@@ -247,7 +247,7 @@ def test_networks_that_do_not_fit_are_refused() -> None:
     layers = ModelConfig(architecture="conv 3 3/2, relu, linear")
     layered = build(layers, (1, SIDE, SIDE), CLASSES, torch.Generator())
     with pytest.raises(ModelError, match="AdLM cannot train a Layered"):
-        AdLm().furnish(layered)
+        AdLm().register_buffers(layered)
     with pytest.raises(ModelError, match="BatchNorm"):
         prepared(settings(**{"model.normalisation": "batch"}))
     config, network = settings(), prepared().network
@@ -355,7 +355,7 @@ def test_examples_whose_relevance_is_no_number_add_nothing(monkeypatch: pytest.M
     trainable = prepared()
     original = trainable.estimation.relevances
 
-    def spoilt(inputs: Tensor, labels: Tensor, coins: Coins) -> Tensor:
+    def spoilt(inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
         found = original(inputs, labels, coins)
         found[0, 0, 0, 0] = math.inf
         return found
@@ -618,14 +618,14 @@ def test_any_number_of_devices_gives_the_same_bits(step: int) -> None:
         total = ExactSum(trainable.targets(step), trainable.grid(step))
         worked = 0
         for device in reversed(range(devices)):
-            parts = list(trainable.parts(task, step, Share(device, devices)))
+            parts = list(trainable.parts(task, step, DeviceRank(device, devices)))
             worked += bool(parts)
             for part in parts:
                 total.add(part)
         assert worked == devices
         assert same(total.mean(1), alone)
     missing = ExactSum(trainable.targets(step), trainable.grid(step))
-    for part in trainable.parts(task, step, Share(0, 2)):
+    for part in trainable.parts(task, step, DeviceRank(0, 2)):
         missing.add(part)
     assert not same(missing.mean(1), alone)
 

@@ -106,7 +106,7 @@ def test_without_clipping_a_contribution_is_as_long_as_its_gradient(monkeypatch:
 
 def test_without_clipping_a_canary_is_many_times_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     trainable = of(NoClippingConfig)
-    trainable.plant(Planted(torch.tensor([True]), GradientCanaries(torch.tensor([7]))))
+    trainable.add_canaries(Planted(torch.tensor([True]), GradientCanaries(torch.tensor([7]))))
     sampling(monkeypatch)
     nothing = flat(step_of(trainable, 0))
     sampling(monkeypatch, COUNT)

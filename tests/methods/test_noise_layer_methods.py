@@ -26,7 +26,13 @@ from torch.nn import functional as F  # noqa: N812
 import stobatch
 from stobatch.baselines import noise_layer_verifier
 from stobatch.baselines.noise_layer import LayerGaussian, LayerLaplace, layer_sensitivity
-from stobatch.baselines.noise_layer_verifier import NoiseLayerVerifier, furnish, limit_norm, published_radius, spread_of
+from stobatch.baselines.noise_layer_verifier import (
+    NoiseLayerVerifier,
+    limit_norm,
+    published_radius,
+    register_buffers,
+    spread_of,
+)
 from stobatch.baselines.pixeldp import GaussianLayer, PixelDpConfig, limit_l1_norm
 from stobatch.baselines.plain import OpenTrainable, PlainConfig
 from stobatch.baselines.securesgd import SecureSgdAgmConfig, SecureSgdConfig
@@ -37,7 +43,7 @@ from stobatch.errors import SettingError
 from stobatch.methods import method_of
 from stobatch.models import AffineEncoder, ConvEncoder, DenseEncoder, Network, build
 from stobatch.seeds import Seeds
-from stobatch.sound.losses import Coins, NoisyHidden, Objective, Ramp
+from stobatch.sound.losses import NoisyHidden, NormalSampler, Objective, Ramp
 from stobatch.sound.step import DpSgdTrainable
 from stobatch.training import Trainable
 from stobatch.types import Norm
@@ -53,7 +59,7 @@ def config_of(method: MethodConfig, **changes: Any) -> RunConfig:
 def bound(method: MethodConfig, data: Dataset | None = None) -> Trainable:
     config, data = config_of(method), data or pictures()
     network = build(config.model, data.info.input_shape, CLASSES, torch.Generator().manual_seed(2))
-    furnish(network)
+    register_buffers(network)
     plan = stobatch.plan(config, dataset=data)
     return method_of(config).prepare(config, plan, network, data.train, Seeds.reproducible(4))
 
@@ -304,7 +310,7 @@ def test_half_the_noise_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @EVERY
 def test_noise_that_all_examples_share_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_for_all(stream: Any, rows: slice, device: torch.device) -> Coins:
+    def one_for_all(stream: Any, rows: slice, device: torch.device) -> NormalSampler:
         generator = stream(0)
         return lambda shape: torch.randn((1, *shape[1:]), generator=generator).expand(shape)
 

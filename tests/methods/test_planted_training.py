@@ -36,12 +36,12 @@ import stobatch
 from stobatch.baselines.vanilla import VanillaConfig
 from stobatch.config import CanaryConfig, RunConfig
 from stobatch.data import Examples
-from stobatch.dp.canaries import LENGTH, GradientCanaries, Planted, planted, replacing
+from stobatch.dp.canaries import LENGTH, GradientCanaries, Planted, draw_canaries, replace_by_canaries
 from stobatch.errors import ModelError, SettingError, StobatchError
 from stobatch.methods import method_of
 from stobatch.models import build
-from stobatch.published.settings import StoBatchConfig
-from stobatch.published.training import StoBatchTrainable
+from stobatch.published.settings import PublishedConfig
+from stobatch.published.training import PublishedTrainable
 from stobatch.seeds import Seeds
 from stobatch.sound import step as sound_module
 from stobatch.sound.step import DpSgdTrainable
@@ -56,7 +56,7 @@ PLACES = torch.tensor([5, 0, 41, 17])
 
 def with_canaries(*included: bool, config: RunConfig | None = None) -> DpSgdTrainable:
     trainable = prepared(config or settings())
-    trainable.plant(Planted(torch.tensor(included), GradientCanaries(PLACES[: len(included)])))
+    trainable.add_canaries(Planted(torch.tensor(included), GradientCanaries(PLACES[: len(included)])))
     return trainable
 
 
@@ -129,9 +129,9 @@ def taken_in(trainable: DpSgdTrainable, included: Tensor, steps: int) -> Tensor:
 
 def test_canaries_are_sampled_like_examples() -> None:
     """By the plan's rate, each on its own, and afresh in each step."""
-    canaries = planted(CanaryConfig(num=2000), pictures().info, 20_003, Seeds.reproducible(6))
+    canaries = draw_canaries(CanaryConfig(num=2000), pictures().info, 20_003, Seeds.reproducible(6))
     trainable = prepared(settings(WIDE))
-    trainable.plant(canaries)
+    trainable.add_canaries(canaries)
     taken = taken_in(trainable, canaries.included, 24)
     taken = taken[:, : taken.shape[1] // 2 * 2]
     assert wrong_rate(taken, trainable.plan.sampling_rate) == []
@@ -173,17 +173,17 @@ def test_canaries_that_are_all_out_change_no_bit(kind: str) -> None:
     plain, planted_none = prepared(settings()), prepared(settings())
     nobody = torch.zeros(9, dtype=torch.bool)
     if kind == "gradient":
-        planted_none.plant(Planted(nobody, GradientCanaries(torch.arange(9))))
+        planted_none.add_canaries(Planted(nobody, GradientCanaries(torch.arange(9))))
     else:
         labels = torch.arange(9) % CLASSES
-        planted_none.plant(Planted(nobody, inputs=torch.ones(9, 1, 6, 6), labels=labels))
+        planted_none.add_canaries(Planted(nobody, inputs=torch.ones(9, 1, 6, 6), labels=labels))
     for step in range(8):
         one, other = step_of(plain, step), step_of(planted_none, step)
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_without_canaries_nothing_is_carried_and_the_hash_is_the_old_one() -> None:
-    assert prepared(settings()).carried() == {}
+    assert prepared(settings()).extra_state() == {}
     assert settings().training_hash == settings(**{"canaries.kind": "input"}).training_hash
     assert settings().training_hash != settings(**{"canaries.num": 1}).training_hash
 
@@ -198,7 +198,7 @@ def test_images_that_are_in_are_examples() -> None:
     labels = torch.randint(CLASSES, (5,), generator=generator)
     included = torch.tensor([True, False, True, True, False])
     planted_images, reference = prepared(settings()), prepared(settings())
-    planted_images.plant(Planted(included, inputs=images, labels=labels))
+    planted_images.add_canaries(Planted(included, inputs=images, labels=labels))
     train = pictures().train.in_memory()
     together = torch.cat([train.inputs, images[included]]), torch.cat([train.labels, labels[included]])
     reference.examples = Examples(*together, CLASSES)
@@ -210,7 +210,7 @@ def test_images_that_are_in_are_examples() -> None:
         assert torch.equal(one, other)
         differ += not torch.equal(one, flat(step_of(plain, step)))
     assert differ, "no step took a canary"
-    assert planted_images.carried() == {}
+    assert planted_images.extra_state() == {}
 
 
 # What is kept.
@@ -221,7 +221,7 @@ def test_sums_are_what_the_steps_showed() -> None:
     expected = torch.zeros(4, dtype=torch.float64)
     for step in range(7):
         expected += flat(step_of(trainable, step))[PLACES] * (1 if step % 2 == 0 else -1)
-    assert torch.equal(trainable.carried()["canary_sums"], expected)
+    assert torch.equal(trainable.extra_state()["canary_sums"], expected)
 
 
 PLANTED = {"canaries.num": 40, "method.epsilon": 1.0, "seed": None}
@@ -251,11 +251,11 @@ def test_sums_that_were_saved_are_those_of_the_steps(secret_run: Path) -> None:
     config = RunConfig.from_dict(json.loads((secret_run / "config.json").read_text())["config"])
     root = int(json.loads((secret_run / "private" / "seeds.json").read_text())["root"])
     seeds, data = Seeds(root, public=False), pictures()
-    canaries = planted(config.canaries, data.info, 69, seeds)
+    canaries = draw_canaries(config.canaries, data.info, 69, seeds)
     network = build(config.model, (1, 6, 6), CLASSES, seeds.generator("initial weights"))
     plan = stobatch.plan(config, dataset=data)
     trainable = method_of(config).prepare(config, plan, network, data.train, seeds)
-    trainable.plant(canaries)
+    trainable.add_canaries(canaries)
     assert canaries.gradients is not None
     (optimiser,) = trainable.optimisers(config)
     expected = torch.zeros(40, dtype=torch.float64)
@@ -290,7 +290,7 @@ def spellings(values: list[Any], formats: str) -> list[bytes]:
 def secrets_of(run: Path) -> dict[str, list[bytes]]:
     """Coins, places and sums of the first canaries, as files might spell them; of sums each alone."""
     root = int(json.loads((run / "private" / "seeds.json").read_text())["root"])
-    canaries = planted(CanaryConfig(num=40), pictures().info, 69, Seeds(root, public=False))
+    canaries = draw_canaries(CanaryConfig(num=40), pictures().info, 69, Seeds(root, public=False))
     assert canaries.gradients is not None
     sums = load_file(run / "private" / "canary_scores.safetensors")["canary_sums"].tolist()
     coins, places = canaries.included.tolist(), canaries.gradients.coordinates.tolist()
@@ -321,7 +321,7 @@ def test_the_search_finds_what_is_hidden_in_a_file(kind: str, secret_run: Path, 
     """The broken twin: a finding that tells how each canary fared."""
     run = Path(shutil.copytree(secret_run, tmp_path / "run"))
     root = int(json.loads((run / "private" / "seeds.json").read_text())["root"])
-    canaries = planted(CanaryConfig(num=40), pictures().info, 69, Seeds(root, public=False))
+    canaries = draw_canaries(CanaryConfig(num=40), pictures().info, 69, Seeds(root, public=False))
     assert canaries.gradients is not None
     told = {
         "coins": canaries.included.tolist(),
@@ -342,9 +342,9 @@ def small_digits(count: int = 40) -> Examples:
 
 def test_images_take_the_place_of_the_last_records() -> None:
     records = small_digits()
-    canaries = planted(CanaryConfig(num=12, kind="input"), pictures().info, 0, Seeds.reproducible(2))
+    canaries = draw_canaries(CanaryConfig(num=12, kind="input"), pictures().info, 0, Seeds.reproducible(2))
     canaries = Planted(canaries.included, inputs=torch.ones(12, 1, 8, 8), labels=torch.arange(12) % 10)
-    found = replacing(records, canaries)
+    found = replace_by_canaries(records, canaries)
     assert len(found) == 40
     assert canaries.labels is not None
     assert torch.equal(found.inputs[:28], records.inputs[:28])
@@ -360,7 +360,7 @@ def test_images_that_leave_no_record_are_refused(num: int) -> None:
     labels = torch.arange(num) % 10
     canaries = Planted(torch.ones(num, dtype=torch.bool), inputs=torch.ones(num, 1, 8, 8), labels=labels)
     with pytest.raises(SettingError, match=f"{num} input canaries leave none of 40 records"):
-        replacing(small_digits(), canaries)
+        replace_by_canaries(small_digits(), canaries)
 
 
 PUBLISHED = {"training.steps": 2, "training.monitor_every": 1, "data.test_limit": 10}
@@ -368,13 +368,13 @@ PUBLISHED = {"training.steps": 2, "training.monitor_every": 1, "data.test_limit"
 
 def test_the_published_mechanism_trains_on_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
-    real = StoBatchTrainable.__init__
+    real = PublishedTrainable.__init__
 
-    def noted(self: StoBatchTrainable, config: Any, network: Any, train: Examples, *rest: Any, **named: Any) -> None:
+    def noted(self: PublishedTrainable, config: Any, network: Any, train: Examples, *rest: Any, **named: Any) -> None:
         seen.append(train.inputs)
         real(self, config, network, train, *rest, **named)
 
-    monkeypatch.setattr(StoBatchTrainable, "__init__", noted)
+    monkeypatch.setattr(PublishedTrainable, "__init__", noted)
     config = recipe("audit.published").override_all({**PUBLISHED, "canaries.num": 8, "canaries.kind": "input"})
     stobatch.train(config, tmp_path / "run", quiet=True)
     (inputs,) = seen
@@ -384,10 +384,10 @@ def test_the_published_mechanism_trains_on_the_images(tmp_path: Path, monkeypatc
     assert not (tmp_path / "run" / "private" / "canary_scores.safetensors").exists()
 
 
-@pytest.mark.parametrize("method", [StoBatchConfig, VanillaConfig])
+@pytest.mark.parametrize("method", [PublishedConfig, VanillaConfig])
 def test_gradient_canaries_need_a_method_that_clips(method: type[Any], tmp_path: Path) -> None:
     given = recipe("audit.published")
-    config = given.replace(method=given.method if method is StoBatchConfig else VanillaConfig(batch_size=3))
+    config = given.replace(method=given.method if method is PublishedConfig else VanillaConfig(batch_size=3))
     config = config.override_all({**PUBLISHED, "canaries.num": 8})
     with pytest.raises(ModelError, match="no room for canaries beside its data") as caught:
         stobatch.train(config, tmp_path / "run", quiet=True)

@@ -21,14 +21,14 @@ from torch.nn import functional as F  # noqa: N812
 import stobatch
 from stobatch.baselines import securesgd as relevance
 from stobatch.baselines.dpsgd import DpSgdConfig
-from stobatch.baselines.noise_layer_verifier import NoiseLayerVerifier, furnish, spread_of
+from stobatch.baselines.noise_layer_verifier import NoiseLayerVerifier, register_buffers, spread_of
 from stobatch.baselines.securesgd import RELEVANCE, SecureSgdAgmConfig, SecureSgdConfig, SecureSgdPlan, VulnerableLayer
 from stobatch.config import RunConfig
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.methods import method_of
 from stobatch.models import Network, build
 from stobatch.seeds import Seeds
-from stobatch.sound.losses import Coins
+from stobatch.sound.losses import NormalSampler
 from stobatch.training.engines import Averaged, Engine, InProcessEngine
 from stobatch.training.loop import descend
 
@@ -49,7 +49,7 @@ def bound(config: RunConfig) -> VulnerableLayer:
     """The method with its data and a network whose hidden values matter unequally."""
     data = pictures()
     network = build(config.model, data.info.input_shape, CLASSES, torch.Generator().manual_seed(2))
-    furnish(network)
+    register_buffers(network)
     plan = stobatch.plan(config, dataset=data)
     found = method_of(config).prepare(config, plan, network, data.train, Seeds.reproducible(4))
     assert isinstance(found, VulnerableLayer)
@@ -166,7 +166,7 @@ def most_moved(trainable: VulnerableLayer, monkeypatch: pytest.MonkeyPatch) -> f
 
 def test_an_example_moves_the_release_by_one_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     trainable = bound(secure(clip_norm=FAR_BELOW))
-    assert trainable.unit == UNIT
+    assert trainable.per_example_bound == UNIT
     assert 0.99 * UNIT <= most_moved(trainable, monkeypatch) <= (1 + ROUNDING) * UNIT
     # The broken twin: what is not clipped moves it by many.
     monkeypatch.setattr(relevance, "clipping_weights", lambda norms, _: torch.ones_like(norms))
@@ -183,7 +183,7 @@ def test_an_example_whose_relevance_is_no_number_adds_nothing(
     without = released(trainable)
     original = trainable.relevances
 
-    def spoilt(inputs: Tensor, labels: Tensor, coins: Coins) -> Tensor:
+    def spoilt(inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
         found = original(inputs, labels, coins)
         found[(-1,) if everywhere else (-1, 2, 1, 0)] = value
         return found

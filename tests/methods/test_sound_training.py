@@ -29,7 +29,7 @@ from stobatch.models import Classifier, Layered, build
 from stobatch.models import network as normalisation
 from stobatch.seeds import Seeds, Stream
 from stobatch.sound import step as sound_module
-from stobatch.sound.losses import Adversarial, Certified, CrossEntropy, NoisyViews, Objective, Ramp, normal_coins
+from stobatch.sound.losses import Adversarial, CrossEntropy, IntervalBounds, NoisyViews, Objective, Ramp, normal_sampler
 from stobatch.sound.method import Sound
 from stobatch.sound.settings import SoundConfig, view_noise
 from stobatch.sound.step import AveragedSGD, DpSgdTrainable
@@ -138,9 +138,9 @@ class Recording(Seeds):
         self.asked.append(("narrow", *path))
         return super().generator(*path)
 
-    def wide_generator(self, *path: str | int) -> np.random.Generator:
+    def philox(self, *path: str | int) -> np.random.Generator:
         self.asked.append(("wide", *path))
-        return super().wide_generator(*path)
+        return super().philox(*path)
 
     def stream(self, *path: str | int) -> Stream:
         self.asked.append(("cryptographic", *path))
@@ -181,7 +181,7 @@ def test_views_do_not_depend_on_how_a_sample_is_cut(noise: str) -> None:
     assert torch.allclose(found[0], found[2], atol=1e-6)
 
     def by_piece(stream: Any, rows: slice, device: torch.device) -> Any:
-        return normal_coins(stream(rows.start), device)
+        return normal_sampler(stream(rows.start), device)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sound_module, "coins_by_blocks", by_piece)
@@ -453,7 +453,7 @@ def test_no_example_reaches_what_another_is_made_into(architecture: str, normal:
         inputs, labels = trainable.reader.fetch(rows)
         inputs[0] = replacement
         labels[0] = (labels[0] + len(found)) % CLASSES
-        coins = normal_coins(torch.Generator().manual_seed(3), torch.device("cpu"))
+        coins = normal_sampler(torch.Generator().manual_seed(3), torch.device("cpu"))
         batch, losses = trainable.objective.prepare(network, inputs, labels, 1.0, coins)
         found.append([*(entry[1:] for entry in batch), trainable.clip(network, losses, batch, 0.05).norms[1:]])
     for others in found[1:]:
@@ -513,7 +513,7 @@ def test_parameters_that_have_run_away_are_named() -> None:
 
 
 def losses_at(objective: Objective, network: Layered, progress: float, inputs: Tensor, labels: Tensor) -> Tensor:
-    coins = normal_coins(torch.Generator().manual_seed(0), torch.device("cpu"))
+    coins = normal_sampler(torch.Generator().manual_seed(0), torch.device("cpu"))
     batch, losses = objective.prepare(network, inputs, labels, progress, coins)
     return losses(network, batch)
 
@@ -533,7 +533,7 @@ def test_hard_terms_and_their_radius_grow_and_cross_entropy_has_the_rest(progres
         return (inputs + radius).clamp(-1, 1)
 
     views = NoisyViews(lambda shape, coins: torch.full(shape, 0.1), 2)
-    terms = ((0.4, CrossEntropy()), (0.5, Certified(0.2)), (0.7, Adversarial(0.3, attack)), (0.2, views))
+    terms = ((0.4, CrossEntropy()), (0.5, IntervalBounds(0.2)), (0.7, Adversarial(0.3, attack)), (0.2, views))
     found = losses_at(Objective(terms, Ramp(0.2, 0.5)), network, progress, inputs, labels)
 
     def natural(points: Tensor) -> Tensor:
@@ -555,7 +555,7 @@ def test_a_ramp_without_length_is_a_step() -> None:
 def test_adversarial_points_are_worse_and_inside_the_ball() -> None:
     trainable = prepared(settings(**{"method.adversarial_weight": 1.0, "method.certified_weight": 0.0}))
     inputs, labels = trainable.reader.kept
-    coins = normal_coins(torch.Generator(), torch.device("cpu"))
+    coins = normal_sampler(torch.Generator(), torch.device("cpu"))
     (given, _, points), _ = trainable.objective.prepare(trainable.network, inputs, labels, 1.0, coins)
     assert torch.equal(given, inputs)
     assert float((points - inputs).abs().max()) <= 0.2 + 1e-6
@@ -572,7 +572,7 @@ def test_views_carry_the_noise_that_votes_are_taken_under(kind: str) -> None:
     method = config.method
     assert isinstance(method, SoundConfig)
     assert method.noise is not None
-    coins = normal_coins(torch.Generator().manual_seed(0), torch.device("cpu"))
+    coins = normal_sampler(torch.Generator().manual_seed(0), torch.device("cpu"))
     ours = view_noise(method.smoothing_noise, method.smoothing_stddev, (200_000,), coins)
     theirs = method.noise.draw((200_000,), torch.Generator().manual_seed(1))
     assert float(ours.std()) == pytest.approx(0.5, rel=0.02)

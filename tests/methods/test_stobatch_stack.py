@@ -21,9 +21,9 @@ from stobatch.data import DatasetInfo, Examples
 from stobatch.models import Network, build, from_layers, initialise
 from stobatch.models.affine import DenseEncoder
 from stobatch.published.plan import PublishedPlan
-from stobatch.published.settings import StoBatchConfig
-from stobatch.published.stack import StoBatchStack
-from stobatch.published.training import StoBatch
+from stobatch.published.settings import PublishedConfig
+from stobatch.published.stack import PublishedStack
+from stobatch.published.training import Published
 from stobatch.registry import METHODS
 from stobatch.seeds import Seeds
 from stobatch.training.many import OneByOne
@@ -66,7 +66,7 @@ def with_padding_that_fits_no_stride(config: RunConfig, seeds: Seeds) -> Network
 class Both:
     """The same trainings, made both ways."""
 
-    stack: StoBatchStack
+    stack: PublishedStack
     alone: OneByOne
     probe: Tensor
 
@@ -99,7 +99,7 @@ def prepared(
     members = torch.stack([torch.randperm(POOL, generator=generator)[:COUNT] for _ in range(MODELS)])
     seeds = [Seeds.reproducible(7).child(model) for model in range(MODELS)]
     info = DatasetInfo("made up", SHAPE, CLASSES, COUNT, 1, tuple("abcd"))
-    method, plan = StoBatch(), StoBatch().plan(config, info, make(config, seeds[0]))
+    method, plan = Published(), Published().plan(config, info, make(config, seeds[0]))
 
     def networks() -> list[Network]:
         return [make(config, each).to(dtype) for each in seeds]
@@ -120,14 +120,14 @@ def _stack(
     members: Tensor,
     seeds: list[Seeds],
     twin: str | None,
-) -> StoBatchStack:
+) -> PublishedStack:
     if twin is None:
-        stack = StoBatch().stack(config, plan, networks, pool, members, seeds)
-        assert isinstance(stack, StoBatchStack)
+        stack = Published().stack(config, plan, networks, pool, members, seeds)
+        assert isinstance(stack, PublishedStack)
         return stack
     method = config.method
-    assert isinstance(method, StoBatchConfig)
-    noises = [StoBatch.draw_noise(method, plan, net, each) for net, each in zip(networks, seeds, strict=True)]
+    assert isinstance(method, PublishedConfig)
+    noises = [Published.draw_noise(method, plan, net, each) for net, each in zip(networks, seeds, strict=True)]
     # The first model stays as it is, the other two are exchanged.
     swapped = [0, 2, 1]
     if twin == "noise":
@@ -138,7 +138,7 @@ def _stack(
         seeds = [seeds[model] for model in swapped]
     else:
         networks = [networks[model] for model in swapped]
-    return StoBatchStack(config, method, networks, noises, pool, members, seeds)
+    return PublishedStack(config, method, networks, noises, pool, members, seeds)
 
 
 ALGORITHM_4 = {"method.schedule": "stochastic", "method.trainers_per_step": 2}
@@ -216,7 +216,7 @@ def test_other_ensembles_are_not_stacked(ensemble: tuple[str, ...]) -> None:
 
 def test_other_devices_are_not_stacked() -> None:
     """A device without numbers stands for a GPU."""
-    assert isinstance(_asked(settings(), "cpu"), StoBatchStack)
+    assert isinstance(_asked(settings(), "cpu"), PublishedStack)
     assert _asked(settings(), "meta") is None
 
 
@@ -228,7 +228,7 @@ def test_other_methods_are_not_stacked() -> None:
         config = settings().replace(method=method.config_class())
         network, seeds = built(settings(), Seeds.reproducible(1)), Seeds.reproducible(1)
         pool = Examples(torch.zeros(2, *SHAPE), torch.zeros(2, dtype=torch.long), CLASSES)
-        plan = StoBatch().plan(settings(), info, None)
+        plan = Published().plan(settings(), info, None)
         assert method.stack(config, plan, [network], pool, torch.tensor([[0, 1]]), [seeds]) is None
 
 
@@ -237,4 +237,4 @@ def _asked(config: RunConfig, device: str) -> Any:
     pool = Examples(torch.zeros(COUNT, *SHAPE), torch.zeros(COUNT, dtype=torch.long), CLASSES)
     network, seeds = built(config, Seeds.reproducible(1)).to(device), Seeds.reproducible(1)
     members = torch.arange(COUNT).unsqueeze(0)
-    return StoBatch().stack(config, StoBatch().plan(config, info, None), [network], pool, members, [seeds])
+    return Published().stack(config, Published().plan(config, info, None), [network], pool, members, [seeds])

@@ -167,8 +167,8 @@ def test_training_never_passes_more_rows_than_the_budget(monkeypatch):
     monkeypatch.setattr(method, "rows_in_memory", lambda network, memory_mb, most: 4)
     noise = PrivateNoise(torch.zeros(1, 4, 4), torch.zeros(8), torch.zeros(6))
     train = Examples(torch.rand(36, 1, 4, 4), torch.arange(36) % 3, 3)
-    config = method.StoBatchConfig(batch_size=12, train_attack_steps=2)
-    trainable = method.StoBatchTrainable(config, network, train, noise, Seeds.reproducible(0))
+    config = method.PublishedConfig(batch_size=12, train_attack_steps=2)
+    trainable = method.PublishedTrainable(config, network, train, noise, Seeds.reproducible(0))
     seen: list[int] = []
     network.head.body.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
     (task,) = trainable.tasks(0)

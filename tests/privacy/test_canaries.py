@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stobatch.config import CanaryConfig
 from stobatch.data import DatasetInfo
-from stobatch.dp.canaries import GradientCanaries, coins, planted
+from stobatch.dp.canaries import GradientCanaries, coins, draw_canaries
 from stobatch.errors import SettingError
 from stobatch.seeds import Seeds
 
@@ -150,7 +150,7 @@ Draw = Callable[[int, np.random.Generator], Tensor]
 
 def suspicious(draw: Draw, count: int = 20_000, runs: int = 6) -> list[str]:
     """What is wrong with coins that should be fair and independent: their share, neighbours, or two runs."""
-    found = [draw(count, Seeds.reproducible(run).wide_generator("canaries", "coins")) for run in range(runs)]
+    found = [draw(count, Seeds.reproducible(run).philox("canaries", "coins")) for run in range(runs)]
     neighbours = [(row[1:] == row[:-1])[::2] for row in found]
     other_runs = [one == other for one, other in zip(found[::2], found[1::2], strict=True)]
     signs = []
@@ -197,8 +197,8 @@ INFO = DatasetInfo("made up", (1, 8, 8), 10, 64, 1, tuple("0123456789"))
 
 def test_a_runs_canaries_follow_from_its_seeds_alone() -> None:
     config = CanaryConfig(num=300)
-    one, again = (planted(config, INFO, 650, Seeds.reproducible(3)) for _ in range(2))
-    other = planted(config, INFO, 650, Seeds.reproducible(4))
+    one, again = (draw_canaries(config, INFO, 650, Seeds.reproducible(3)) for _ in range(2))
+    other = draw_canaries(config, INFO, 650, Seeds.reproducible(4))
     assert one.gradients is not None
     assert again.gradients is not None
     assert other.gradients is not None
@@ -212,8 +212,8 @@ def test_a_runs_canaries_follow_from_its_seeds_alone() -> None:
 def test_coins_say_nothing_about_places_and_images() -> None:
     """Each has a stream of its own: a canary's coin is not to be read off its coordinate, pixels or label."""
     num, seeds = 20_000, Seeds.reproducible(8)
-    gradient = planted(CanaryConfig(num=num), INFO, 10 * num, seeds)
-    images = planted(CanaryConfig(num=num, kind="input"), INFO, 650, seeds)
+    gradient = draw_canaries(CanaryConfig(num=num), INFO, 10 * num, seeds)
+    images = draw_canaries(CanaryConfig(num=num, kind="input"), INFO, 650, seeds)
     assert gradient.gradients is not None
     assert images.inputs is not None
     assert images.labels is not None
@@ -230,7 +230,7 @@ def test_coins_say_nothing_about_places_and_images() -> None:
 
 
 def test_input_canaries_are_black_and_white_with_any_label() -> None:
-    found = planted(CanaryConfig(num=500, kind="input"), INFO, 0, Seeds.reproducible(1))
+    found = draw_canaries(CanaryConfig(num=500, kind="input"), INFO, 0, Seeds.reproducible(1))
     assert found.gradients is None
     assert found.inputs is not None
     assert found.labels is not None

@@ -25,7 +25,7 @@ from stobatch.dp.clipping import (
     clipper_for,
     is_recorded,
 )
-from stobatch.dp.layer_gradients import Meets, Tape
+from stobatch.dp.layer_gradients import Tape, WeightForm
 from stobatch.models import Classifier, ConvEncoder, Network, ReferenceNorm, affine, build, from_layers
 from stobatch.models import network as normalisation
 from stobatch.sound.losses import (
@@ -36,7 +36,7 @@ from stobatch.sound.losses import (
     Ramp,
     Reconstruction,
     Term,
-    normal_coins,
+    normal_sampler,
 )
 from stobatch.training.trainable import working_precision
 
@@ -127,7 +127,7 @@ def with_noise_between(network: Network) -> tuple[Batch, Losses]:
 
 def of_terms(*terms: Term) -> Callable[[Network], tuple[Batch, Losses]]:
     objective = Objective(tuple((1.0 + i, term) for i, term in enumerate(terms)), Ramp(0.0, 0.5))
-    return lambda n: objective.prepare(n, *examples(n), 1.0, normal_coins(seeded(4), torch.device("cpu")))
+    return lambda n: objective.prepare(n, *examples(n), 1.0, normal_sampler(seeded(4), torch.device("cpu")))
 
 
 VIEWS = NoisyViews(lambda shape, coins: 0.3 * coins(shape), 2)
@@ -238,8 +238,8 @@ def test_another_networks_encoder_counts_for_nothing() -> None:
 # Broken twins.
 
 
-def forgetting(*forgotten: Meets) -> Callable[..., None]:
-    def note(layer: nn.Module, inputs: Tensor, outputs: Tensor, meets: Meets) -> None:
+def forgetting(*forgotten: WeightForm) -> Callable[..., None]:
+    def note(layer: nn.Module, inputs: Tensor, outputs: Tensor, meets: WeightForm) -> None:
         if meets not in forgotten:
             tape.note(layer, inputs, outputs, meets)
 
@@ -249,15 +249,15 @@ def forgetting(*forgotten: Meets) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("forgotten", "objective"),
     [
-        (Meets.WEIGHT, "cross-entropy"),
-        (Meets.WEIGHT, "noise between"),
-        (Meets.WEIGHT, "all and reconstruction"),
-        (Meets.TRANSPOSE, "all and reconstruction"),
+        (WeightForm.WEIGHT, "cross-entropy"),
+        (WeightForm.WEIGHT, "noise between"),
+        (WeightForm.WEIGHT, "all and reconstruction"),
+        (WeightForm.TRANSPOSE, "all and reconstruction"),
     ],
 )
 @pytest.mark.parametrize(("name", "norm"), [MNIST, ("dense", "none")])
 def test_an_encoder_that_tells_too_little_is_caught(
-    name: str, norm: str, forgotten: Meets, objective: str, monkeypatch: pytest.MonkeyPatch
+    name: str, norm: str, forgotten: WeightForm, objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = made(name, norm)
     batch, losses = OBJECTIVES[objective](network)

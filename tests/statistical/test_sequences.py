@@ -143,7 +143,7 @@ def test_unanimous_votes_cost_little_more_than_with_a_fixed_sample(n: int) -> No
     assert 1 - float(lower_sequence(n, n, 0.001)) < 1.2 * fixed
 
 
-class Coins:
+class NormalSampler:
     """Draws for trials of known success probability."""
 
     def __init__(self, means: Floats, seed: int) -> None:
@@ -165,7 +165,7 @@ def test_settling_rarely_claims_what_is_not_so(gap: float) -> None:
     """
     trials, failure, needed = 4000, 0.05, np.array([0.7, 0.8])
     for mean in (0.7 - gap, 0.8 - gap):
-        lower, _ = settle(Coins(np.full(trials, mean), 0), trials, needed, 2000, failure)
+        lower, _ = settle(NormalSampler(np.full(trials, mean), 0), trials, needed, 2000, failure)
         assert (lower > mean + 1e-12).sum() <= binom.isf(1e-9, trials, failure)
         assert (lower[:, None] >= needed[needed > mean]).any(1).sum() <= binom.isf(1e-9, trials, failure)
 
@@ -179,7 +179,7 @@ def test_settling_by_peeking_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("stobatch.votes.confidence.rules_out", peek)
     monkeypatch.setattr("stobatch.votes.confidence.lower_sequence", lambda won, n, failure: np.zeros(len(won)))
-    lower, _ = settle(Coins(np.full(trials, 0.7), 0), trials, needed, 2000, failure)
+    lower, _ = settle(NormalSampler(np.full(trials, 0.7), 0), trials, needed, 2000, failure)
     assert (lower >= 0.7).sum() > binom.isf(1e-9, trials, failure)
 
 
@@ -192,8 +192,8 @@ def test_clear_cases_are_decided_as_with_a_fixed_sample() -> None:
     needed = radii_in_deviations(0.5, 1.0, 1.5)
     means = np.repeat(norm.cdf([0.0, 0.2, 0.8, 1.2, 1.85, 2.5, 3.5]), 100)
     means = means[np.abs(norm.ppf(means)[:, None] - [0.5, 1.0, 1.5]).min(1) >= 0.3]
-    lower, used = settle(Coins(means, 1), len(means), needed, 10_000, 1e-9)
-    fixed, _ = clopper_pearson(Coins(means, 2)(np.arange(len(means)), 10_000), 10_000, 1e-9)
+    lower, used = settle(NormalSampler(means, 1), len(means), needed, 10_000, 1e-9)
+    fixed, _ = clopper_pearson(NormalSampler(means, 2)(np.arange(len(means)), 10_000), 10_000, 1e-9)
     decided, expected = lower[:, None] >= needed, means[:, None] >= needed
     assert (decided == expected).all()
     assert (decided == (fixed[:, None] >= needed)).all()
@@ -210,8 +210,8 @@ def test_stopping_saves_draws_on_inputs_as_they_come(most: int, saving: float) -
     """
     means = norm.cdf(np.abs(np.random.default_rng(3).normal(2.2, 1.2, 2000)))
     needed = radii_in_deviations(0.5, 1.0, 1.5)
-    lower, used = settle(Coins(means, 4), len(means), needed, most, 0.001)
-    fixed, _ = clopper_pearson(Coins(means, 5)(np.arange(len(means)), most), most, 0.001)
+    lower, used = settle(NormalSampler(means, 4), len(means), needed, most, 0.001)
+    fixed, _ = clopper_pearson(NormalSampler(means, 5)(np.arange(len(means)), most), most, 0.001)
     selection = 100
     assert (most + selection) / (used.mean() + selection) > saving
     assert np.abs((lower[:, None] >= needed).mean(0) - (fixed[:, None] >= needed).mean(0)).max() < 0.02
@@ -219,7 +219,7 @@ def test_stopping_saves_draws_on_inputs_as_they_come(most: int, saving: float) -
 
 def test_what_cannot_be_proved_any_more_is_given_up_at_once() -> None:
     """A needed mean that even unanimous votes do not prove within the draws costs one look."""
-    lower, used = settle(Coins(np.ones(3), 0), 3, np.array([0.9999]), 1000, 0.001)
+    lower, used = settle(NormalSampler(np.ones(3), 0), 3, np.array([0.9999]), 1000, 0.001)
     assert (used == LOOK_EVERY).all()
     assert (lower < 0.9999).all()
 

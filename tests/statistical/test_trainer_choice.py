@@ -20,8 +20,8 @@ from stobatch.data import Examples
 from stobatch.models import from_layers
 from stobatch.published import training as stobatch_method
 from stobatch.published.noise import PrivateNoise
-from stobatch.published.settings import StoBatchConfig, StochasticSchedule
-from stobatch.published.training import StoBatchTrainable
+from stobatch.published.settings import PublishedConfig, StochasticSchedule
+from stobatch.published.training import PublishedTrainable
 from stobatch.seeds import Seeds
 from stobatch.training.engines import TrainerTask
 
@@ -73,7 +73,7 @@ def attack_radius(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], float]:
     network = from_layers(nn.Conv2d(1, 1, 1), nn.Flatten(), nn.Linear(1, 2), (1, 1, 1))
     noise = PrivateNoise(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1), torch.zeros(1))
     examples = Examples(torch.zeros(6, 1, 1, 1), torch.zeros(6, dtype=torch.int64), 2)
-    training = StoBatchTrainable(StoBatchConfig(batch_size=3), network, examples, noise, Seeds.reproducible(0))
+    training = PublishedTrainable(PublishedConfig(batch_size=3), network, examples, noise, Seeds.reproducible(0))
     sizes: list[float] = []
     monkeypatch.setattr(stobatch_method, "craft", lambda scores, ball, *rest, **options: sizes.append(ball.radius.size))
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from stobatch.data import Examples
 from stobatch.models import Network, from_layers, initialise
 from stobatch.published.noise import PrivateNoise
-from stobatch.published.settings import StoBatchConfig
-from stobatch.published.training import StoBatchTrainable
+from stobatch.published.settings import PublishedConfig
+from stobatch.published.training import PublishedTrainable
 from stobatch.seeds import Seeds
 
 SHAPE, HIDDEN, LAST, CLASSES = (1, 6, 6), (4, 3, 3), 6, 3
@@ -20,7 +20,7 @@ SHAPE, HIDDEN, LAST, CLASSES = (1, 6, 6), (4, 3, 3), 6, 3
 MakeNetwork = Callable[..., Network]
 MakeExamples = Callable[..., Examples]
 MakeNoise = Callable[..., PrivateNoise]
-MakeTraining = Callable[..., StoBatchTrainable]
+MakeTraining = Callable[..., PublishedTrainable]
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def make_training(make_network: MakeNetwork, make_examples: MakeExamples, make_n
 
     def make(
         examples: Examples | None = None, noise: PrivateNoise | None = None, seed: int = 0, **method: object
-    ) -> StoBatchTrainable:
-        config = StoBatchConfig(batch_size=6, train_attack_steps=2, **method)
-        return StoBatchTrainable(
+    ) -> PublishedTrainable:
+        config = PublishedConfig(batch_size=6, train_attack_steps=2, **method)
+        return PublishedTrainable(
             config, make_network(), examples or make_examples(), noise or make_noise(), Seeds.reproducible(seed)
         )
 

@@ -13,11 +13,11 @@ from stobatch.data import Examples
 from stobatch.errors import SettingError
 from stobatch.published.losses import reconstruction_gradient
 from stobatch.published.settings import IterativeSchedule
-from stobatch.published.training import StoBatchTrainable
+from stobatch.published.training import PublishedTrainable
 from stobatch.seeds import Seeds
 from stobatch.training.engines import InProcessEngine, TrainerTask
 
-MakeTraining = Callable[..., StoBatchTrainable]
+MakeTraining = Callable[..., PublishedTrainable]
 
 
 @given(st.integers(2, 40), st.integers(0, 10**6))

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from stobatch.errors import SettingError
 from stobatch.published.settings import StochasticSchedule
-from stobatch.published.training import StoBatchTrainable
+from stobatch.published.training import PublishedTrainable
 from stobatch.seeds import Seeds
 from stobatch.training.engines import InProcessEngine
 
-MakeTraining = Callable[..., StoBatchTrainable]
+MakeTraining = Callable[..., PublishedTrainable]
 
 
 @settings(deadline=None, max_examples=40)

@@ -15,7 +15,7 @@ from stobatch.errors import BudgetError
 from stobatch.models import AffineEncoder, ConvEncoder, DenseEncoder
 from stobatch.published.lemmas import split_budget
 from stobatch.published.plan import PublishedPlan
-from stobatch.published.training import StoBatch
+from stobatch.published.training import Published
 from stobatch_recipes import recipe
 
 INFOS = {
@@ -29,7 +29,7 @@ def plan(name: str, total: float | None = None) -> PublishedPlan:
     config: RunConfig = recipe(name)
     if total is not None:
         config = config.override("method.total_epsilon", total)
-    return StoBatch().plan(config, INFOS[name], None)
+    return Published().plan(config, INFOS[name], None)
 
 
 @pytest.mark.parametrize(

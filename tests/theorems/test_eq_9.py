@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stobatch.data import Examples
 from stobatch.published.losses import example_weights, label_noise_term, taylor_loss
-from stobatch.published.training import StoBatchTrainable
+from stobatch.published.training import PublishedTrainable
 from stobatch.training.engines import TrainerTask
 
 
@@ -26,7 +26,7 @@ def test_weights_are_those_of_the_formula_and_sum_to_1(m: int, xi: float) -> Non
 @pytest.mark.parametrize("xi", [0.0, 1.0, 1.5])
 @pytest.mark.parametrize("taylor", ["corrected", "published"])
 def test_head_gradients_are_those_of_the_objective_written_out(
-    xi: float, taylor: str, make_training: Callable[..., StoBatchTrainable], make_examples: Callable[..., Examples]
+    xi: float, taylor: str, make_training: Callable[..., PublishedTrainable], make_examples: Callable[..., Examples]
 ) -> None:
     """(1/(m(1+ξ))) (Σ L + ξ Σ Υ) - Σ_k (χ3/m) W_k, by autograd over the whole batch at once."""
     examples = make_examples()
@@ -50,7 +50,7 @@ def test_head_gradients_are_those_of_the_objective_written_out(
         assert torch.allclose(found[f"head.{name}"], gradient, rtol=1e-6, atol=1e-8)
 
 
-def test_a_small_chunk_changes_no_gradient(make_training: Callable[..., StoBatchTrainable]) -> None:
+def test_a_small_chunk_changes_no_gradient(make_training: Callable[..., PublishedTrainable]) -> None:
     whole, parts = make_training(), make_training()
     parts.chunk = 5
     task = TrainerTask(0, 2, 3)

@@ -15,9 +15,9 @@ from stobatch.models import ConvEncoder, DenseEncoder
 from stobatch.published.lemmas import noise_surplus
 from stobatch.published.noise import PrivateNoise
 from stobatch.published.plan import PublishedPlan
-from stobatch.published.training import StoBatchTrainable
+from stobatch.published.training import PublishedTrainable
 
-MakeTraining = Callable[..., StoBatchTrainable]
+MakeTraining = Callable[..., PublishedTrainable]
 MakeExamples = Callable[..., Examples]
 MakeNoise = Callable[..., PrivateNoise]
 

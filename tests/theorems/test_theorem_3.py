@@ -11,10 +11,10 @@ from torch import Tensor
 from stobatch.data import Examples
 from stobatch.published.lemmas import head_budget
 from stobatch.published.noise import PrivateNoise
-from stobatch.published.training import StoBatchTrainable
+from stobatch.published.training import PublishedTrainable
 from stobatch.training.engines import Gradients, TrainerTask
 
-MakeTraining = Callable[..., StoBatchTrainable]
+MakeTraining = Callable[..., PublishedTrainable]
 MakeExamples = Callable[..., Examples]
 MakeNoise = Callable[..., PrivateNoise]
 OUTPUT = "head.output.weight"

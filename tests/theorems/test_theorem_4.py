@@ -14,7 +14,7 @@ from stobatch.dp.noise import laplace
 from stobatch.published.lemmas import encoder_budget, head_budget, total_budget
 from stobatch.published.noise import PrivateNoise
 from stobatch.published.plan import PublishedPlan
-from stobatch.published.training import StoBatchTrainable
+from stobatch.published.training import PublishedTrainable
 from stobatch.types import Status
 
 positive = st.floats(1e-3, 1e3)
@@ -44,7 +44,7 @@ def test_independent_noise_per_batch_does_not() -> None:
 
 
 def test_noisy_inputs_of_different_batches_differ_as_the_raw_ones(
-    make_training: Callable[..., StoBatchTrainable],
+    make_training: Callable[..., PublishedTrainable],
     make_examples: Callable[..., Examples],
     make_noise: Callable[..., PrivateNoise],
 ) -> None:
@@ -56,7 +56,7 @@ def test_noisy_inputs_of_different_batches_differ_as_the_raw_ones(
     assert float((noisy - raw).abs().max()) < 1e-12
 
 
-def test_the_noise_is_the_same_at_every_step(make_training: Callable[..., StoBatchTrainable]) -> None:
+def test_the_noise_is_the_same_at_every_step(make_training: Callable[..., PublishedTrainable]) -> None:
     """One draw: what step t saw of a tuple is what step t + N/m sees again; differences between steps are bare."""
     training = make_training(schedule="iterative")
     before = training.noisy(torch.arange(len(training.reader.examples)))[0]

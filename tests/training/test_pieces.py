@@ -22,8 +22,8 @@ from stobatch.dp.canaries import GradientCanaries, Planted
 from stobatch.models import Network, from_layers, initialise
 from stobatch.published import training as stobatch
 from stobatch.published.noise import PrivateNoise
-from stobatch.published.settings import StoBatchConfig
-from stobatch.published.training import StoBatchTrainable
+from stobatch.published.settings import PublishedConfig
+from stobatch.published.training import PublishedTrainable
 from stobatch.seeds import Seeds
 from stobatch.sound import step as dpsgd_trainable
 from stobatch.sound.method import Sound
@@ -31,7 +31,7 @@ from stobatch.sound.settings import SoundConfig
 from stobatch.sound.step import DpSgdTrainable
 from stobatch.training import Trainable
 from stobatch.training.engines import Gradients, InProcessEngine, TrainerTask
-from stobatch.training.engines.base import ALONE, Share, cut
+from stobatch.training.engines.base import SINGLE_DEVICE, DeviceRank, split_rows
 from stobatch.training.exact_sum import ExactSum
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
@@ -47,7 +47,7 @@ ENSEMBLE = ("ifgsm", "mim", "madry")
 def test_pieces_cover_all_rows_once_and_are_equally_large(
     size: int, most: int, devices: int, device: torch.device, multiple: int
 ) -> None:
-    pieces = cut(size, most, device, Share(devices - 1, devices), multiple)
+    pieces = split_rows(size, most, device, DeviceRank(devices - 1, devices), multiple)
     assert [row for piece in pieces for row in range(size)[piece]] == list(range(size))
     lengths = {piece.stop - piece.start for piece in pieces}
     assert max(lengths, default=0) <= most
@@ -57,32 +57,32 @@ def test_pieces_cover_all_rows_once_and_are_equally_large(
 
 @given(st.integers(0, 5000), st.integers(1, 1000), st.integers(1, 8), st.integers(1, 64))
 def test_on_a_cpu_pieces_do_not_depend_on_the_devices(size: int, most: int, devices: int, multiple: int) -> None:
-    alone = cut(size, most, CPU, ALONE, multiple)
+    alone = split_rows(size, most, CPU, SINGLE_DEVICE, multiple)
     for device in range(devices):
-        assert cut(size, most, CPU, Share(device, devices), multiple) == alone
+        assert split_rows(size, most, CPU, DeviceRank(device, devices), multiple) == alone
 
 
 @given(st.integers(256, 5000), st.integers(1, 1000), st.integers(1, 64))
 def test_on_a_cpu_large_work_divides_evenly_by_the_number_asked_for(size: int, most: int, multiple: int) -> None:
-    count = len(cut(size, most, CPU, ALONE, multiple))
+    count = len(split_rows(size, most, CPU, SINGLE_DEVICE, multiple))
     assert count % multiple == 0 or count == size
-    assert cut(size, most, CPU, ALONE) == cut(size, most, CPU, ALONE, 4)
+    assert split_rows(size, most, CPU, SINGLE_DEVICE) == split_rows(size, most, CPU, SINGLE_DEVICE, 4)
 
 
 @given(st.integers(0, 63), st.integers(1, 300))
 def test_on_a_cpu_small_work_is_cut_no_further_than_memory_asks(size: int, most: int) -> None:
-    assert len(cut(size, most, CPU, ALONE)) == -(-size // most)
+    assert len(split_rows(size, most, CPU, SINGLE_DEVICE)) == -(-size // most)
 
 
 @given(st.integers(0, 5000), st.integers(1, 1000), st.integers(1, 8))
 def test_every_gpu_has_its_part_at_once(size: int, most: int, devices: int) -> None:
-    pieces = cut(size, most, GPU, Share(0, devices))
+    pieces = split_rows(size, most, GPU, DeviceRank(0, devices))
     assert len(pieces) == max(-(-size // most), min(devices, size))
 
 
 @given(st.integers(1, 9), st.integers(0, 100))
 def test_every_piece_is_taken_by_one_device_and_one_is_the_first(devices: int, piece: int) -> None:
-    shares = [Share(device, devices) for device in range(devices)]
+    shares = [DeviceRank(device, devices) for device in range(devices)]
     assert sum(share.takes(piece) for share in shares) == 1
     assert [share.first for share in shares] == [True] + [False] * (devices - 1)
 
@@ -124,7 +124,7 @@ def test_pieces_that_are_crafted_apart_are_those_of_the_whole(most: int) -> None
     """With three attacks together, one of which starts at random; a piece may lie in several of them."""
     inputs = examples(60).inputs
     whole = crafted(inputs, None, 60)
-    pieces = cut(60, most, CPU, ALONE)
+    pieces = split_rows(60, most, CPU, SINGLE_DEVICE)
     apart = [crafted(inputs, piece, 60) for piece in reversed(pieces)]
     assert agree(torch.cat(apart[::-1]), whole)
     assert not agree(whole, inputs.double())
@@ -153,7 +153,7 @@ def test_pieces_that_draw_for_themselves_are_caught() -> None:
 # A trainer's gradient.
 
 
-def published() -> StoBatchTrainable:
+def published() -> PublishedTrainable:
     noise = PrivateNoise.draw(
         Seeds.reproducible(2),
         input_shape=SHAPE,
@@ -163,8 +163,8 @@ def published() -> StoBatchTrainable:
         label_shape=(6,),
         label_scale=0.1,
     )
-    config = StoBatchConfig(batch_size=60, train_attack_steps=2, attack_ensemble=ENSEMBLE)
-    made = StoBatchTrainable(config, network(), examples(240), noise, Seeds.reproducible(4))
+    config = PublishedConfig(batch_size=60, train_attack_steps=2, attack_ensemble=ENSEMBLE)
+    made = PublishedTrainable(config, network(), examples(240), noise, Seeds.reproducible(4))
     made.chunk = 7
     return made
 
@@ -215,7 +215,7 @@ def private(train: Examples | None = None, **trainers: int) -> DpSgdTrainable:
 
 def with_canaries() -> DpSgdTrainable:
     made = private()
-    made.plant(Planted(torch.ones(20, dtype=torch.bool), GradientCanaries(torch.arange(20))))
+    made.add_canaries(Planted(torch.ones(20, dtype=torch.bool), GradientCanaries(torch.arange(20))))
     return made
 
 
@@ -243,7 +243,7 @@ def shared(trainable: Trainable, task: TrainerTask, step: int, devices: int) -> 
     sums = []
     for device in range(devices):
         own = ExactSum(trainable.parameters, trainable.grid(step))
-        for part in trainable.parts(task, step, Share(device, devices)):
+        for part in trainable.parts(task, step, DeviceRank(device, devices)):
             own.add(part)
         sums.append(own)
     total = sums.pop()
@@ -280,7 +280,7 @@ def test_every_device_has_something_to_do_and_none_does_anothers_work(name: str)
     alone, counts = sum(passed), []
     for device in range(3):
         passed.clear()
-        for _ in trainable.parts(task, 0, Share(device, 3)):
+        for _ in trainable.parts(task, 0, DeviceRank(device, 3)):
             pass
         counts.append(sum(passed))
     assert sum(counts) == alone
@@ -294,8 +294,8 @@ def test_pieces_that_follow_the_number_of_devices_are_caught(name: str, monkeypa
     (task,) = trainable.tasks(0)
     alone = trainable.gradients(task, 0)
 
-    def by_devices(size: int, most: int, device: torch.device, share: Share, pieces: int) -> list[slice]:
-        return cut(size, -(-size // share.devices), device, ALONE, 1)
+    def by_devices(size: int, most: int, device: torch.device, share: DeviceRank, pieces: int) -> list[slice]:
+        return split_rows(size, -(-size // share.devices), device, SINGLE_DEVICE, 1)
 
     for module in (dpsgd_trainable, stobatch, vanilla):
         monkeypatch.setattr(module, "cut", by_devices)
@@ -304,7 +304,7 @@ def test_pieces_that_follow_the_number_of_devices_are_caught(name: str, monkeypa
     assert not same(shared(trainable, task, 0, 2), alone)
 
 
-class Everyone(Share):
+class Everyone(DeviceRank):
     """Takes its own pieces, and does besides what is done once for the trainer."""
 
     @property
@@ -330,7 +330,7 @@ def test_the_average_over_trainers_is_that_of_their_sums() -> None:
     tasks = trainable.tasks(0)
     assert len(tasks) == 2
 
-    def parts(task: TrainerTask, share: Share) -> Iterator[Gradients]:
+    def parts(task: TrainerTask, share: DeviceRank) -> Iterator[Gradients]:
         return trainable.parts(task, 0, share)
 
     averaged, reversed_ = (

@@ -8,7 +8,7 @@ import torch
 import stobatch
 from stobatch.models import build
 from stobatch.models import network as normalisation
-from stobatch.published.training import StoBatch
+from stobatch.published.training import Published
 from stobatch.seeds import Seeds
 from stobatch.training.engines import InProcessEngine
 from stobatch_recipes import recipe
@@ -68,7 +68,7 @@ def prepared(architecture: str, config: stobatch.RunConfig, monkeypatch: pytest.
     data = synthetic(ONE_STEP[architecture], 12)
     plan = stobatch.plan(config, dataset=data)
     network = build(config.model, ONE_STEP[architecture], 3, torch.Generator().manual_seed(2))
-    return StoBatch().prepare(config, plan, network, data.train, Seeds.reproducible(4))
+    return Published().prepare(config, plan, network, data.train, Seeds.reproducible(4))
 
 
 @pytest.mark.parametrize("norm", ["reference", "group", "none"])

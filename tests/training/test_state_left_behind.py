@@ -23,11 +23,11 @@ from stobatch.errors import ModelError
 from stobatch.methods import method_of
 from stobatch.models import Network, from_layers
 from stobatch.models.validators import unchanged
-from stobatch.published.settings import StoBatchConfig
+from stobatch.published.settings import PublishedConfig
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.training.engines import Averaged, InProcessEngine, Stop, TrainerTask, never
-from stobatch.training.engines.base import Parts, Share
+from stobatch.training.engines.base import DeviceRank, Parts
 from stobatch.training.trainable import Trainable
 
 BEGINS: dict[str, float] = {"at pass": 0, "passes": 0, "secret": 0.0}
@@ -111,7 +111,7 @@ METHODS: dict[str, MethodConfig] = {
     "dpsgd": SOUND,
     "securesgd": SecureSgdConfig(epsilon=3.0, delta=1e-3, expected_batch_size=40),
     "adlm": AdLmConfig(total_epsilon=8.0, delta=1e-3, batch_size=40, relevance_steps=2, relevance_batch_size=40),
-    "published": StoBatchConfig(
+    "published": PublishedConfig(
         total_epsilon=200.0, label_epsilon=100.0, batch_size=39, train_attack_steps=1, attack_ensemble=("ifgsm",)
     ),
 }
@@ -214,7 +214,7 @@ def test_the_same_bits_are_the_same_state() -> None:
 class Late(InProcessEngine):
     """One of several devices, whose sum would be sent once all its parts are there."""
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: DeviceRank) -> None:
         self.share = share
 
     def average(
@@ -226,8 +226,8 @@ class Late(InProcessEngine):
         raise AssertionError("the sum would be sent now")
 
 
-@pytest.mark.parametrize("share", [Share(0, 2), Share(1, 2)])
-def test_a_device_of_several_finds_out_before_its_part_is_added_to_the_others(share: Share) -> None:
+@pytest.mark.parametrize("share", [DeviceRank(0, 2), DeviceRank(1, 2)])
+def test_a_device_of_several_finds_out_before_its_part_is_added_to_the_others(share: DeviceRank) -> None:
     BEGINS["at pass"] = float("inf")
     settings, dataset = config(replace(SOUND, expected_batch_size=100)), data()
     net = network(Keeper())

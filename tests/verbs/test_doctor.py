@@ -80,7 +80,7 @@ def one_left_out(network, losses, batch, clip_norm):
 
 
 def stream(name: str) -> np.random.Generator:
-    return Seeds.reproducible(0).wide_generator("doctor", name)
+    return Seeds.reproducible(0).philox("doctor", name)
 
 
 def new_gradient() -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.ball import Ball, per_example
-from stobatch.attacks.loop import GradientAttack, Memory, Sight
+from stobatch.attacks.loop import GradientAttack, Memory, StepInfo
 
 _FIRST, _CLOSER, _CLOSEST = 0.22, 0.03, 0.06
 """The first checkpoint, how much closer together the next ones come, and how close they may: shares of all steps."""
@@ -50,7 +50,7 @@ class APGD(GradientAttack):
     def offsets(self, ball: Ball, count: int, generator: torch.Generator) -> Tensor:
         return ball.random_offsets(count, generator)
 
-    def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
+    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
         if not memory:
             self._begin(ball, points, sight, memory)
         else:
@@ -69,7 +69,7 @@ class APGD(GradientAttack):
     def kept(self, memory: Memory) -> tuple[Tensor, Tensor]:
         return memory["best_points"], memory["best_objective"]
 
-    def _begin(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> None:
+    def _begin(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> None:
         length = torch.zeros_like(sight.objective) + self.relative_step * ball.size_for(sight.objective)
         memory.update(
             length=length,
@@ -82,7 +82,7 @@ class APGD(GradientAttack):
             old_best=torch.full_like(length, -torch.inf),
         )
 
-    def _remember_best(self, points: Tensor, sight: Sight, memory: Memory) -> None:
+    def _remember_best(self, points: Tensor, sight: StepInfo, memory: Memory) -> None:
         better = sight.objective > memory["best_objective"]
         wide = per_example(better, points)
         memory["best_objective"] = torch.where(better, sight.objective, memory["best_objective"])

@@ -61,7 +61,7 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Sight:
+class StepInfo:
     """What an attack sees at its present points."""
 
     gradient: Tensor
@@ -105,7 +105,7 @@ class GradientAttack(Attack, ABC):
         return None
 
     @abstractmethod
-    def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
+    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
         """The next points, inside the ball; may change what it remembers."""
 
     def kept(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
@@ -207,7 +207,7 @@ def _walk(
             best.note(rows, points, reached)
         parts = []
         for (attack, where), memory in zip(shares, memories, strict=True):
-            sight = Sight(gradient[where], objective[where], step)
+            sight = StepInfo(gradient[where], objective[where], step)
             parts.append(attack.move(ball.part(where), points[where], sight, memory))
         points = parts[0] if len(parts) == 1 else torch.cat(parts)
         if best is not None and step % _LET_GO_EVERY == _LET_GO_EVERY - 1:

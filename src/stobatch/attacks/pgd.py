@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.ball import Ball, per_example
-from stobatch.attacks.loop import GradientAttack, Memory, Sight
+from stobatch.attacks.loop import GradientAttack, Memory, StepInfo
 from stobatch.paper import implements
 
 
@@ -21,7 +21,7 @@ class FGSM(GradientAttack):
 
     steps: int = 1
 
-    def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
+    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
         return ball.climb(points, sight.gradient, self.step_size(ball))
 
 
@@ -31,7 +31,7 @@ class FGSM(GradientAttack):
 class IFGSM(GradientAttack):
     """FGSM in T small steps, projected after each."""
 
-    def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
+    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
         return ball.climb(points, sight.gradient, self.step_size(ball))
 
 
@@ -42,7 +42,7 @@ class MIM(GradientAttack):
 
     decay: float = 1.0
 
-    def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
+    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
         size = sight.gradient.abs().flatten(1).mean(1).clamp(min=torch.finfo(points.dtype).tiny)
         fresh = sight.gradient / per_example(size, points)
         memory["momentum"] = fresh.add_(memory["momentum"], alpha=self.decay) if "momentum" in memory else fresh
@@ -59,5 +59,5 @@ class Madry(GradientAttack):
     def offsets(self, ball: Ball, count: int, generator: torch.Generator) -> Tensor:
         return ball.random_offsets(count, generator)
 
-    def move(self, ball: Ball, points: Tensor, sight: Sight, memory: Memory) -> Tensor:
+    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
         return ball.climb(points, sight.gradient, self.step_size(ball))

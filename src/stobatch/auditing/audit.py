@@ -16,9 +16,9 @@ from stobatch.auditing.subject import Audited
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.errors import RunError, SettingError
-from stobatch.evaluation.tables import allowed, begin, read_data
+from stobatch.evaluation.tables import begin, read_data, require_allowed
 from stobatch.files import as_written
-from stobatch.loading import load, seeds_of, stored_config
+from stobatch.loading import load, read_config, seeds_of
 from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.results import WITH_SECRET_SEEDS, Finding, judge_claims, overall_verdict, recheck
@@ -48,7 +48,7 @@ def audit(
     **Guarantee.** Where all claims hold, a call refutes one of them with probability at most 1 - audit.confidence: the
     findings of a call share it equally.
     """
-    audited = opened(
+    audited = open_subject(
         Run(Path(run)), config, overrides=overrides, dataset=dataset, network=network, seed=seed, resume=resume,
         quiet=quiet, device=device,
     )  # fmt: skip
@@ -119,7 +119,7 @@ def summary(audited: Audited, findings: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def opened(
+def open_subject(
     run: Run,
     config: RunConfig | None = None,
     *,
@@ -137,8 +137,8 @@ def opened(
         config = config.override_all(changes)
         run.require_new(config.training_hash, resume=resume)
     elif run.exists:
-        allowed(changes)
-        config = stored_config(run).override_all(changes)
+        require_allowed(changes)
+        config = read_config(run).override_all(changes)
     else:
         raise RunError(
             f"{run.path} is not a run.", remedy="Name a trained run, or a recipe as in `--recipe audit.published`."

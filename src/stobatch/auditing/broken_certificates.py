@@ -22,11 +22,11 @@ from stobatch.config import CertificationConfig
 from stobatch.models import ConvEncoder, Head, Layered, Network
 from stobatch.published.monte_carlo import Tally
 from stobatch.published.radius import radius_factor
-from stobatch.published.verified_inference import Verdicts, VerifiedInference
-from stobatch.sound.verifiers import Bounded, BoundsVerifier, VotesVerifier
+from stobatch.published.verified_inference import PublishedCertificates, VerifiedInference
+from stobatch.sound.verifiers import BoundCertificates, BoundsVerifier, VotesVerifier
 from stobatch.types import PAPER_RANGE, Norm
 from stobatch.verifier import CertificateKind, Verifier
-from stobatch.votes.counting import SmoothedVerdicts, VoteSettings
+from stobatch.votes.counting import VoteCertificates, VoteSettings
 from stobatch.votes.margins import published_robustness_epsilon
 from stobatch.votes.noise import GaussianNoise, two_streams
 
@@ -42,7 +42,7 @@ class SummedSizes(VerifiedInference):
         published, corrected = super().kinds
         return published, replace(corrected, name="summed sizes")
 
-    def judge(self, tally: Tally) -> Verdicts:
+    def judge(self, tally: Tally) -> PublishedCertificates:
         verdicts, rule = super().judge(tally), self.corrected
         epsilon = published_robustness_epsilon(verdicts.score_lower, verdicts.runner_up_upper)
         kappa = radius_factor(rule.fresh_input_scale, rule.at_input.l1, epsilon)
@@ -58,7 +58,7 @@ class NominalNoise(VerifiedInference):
         published, corrected = super().kinds
         return published, replace(corrected, name="nominal noise")
 
-    def judge(self, tally: Tally) -> Verdicts:
+    def judge(self, tally: Tally) -> PublishedCertificates:
         verdicts = super().judge(tally)
         return replace(verdicts, corrected_radius=self.config.resampling_shrinkage * verdicts.corrected_radius)
 
@@ -77,14 +77,14 @@ class ObservedFrequency(Verifier):
     def samples(self) -> dict[str, Sample]:
         return self.votes.samples()
 
-    def verify(self, inputs: Tensor, generator: torch.Generator) -> SmoothedVerdicts:
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> VoteCertificates:
         settings, everyone = self.votes.settings, np.arange(len(inputs))
         counter = counter_of(self.votes, inputs)
         choosing, counting = two_streams(generator)
         label = counter.votes(everyone, settings.selection_draws, choosing).argmax(1)
         top = counter.hits(everyone, label, settings.draws, counting) / settings.draws
         num_inputs = prod(inputs.shape[1:])
-        return SmoothedVerdicts(
+        return VoteCertificates(
             label.cpu().numpy(),
             abstain=top <= 0.5,
             top_lower=top,
@@ -112,7 +112,7 @@ class EnlargedBounds(Verifier):
     def kinds(self) -> tuple[CertificateKind, ...]:
         return (replace(self.bounds.kinds[0], name="enlarged bounds"),)
 
-    def verify(self, inputs: Tensor, generator: torch.Generator) -> Bounded:
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
         proved = self.bounds.verify(inputs, generator)
         return replace(proved, radius=self.factor * proved.radius)
 

@@ -71,7 +71,7 @@ class FalsifierSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Certificates:
+class AttackedCertificates:
     """One kind's certificates: for each input a label, and how far it is said to hold; 0 where nothing is said."""
 
     kind: CertificateKind
@@ -100,9 +100,11 @@ class Certificates:
         # A ball that holds the whole range says as much as any larger one.
         return cls(kind, inputs, label, np.minimum(radius, widest), np.arange(len(label)))
 
-    def part(self, rows: Labels) -> Certificates:
+    def part(self, rows: Labels) -> AttackedCertificates:
         where = torch.from_numpy(rows).to(self.inputs.device)
-        return Certificates(self.kind, self.inputs[where], self.label[rows], self.radius[rows], self.index[rows])
+        return AttackedCertificates(
+            self.kind, self.inputs[where], self.label[rows], self.radius[rows], self.index[rows]
+        )
 
     def certified(self) -> Labels:
         """The rows about which something is claimed."""
@@ -137,7 +139,7 @@ class Worst:
 @torch.no_grad()
 def break_pass(
     network: Classifier,
-    certificates: Certificates,
+    certificates: AttackedCertificates,
     settings: FalsifierSettings,
     generator: torch.Generator,
     memory_mb: int,
@@ -186,7 +188,7 @@ def break_pass(
 
 def break_vote(
     verifier: Verifier,
-    certificates: Certificates,
+    certificates: AttackedCertificates,
     settings: FalsifierSettings,
     generator: torch.Generator,
     memory_mb: int,

@@ -30,7 +30,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from stobatch.attacks.goals import margin
-from stobatch.auditing.certificate_attacks import Certificates, FalsifierSettings, break_pass, break_vote
+from stobatch.auditing.certificate_attacks import AttackedCertificates, FalsifierSettings, break_pass, break_vote
 from stobatch.auditing.subject import Audited
 from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import Examples
@@ -68,7 +68,7 @@ class Attempt:
 
 def nearest(
     verifier: Verifier,
-    certificates: Certificates,
+    certificates: AttackedCertificates,
     settings: FalsifierSettings,
     generator: torch.Generator,
     *,
@@ -94,7 +94,7 @@ def nearest(
 
 def falsify(
     verifier: Verifier,
-    certificates: Certificates,
+    certificates: AttackedCertificates,
     settings: FalsifierSettings,
     generator: torch.Generator,
     *,
@@ -218,7 +218,7 @@ def _deployed(verifier: Verifier, kind: CertificateKind, settings: FalsifierSett
 
 def _certified_anew(
     verifier: Verifier,
-    certificates: Certificates,
+    certificates: AttackedCertificates,
     broken: Flags,
     distance: Floats,
     times: int,
@@ -239,7 +239,7 @@ def _certified_anew(
         row = rows[((past[rows] + 1) / (tried[rows] + 2)).argmax()]
         one = certificates.inputs[row : row + 1]
         answers = verifier.verify(one, generator)
-        again = Certificates.of(certificates.kind, one, answers.label, answers.columns())
+        again = AttackedCertificates.of(certificates.kind, one, answers.label, answers.columns())
         tried[row] += 1
         past[row] += again.label[0] == certificates.label[row] and again.radius[0] >= distance[row]
     return tried, past
@@ -330,7 +330,7 @@ class _Falsified:
     def finding(self) -> Finding:
         audited, settings = self.audited, self.settings
         memory_mb = audited.config.machine.memory_mb
-        whole = Certificates.of(self.kind, self.test.inputs, self.records["prediction"], self.records)
+        whole = AttackedCertificates.of(self.kind, self.test.inputs, self.records["prediction"], self.records)
         stream = audited.root.generator("certificates", self.kind.name)
         chosen = whole.part(nearest(self.verifier, whole, settings, stream, memory_mb=memory_mb))
         tests = len(chosen.index) * len(self.verifier.kinds)

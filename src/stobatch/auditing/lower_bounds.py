@@ -257,7 +257,7 @@ def privacy_finding(
         claim=str(claim),
         claim_status=claim.status,
         verdict=Verdict.REFUTED if best.epsilon > claim.epsilon else Verdict.CONSISTENT,
-        statement=f"{tried} {said(best)}, where {claim.epsilon:.4g} is {claim.status}",
+        statement=f"{tried} {format_bound(best)}, where {claim.epsilon:.4g} is {claim.status}",
         threat_model=threat_model,
         attack=attack,
         confidence=confidence,
@@ -271,7 +271,7 @@ def privacy_finding(
     )
 
 
-def said(bound: EpsilonBound) -> str:
+def format_bound(bound: EpsilonBound) -> str:
     """A bound in words, never without δ, confidence and what it assumes."""
     assuming = f", assuming {bound.assumes}" if bound.assumes else ""
     return f"ε ≥ {bound.epsilon:.3g} at δ = {bound.delta:g} with {100 * bound.confidence:.3g}% confidence{assuming}"

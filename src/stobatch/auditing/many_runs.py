@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stobatch.auditing.lower_bounds import privacy_finding, two_sided_bounds
 from stobatch.auditing.neighbours import Pair, require_relation, worst_case
-from stobatch.auditing.subject import Audited, require_claim, require_enough, sides
+from stobatch.auditing.subject import Audited, require_claim, require_enough, scores_by_world
 from stobatch.auditing.tradeoff_curves import PoissonGaussianFamily
 from stobatch.dp.accounting import PoissonGaussian
 from stobatch.dp.canaries import GradientCanaries, Planted
@@ -74,7 +74,7 @@ class StepAttack:
     total: float = 0.0
 
     def see(self, step: int, trainable: Trainable, released: Gradients) -> None:
-        unit, q, variance = trainable.unit, self.curve.sampling_rate, self.curve.noise_multiplier**2
+        unit, q, variance = trainable.per_example_bound, self.curve.sampling_rate, self.curve.noise_multiplier**2
         along = self.contribution(step, trainable)
         rest = trainable.contributions(*self.others, step)
         shares = [(released[name] - q * rest[name]).double().mul(value.double()).sum() for name, value in along.items()]
@@ -147,7 +147,7 @@ def of_many_runs(audited: Audited) -> list[Finding]:
     identity = [settings.canary, settings.view, settings.models_at_once, pair.pool.fingerprint()]
     table = audited.table("many_runs", identity, settings.trainings, settings.models_at_once, trials.rows)
     finding = many_runs_finding(
-        *sides(table), claim, curve,
+        *scores_by_world(table), claim, curve,
         view=settings.view, canary=settings.canary, confidence=audited.confidence, pair=pair,
     )  # fmt: skip
     return [finding]
@@ -190,7 +190,9 @@ class Trials:
             inputs, labels = pair.canary
             here = torch.tensor([True])
             gradient = self.audited.settings.canary == "gradient"
-            trainable.plant(Planted(here, self._place(trainable)) if gradient else Planted(here, None, inputs, labels))
+            trainable.add_canaries(
+                Planted(here, self._place(trainable)) if gradient else Planted(here, None, inputs, labels)
+            )
         return trainable
 
     @staticmethod
@@ -217,7 +219,7 @@ class Trials:
 
         def pull(step: int, present: Trainable) -> Gradients:
             zero = {name: torch.zeros_like(p) for name, p in present.targets(step).items()}
-            canary.add(zero, torch.tensor([0]), step, present.unit)
+            canary.add(zero, torch.tensor([0]), step, present.per_example_bound)
             return zero
 
         return pull

@@ -14,7 +14,7 @@ from stobatch.auditing.subject import Audited, require_claim
 from stobatch.auditing.tradeoff_curves import PoissonGaussianFamily
 from stobatch.config import CanaryConfig
 from stobatch.dp.accounting import PoissonGaussian
-from stobatch.dp.canaries import CANARY_SCORES, Planted, planted_in
+from stobatch.dp.canaries import CANARY_SCORES, Planted, draw_run_canaries
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, read_tensors
@@ -92,7 +92,7 @@ def of_one_run(audited: Audited) -> list[Finding]:
     relation = require_relation(audited.settings.neighbours, claim.neighbours)
     unknown = audited.plan.curve is None
     require_planted(audited.run, config.canaries, claim, audited.confidence, any_mechanism=unknown)
-    canaries = planted_in(config, audited.info, model.network, audited.seeds)
+    canaries = draw_run_canaries(config, audited.info, model.network, audited.seeds)
     if config.canaries.kind == "gradient":
         tensors, metadata = read_tensors(audited.run.path / PRIVATE / CANARY_SCORES)
         if metadata.get("config_hash") != config.training_hash or len(tensors["canary_sums"]) != config.canaries.num:

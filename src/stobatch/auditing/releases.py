@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from stobatch.auditing.lower_bounds import privacy_finding, two_sided_bounds
 from stobatch.auditing.neighbours import pattern_like, require_relation
-from stobatch.auditing.subject import Audited, require_enough, sides
+from stobatch.auditing.subject import Audited, require_enough, scores_by_world
 from stobatch.data import Examples
 from stobatch.dp.guarantee import PrivacyGuarantee, Release, Tuples
 from stobatch.errors import DataError, SettingError
@@ -84,4 +84,4 @@ def _looked_at(audited: Audited, release: Release, pair: tuple[Tuples, Tuples]) 
         return {"world": worlds, "score": scores}
 
     table = audited.table(f"release-{release.name}", trials, trials, _TRIALS_AT_ONCE, rows_of)
-    return release_finding(release, *sides(table), audited.claim, audited.confidence)
+    return release_finding(release, *scores_by_world(table), audited.claim, audited.confidence)

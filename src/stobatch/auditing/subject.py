@@ -117,6 +117,6 @@ def require_enough(trials: int, audited: Audited) -> None:
     )
 
 
-def sides(table: Columns) -> tuple[Floats, Floats]:
+def scores_by_world(table: Columns) -> tuple[Floats, Floats]:
     world, score = np.asarray(table["world"]), np.asarray(table["score"], dtype=np.float64)
     return score[world == 0], score[world == 1]

@@ -64,7 +64,7 @@ class AdLm(Method):
             records_per_person=info.copies,
         )
 
-    def furnish(self, network: Classifier) -> None:
+    def register_buffers(self, network: Classifier) -> None:
         """β, even to begin with."""
         _split(network).register_buffer("input_budget", torch.ones(network.input_shape))
 

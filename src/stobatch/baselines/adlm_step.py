@@ -20,9 +20,9 @@ from stobatch.errors import ModelError
 from stobatch.models import Network
 from stobatch.published.losses import label_noise_term, taylor_loss
 from stobatch.seeds import Seeds
-from stobatch.sound.losses import Coins
+from stobatch.sound.losses import NormalSampler
 from stobatch.training.engines import Averaged, Engine, Gradients, Stop, TrainerTask, never
-from stobatch.training.engines.base import Share, cut
+from stobatch.training.engines.base import DeviceRank, split_rows
 from stobatch.training.ledger import Ledger, Stretch
 
 
@@ -52,7 +52,7 @@ class InputRelevance(RelevanceTrainable):
     def relevance_shape(self) -> tuple[int, ...]:
         return self.network.input_shape
 
-    def relevances(self, inputs: Tensor, labels: Tensor, coins: Coins) -> Tensor:
+    def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
         """|x_j ∂z_y/∂x_j| of each example, with z_y the score of its label.
 
         In a ReLU network without biases that is what layer-wise relevance propagation (LRP-0) hands down to an input,
@@ -130,9 +130,9 @@ class AdLmTrainable(OpenTrainable):
     def monitor(self, step: int) -> float:
         return self.network.encoder.max_column_norm()
 
-    def ready(self, share: Share) -> None:
-        self.estimation.ready(share)
-        super().ready(share)
+    def check_data(self, share: DeviceRank) -> None:
+        self.estimation.check_data(share)
+        super().check_data(share)
 
     def targets(self, step: int) -> Mapping[str, Tensor]:
         return self.estimation.targets(step) if self._estimates(step) else super().targets(step)
@@ -155,13 +155,13 @@ class AdLmTrainable(OpenTrainable):
         # Nothing is left to descend on: a rule that remembers gradients is to remember none of these.
         return Averaged({}, averaged.stopping)
 
-    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+    def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         """Of AdLM: the mean gradient of the Taylor losses of a batch under one draw of input noise, and χ3 once."""
         if self._estimates(step):
             yield from self.estimation.parts(task, step, share)
             return
         batch, noise = self.order(step)[: self.batch_size], self.input_noise(step)
-        for number, piece in enumerate(cut(len(batch), self.chunk, self.network.device, share, self.pieces)):
+        for number, piece in enumerate(split_rows(len(batch), self.chunk, self.network.device, share, self.pieces)):
             if share.takes(number):
                 inputs, labels = self.reader.fetch(batch[piece])
                 yield self._gradients(self.noisy(inputs, noise), labels)

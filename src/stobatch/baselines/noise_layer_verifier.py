@@ -77,7 +77,7 @@ def published_radius(
 
 
 @dataclass(frozen=True)
-class LayerVerdicts:
+class NoiseLayerCertificates:
     """The answers for a batch of inputs; every column has one entry per input. Radii stand by the kind's name."""
 
     label: Labels
@@ -164,7 +164,7 @@ class NoiseLayerVerifier(Verifier):
         inputs = inputs.to(self.network.encoder.weight)
         return VoteCounter(self.network.head, self.noise, inputs, self.network.num_classes, self.rows_at_once)
 
-    def verify(self, inputs: Tensor, generator: torch.Generator) -> LayerVerdicts:
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> NoiseLayerCertificates:
         if not len(inputs):
             raise DataError("there are no inputs to certify.", remedy="Give at least one.")
         if not bool(((inputs >= PAPER_RANGE.low) & (inputs <= PAPER_RANGE.high)).all()):
@@ -179,7 +179,7 @@ class NoiseLayerVerifier(Verifier):
             )
         return self.judge(votes.cpu().double().numpy())
 
-    def judge(self, votes: Floats) -> LayerVerdicts:
+    def judge(self, votes: Floats) -> NoiseLayerCertificates:
         """Turn votes, inputs x classes, into verdicts; separate from `verify` so that given votes can be judged."""
         num_classes, draws, label = votes.shape[1], self.settings.noise_draws, votes.argmax(1)
         lower, upper = clopper_pearson(votes, draws, self.settings.failure_probability / (2 * num_classes))
@@ -193,7 +193,7 @@ class NoiseLayerVerifier(Verifier):
         }
         if self.norm is Norm.LINF:
             radii["as compared"] = published_radius(self.noise, self.calibration, Norm.L2, top, runner_up)
-        return LayerVerdicts(label, top <= runner_up, top, runner_up, np.full(len(label), draws), radii)
+        return NoiseLayerCertificates(label, top <= runner_up, top, runner_up, np.full(len(label), draws), radii)
 
 
 def _require_fit(network: Network, noise: LayerNoise, calibration: Calibration | None) -> None:
@@ -246,7 +246,7 @@ class NoiseLayerSettings(MethodConfig):
         ]
 
 
-def furnish(network: Network) -> None:
+def register_buffers(network: Network) -> None:
     """Even noise to begin with: `noise_spread` is √(K r), whose mean square is 1."""
     network.register_buffer("noise_spread", torch.ones(network.encoder.hidden_shape))
 

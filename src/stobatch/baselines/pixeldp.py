@@ -13,9 +13,9 @@ from stobatch.baselines.noise_layer import LayerLaplace
 from stobatch.baselines.noise_layer_verifier import (
     NoiseLayerSettings,
     NoiseLayerVerifier,
-    furnish,
     gaussian_verifier,
     limit_norm,
+    register_buffers,
     shrink,
     spread_of,
 )
@@ -28,7 +28,7 @@ from stobatch.methods import Method, require_per_example_at_size, split_network
 from stobatch.models import AffineEncoder, Classifier, Network, require_per_example
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
-from stobatch.sound.losses import Coins
+from stobatch.sound.losses import NormalSampler
 from stobatch.sound.settings import view_noise
 from stobatch.types import Norm
 from stobatch.verifier import Verifier
@@ -85,10 +85,10 @@ class GaussianLayer(OpenTrainable):
         self.size = size
         super().__init__(network, train, seeds, batch_size=batch_size, memory_mb=memory_mb, pieces=pieces)
 
-    def noise(self, shape: tuple[int, ...], coins: Coins) -> Tensor:
+    def noise(self, shape: tuple[int, ...], coins: NormalSampler) -> Tensor:
         return coins(shape) * (self.size * spread_of(self.network))
 
-    def scores(self, inputs: Tensor, coins: Coins) -> Tensor:
+    def scores(self, inputs: Tensor, coins: NormalSampler) -> Tensor:
         network = self.network
         noise = self.noise((len(inputs), *network.encoder.hidden_shape), coins).to(inputs)
         found: Tensor = network.head(network.noisy_hidden(inputs) + noise)
@@ -105,7 +105,7 @@ class GaussianLayer(OpenTrainable):
 class LaplaceLayer(GaussianLayer):
     """The same with Laplace noise, behind a first layer of l1 norm 1."""
 
-    def noise(self, shape: tuple[int, ...], coins: Coins) -> Tensor:
+    def noise(self, shape: tuple[int, ...], coins: NormalSampler) -> Tensor:
         return view_noise("laplace", 2**0.5 * self.size, shape, coins)
 
     def limit(self) -> None:
@@ -134,8 +134,8 @@ class PixelDp(Method):
         _ = method.size  # an ε_r that the theorem does not cover is found here
         return PixelDpPlan(info.num_train, method.batch_size, "PixelDP", method)
 
-    def furnish(self, network: Classifier) -> None:
-        furnish(_split(network))
+    def register_buffers(self, network: Classifier) -> None:
+        register_buffers(_split(network))
 
     def prepare(
         self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds

@@ -19,10 +19,10 @@ from stobatch.methods import Method
 from stobatch.models import Classifier, rows_in_memory
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
-from stobatch.sound.losses import Coins, coins_by_blocks
+from stobatch.sound.losses import NormalSampler, sampler_by_blocks
 from stobatch.training import Trainable
 from stobatch.training.engines import Gradients, TrainerTask
-from stobatch.training.engines.base import PIECES, Share, cut
+from stobatch.training.engines.base import PIECES, DeviceRank, split_rows
 from stobatch.training.loop import OPTIMISERS
 from stobatch.training.trainable import Reader
 from stobatch.verifier import Verifier
@@ -118,7 +118,7 @@ class OpenTrainable(Trainable):
     def save_private(self, run: Path, config_hash: str) -> None:
         """Nothing is private here."""
 
-    def ready(self, share: Share) -> None:
+    def check_data(self, share: DeviceRank) -> None:
         """Batches are drawn from all of the data, so every device may read every shard."""
         self.reader.examples.require()
 
@@ -126,16 +126,16 @@ class OpenTrainable(Trainable):
         """The examples in the random order of a step; its batches stand at the beginning."""
         return torch.randperm(self.num_examples, generator=self.seeds.generator("step", step, "trainer", 0))
 
-    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+    def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         batch = self.order(step)[: self.batch_size]
-        for number, piece in enumerate(cut(len(batch), self.chunk, self.network.device, share, self.pieces)):
+        for number, piece in enumerate(split_rows(len(batch), self.chunk, self.network.device, share, self.pieces)):
             if share.takes(number):
                 stream = partial(self.seeds.generator, "step", step, "noise")
-                coins = coins_by_blocks(stream, piece, self.network.device)
+                coins = sampler_by_blocks(stream, piece, self.network.device)
                 inputs, labels = self.reader.fetch(batch[piece])
                 yield self.weighted(self.scores(inputs, coins), labels, 1 / self.batch_size)
 
-    def scores(self, inputs: Tensor, coins: Coins) -> Tensor:
+    def scores(self, inputs: Tensor, coins: NormalSampler) -> Tensor:
         """Of some examples as training sees them; the coins are theirs alone."""
         found: Tensor = self.network(inputs)
         return found

@@ -19,9 +19,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch.baselines.noise_layer_verifier import (
     NoiseLayerSettings,
-    furnish,
     gaussian_verifier,
     limit_norm,
+    register_buffers,
     spread_of,
 )
 from stobatch.config import RunConfig
@@ -33,7 +33,7 @@ from stobatch.errors import SettingError
 from stobatch.methods import split_network
 from stobatch.models import Classifier, Network
 from stobatch.settings import setting
-from stobatch.sound.losses import Coins, NoisyHidden, Objective, Ramp
+from stobatch.sound.losses import NoisyHidden, NormalSampler, Objective, Ramp
 from stobatch.sound.method import DpSgdFamily
 from stobatch.sound.settings import DpSgdSettings
 from stobatch.sound.step import DpSgdTrainable
@@ -52,7 +52,7 @@ class RelevanceTrainable(DpSgdTrainable):
         """Which."""
 
     @abstractmethod
-    def relevances(self, inputs: Tensor, labels: Tensor, coins: Coins) -> Tensor:
+    def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
         """Of each value of the layer, for each example; a function of that example alone."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class RelevanceTrainable(DpSgdTrainable):
             return super().targets(step)
         return {RELEVANCE: torch.zeros(self.relevance_shape, device=self.network.device, dtype=self.network.dtype)}
 
-    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: Coins) -> Gradients:
+    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler) -> Gradients:
         if step != self.relevance_step:
             return super()._clipped(inputs, labels, step, coins)
         found = self.relevances(inputs, labels, coins).detach()
@@ -144,9 +144,9 @@ class EvenLayer(DpSgdTrainable):
 
     network: Network
 
-    def settle(self) -> None:
+    def recalibrate(self) -> None:
         limit_norm(self.network.encoder, spread_of(self.network))
-        super().settle()
+        super().recalibrate()
 
 
 class VulnerableLayer(RelevanceTrainable, EvenLayer):
@@ -163,7 +163,7 @@ class VulnerableLayer(RelevanceTrainable, EvenLayer):
     def relevance_shape(self) -> tuple[int, ...]:
         return self.network.encoder.hidden_shape
 
-    def relevances(self, inputs: Tensor, labels: Tensor, coins: Coins) -> Tensor:
+    def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
         """|∂loss/∂h| of each example, in a noisy pass."""
         assert isinstance(self.config, SecureSgdConfig)
         network = self.network
@@ -202,8 +202,8 @@ class SecureSgdAgm(DpSgdFamily):
         own = {field.name: getattr(found, field.name) for field in fields(found)}
         return SecureSgdPlan(**own, settings=method)
 
-    def furnish(self, network: Classifier) -> None:
-        furnish(_split(network))
+    def register_buffers(self, network: Classifier) -> None:
+        register_buffers(_split(network))
 
     def require_trainable(self, config: RunConfig, network: Classifier) -> None:
         _split(network)

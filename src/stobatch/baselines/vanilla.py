@@ -22,7 +22,7 @@ from stobatch.seeds import Seeds
 from stobatch.settings import setting
 from stobatch.training import encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
-from stobatch.training.engines.base import PIECES, Share, cut
+from stobatch.training.engines.base import PIECES, DeviceRank, split_rows
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.verifier import Verifier
 
@@ -67,11 +67,11 @@ class VanillaTrainable(OpenTrainable):
     def monitor(self, step: int) -> float:
         return self.network.encoder.max_column_norm()
 
-    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+    def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         size, order = self.batch_size, self.order(step)
         radius = Radius(self.config.train_attack_radius, Norm.LINF, PAPER_RANGE)
         weights = example_weights(size, size, self.config.adversarial_weight)
-        pieces = cut(size, self.chunk, self.network.device, share, self.pieces)
+        pieces = split_rows(size, self.chunk, self.network.device, share, self.pieces)
         for number, piece in enumerate(pieces):
             if share.takes(number):
                 inputs, labels = self.reader.fetch(order[size : 2 * size][piece])
@@ -92,7 +92,7 @@ class VanillaTrainable(OpenTrainable):
         return generator
 
 
-class VanillaAdversarialTraining(Method):
+class VanillaAdversarial(Method):
     """The non-private baseline."""
 
     config_class = VanillaConfig

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.dp.layer_gradients import Meets, absolute, class_pairs, note
+from stobatch.dp.layer_gradients import WeightForm, absolute, class_pairs, note
 from stobatch.errors import ModelError
 from stobatch.models.layered import Squash
 from stobatch.types import PAPER_RANGE
@@ -55,7 +55,7 @@ def spread(layer: nn.Conv2d | nn.Linear, radius: Tensor) -> Tensor:
         out = F.linear(radius, weight)
     else:
         out = F.conv2d(radius, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
-    note(layer, radius, out, Meets.ABSOLUTE)
+    note(layer, radius, out, WeightForm.ABSOLUTE)
     return out
 
 
@@ -98,7 +98,7 @@ def spread_from_label(output: nn.Linear, radius: Tensor, labels: Tensor) -> Tens
     num_classes = output.out_features
     first, second = class_pairs(num_classes, radius.device)
     pairs = F.linear(radius, absolute(output.weight[first] - output.weight[second]))
-    note(output, radius, pairs, Meets.DIFFERENCES, labels)
+    note(output, radius, pairs, WeightForm.DIFFERENCES, labels)
     # Where in the list of pairs (j, k) stands; the diagonal points at an extra column of zeros.
     place = torch.full((num_classes, num_classes), len(first), device=radius.device)
     order = torch.arange(len(first), device=radius.device)

@@ -44,7 +44,7 @@ _CPU_EXAMPLES = 32
 """Examples at once on a CPU: enough to fill the cores, few enough to stay near the cache."""
 
 
-class CertifiedRadii(NamedTuple):
+class BoundRadii(NamedTuple):
     """What is predicted, and how far around the input no other prediction is possible."""
 
     prediction: Tensor
@@ -125,7 +125,7 @@ class BoxCertifier:
         return found
 
     @torch.no_grad()
-    def certified_radius(self, inputs: Tensor, *, largest: float, tolerance: float) -> CertifiedRadii:
+    def certified_radius(self, inputs: Tensor, *, largest: float, tolerance: float) -> BoundRadii:
         """The largest multiple of `tolerance` up to `largest` that bisection finds certified; 0 where none is.
 
         Sound whether or not bounds fall with the radius: each radius returned is one that was checked.
@@ -147,7 +147,7 @@ class BoxCertifier:
             holds = self._margins(inputs[todo], predictions[todo], radius, until_positive=True) > 0
             proved[todo] = torch.where(holds, middle, proved[todo])
             failed[todo] = torch.where(holds, failed[todo], middle)
-        return CertifiedRadii(predictions, proved.double() * tolerance)
+        return BoundRadii(predictions, proved.double() * tolerance)
 
     def _steps(self) -> list[Step]:
         """Of the layers as they are now: weights and hooks may have changed since the last question."""

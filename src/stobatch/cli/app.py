@@ -165,11 +165,11 @@ def train(
 ) -> None:
     """Train a model into a run directory; with --resume alone, continue it with its own settings."""
     import stobatch
-    from stobatch.loading import stored_config
+    from stobatch.loading import read_config
 
     run = Run(out)
     if resume and run.exists and not (recipe or config):
-        settings = stored_config(run).override_all(_changes(set_, seed, device))
+        settings = read_config(run).override_all(_changes(set_, seed, device))
     else:
         settings = _config(recipe, config, set_, seed, device)
     model = stobatch.train(settings, out, resume=resume, quiet=as_json)

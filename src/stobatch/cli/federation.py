@@ -34,11 +34,11 @@ def federate(
 ) -> None:
     """Cut a data set among parties that trust nobody, and let them train one model; certify and evaluate it as any."""
     from stobatch.federated import federate as run_federation
-    from stobatch.loading import stored_config
+    from stobatch.loading import read_config
 
     run = Run(out)
     if resume and run.exists and not (recipe or config):
-        terms = stored_config(run).override_all(_changes(set_, seed, device))
+        terms = read_config(run).override_all(_changes(set_, seed, device))
     else:
         terms = _config(recipe or (None if config else "federated.demo"), config, set_, seed, device)
     model = run_federation(terms, out, rounds=_way(through), resume=resume, quiet=as_json)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stobatch.comparison.document import comparison
-from stobatch.comparison.plan import TEST_DATA, Compared, planned
+from stobatch.comparison.plan import TEST_DATA, Compared, plan_comparison
 from stobatch.config import RunConfig
 from stobatch.data import Dataset
 from stobatch.evaluation.attack import evaluate
@@ -46,7 +46,7 @@ def compare(
     from stobatch.comparison.page import write_comparison
 
     where = Path(out)
-    compared = planned(configs, where, seeds, repeats, dataset, networks or {}, device)
+    compared = plan_comparison(configs, where, seeds, repeats, dataset, networks or {}, device)
     if dataset is not None and not (where / f"{TEST_DATA}.json").exists():
         write_json(where / f"{TEST_DATA}.json", TEST_DATA, {"sha256": dataset.test.fingerprint()})
     started = time.monotonic()

@@ -68,7 +68,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower().replace("ε", "eps")).strip("-.")
 
 
-def planned(
+def plan_comparison(
     configs: Mapping[str, RunConfig],
     out: Path,
     seeds: Sequence[int] | None,

@@ -89,7 +89,7 @@ def take_turns(step: int, num_trainers: int, count: int, seeds: Seeds) -> list[i
     if count == num_trainers:
         return list(range(count))
     turns = num_trainers // count
-    order = seeds.wide_generator("turns", step // turns).permutation(num_trainers)
+    order = seeds.philox("turns", step // turns).permutation(num_trainers)
     first = step % turns * count
     return [int(trainer) for trainer in order[first : first + count]]
 

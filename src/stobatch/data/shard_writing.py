@@ -308,7 +308,7 @@ class Dealer:
             originals = -(-num_records // copies)
             if not 1 <= num_shards <= originals:
                 raise too_many(num_shards, originals)
-            order = seeds.wide_generator("data", "shards").permutation(originals)
+            order = seeds.philox("data", "shards").permutation(originals)
             order *= num_shards
             order //= originals
             self._shard_of_original = order.astype(np.int32)

@@ -88,19 +88,19 @@ def coins(num: int, generator: np.random.Generator) -> Tensor:
     return torch.from_numpy(generator.random(num) < 0.5)
 
 
-def planted(config: CanaryConfig, info: DatasetInfo, num_parameters: int, seeds: Seeds) -> Planted:
+def draw_canaries(config: CanaryConfig, info: DatasetInfo, num_parameters: int, seeds: Seeds) -> Planted:
     """The run's canaries and their coins, from its own seeds: secret where those are, and never written down."""
-    included = coins(config.num, seeds.wide_generator("canaries", "coins"))
+    included = coins(config.num, seeds.philox("canaries", "coins"))
     if config.kind == "gradient":
-        stream = seeds.wide_generator("canaries", "places")
+        stream = seeds.philox("canaries", "places")
         return Planted(included, GradientCanaries.draw(config.num, num_parameters, stream))
-    stream = seeds.wide_generator("canaries", "images")
+    stream = seeds.philox("canaries", "images")
     images = torch.from_numpy(stream.random((config.num, *info.input_shape), dtype=np.float32)).round() * 2 - 1
     labels = torch.from_numpy(stream.integers(info.num_classes, size=config.num))
     return Planted(included, inputs=images, labels=labels)
 
 
-def replacing(records: Examples, canaries: Planted) -> Examples:
+def replace_by_canaries(records: Examples, canaries: Planted) -> Examples:
     """For replace-one neighbours: canaries take the place of the last records, with their label or the next one."""
     assert canaries.inputs is not None
     assert canaries.labels is not None
@@ -120,5 +120,5 @@ CANARY_SCORES = "canary_scores.safetensors"
 """In the private folder: what the steps showed of each canary."""
 
 
-def planted_in(config: RunConfig, info: DatasetInfo, network: torch.nn.Module, seeds: Seeds) -> Planted:
-    return planted(config.canaries, info, sum(p.numel() for p in network.parameters()), seeds)
+def draw_run_canaries(config: RunConfig, info: DatasetInfo, network: torch.nn.Module, seeds: Seeds) -> Planted:
+    return draw_canaries(config.canaries, info, sum(p.numel() for p in network.parameters()), seeds)

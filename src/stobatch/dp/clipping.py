@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from stobatch.dp.layer_gradients import KNOWN, LayerGradients, Met, Tape, is_known, squared_lengths
+from stobatch.dp.layer_gradients import KNOWN, LayerGradients, LayerUse, Tape, is_known, squared_lengths
 from stobatch.errors import ModelError
 
 Batch = tuple[Tensor, ...]
@@ -57,10 +57,10 @@ def clipped_sum(network: nn.Module, losses: Losses, batch: Batch, clip_norm: flo
     if not uses:
         return ClippedSum(_zeros(network), values.new_zeros(len(values), dtype=torch.float64))
     gradients = torch.autograd.grad(total, [use.at for _, use in uses], allow_unused=True)
-    met: dict[nn.Module, list[Met]] = {}
+    met: dict[nn.Module, list[LayerUse]] = {}
     for (layer, use), gradient in zip(uses, gradients, strict=True):
         if gradient is not None:
-            met.setdefault(layer, []).append(_in_full(Met(use, gradient), layer))
+            met.setdefault(layer, []).append(_in_full(LayerUse(use, gradient), layer))
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         layers = {layer: KNOWN[type(layer)](layer, parts, len(values)) for layer, parts in met.items()}
         none = values.new_zeros(len(values), dtype=torch.float64)
@@ -74,14 +74,14 @@ def clipped_sum(network: nn.Module, losses: Losses, batch: Batch, clip_norm: flo
         return ClippedSum(_summed(network, layers, weights), norms)
 
 
-def _in_full(met: Met, layer: nn.Module) -> Met:
+def _in_full(met: LayerUse, layer: nn.Module) -> LayerUse:
     """In the precision of the parameters, whatever the passes were made in.
 
     What is added is then the sum of the very products whose norms are taken: a contribution may be rough, and its bound
     is not.
     """
     full = next(layer.parameters(recurse=False)).dtype
-    return Met(replace(met.use, inputs=met.use.inputs.to(full)), met.gradient.to(full))
+    return LayerUse(replace(met.use, inputs=met.use.inputs.to(full)), met.gradient.to(full))
 
 
 def _zeros(network: nn.Module) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ AT_A_TIME = {"cpu": 2**20, "cuda": 2**26}
 
 
 @dataclass(frozen=True)
-class Met:
+class LayerUse:
     """A use and the gradient of the summed losses at its outputs."""
 
     use: Use
@@ -39,11 +39,11 @@ class Met:
         a, g = self.use.inputs, self.gradient
         return a.reshape(num_examples, -1, a.shape[-1]), g.reshape(num_examples, -1, g.shape[-1])
 
-    def turned(self) -> Met:
+    def turned(self) -> LayerUse:
         """A use of Wᵀ as one of W: ⟨Wᵀa, g⟩ = ⟨Wg, a⟩, so inputs and gradient change places."""
-        if self.use.meets is not Meets.TRANSPOSE:
+        if self.use.meets is not WeightForm.TRANSPOSE:
             return self
-        return Met(replace(self.use, inputs=self.gradient, meets=Meets.WEIGHT), self.use.inputs)
+        return LayerUse(replace(self.use, inputs=self.gradient, meets=WeightForm.WEIGHT), self.use.inputs)
 
 
 def sign(weight: Tensor) -> Tensor:
@@ -64,11 +64,11 @@ def class_pairs(num_classes: int, device: torch.device) -> Tensor:
 class LayerGradients(ABC):
     """The gradients of all examples for one layer."""
 
-    def __init__(self, layer: nn.Module, met: list[Met], num_examples: int) -> None:
+    def __init__(self, layer: nn.Module, met: list[LayerUse], num_examples: int) -> None:
         self.trained = {name for name, p in layer.named_parameters(recurse=False) if p.requires_grad}
         self.num_examples = num_examples
         turned = [m.turned() for m in met]
-        self.met = {meets: [m for m in turned if m.use.meets is meets] for meets in Meets}
+        self.met = {meets: [m for m in turned if m.use.meets is meets] for meets in WeightForm}
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -129,16 +129,16 @@ def _hidden(size: Tensor, num_terms: int, unit: float) -> Tensor:
 class LinearGradients(LayerGradients):
     """Of y = Wa + b. Norms come from inner products of rows; a gradient is formed for unusual mixtures only."""
 
-    def __init__(self, layer: nn.Module, met: list[Met], num_examples: int) -> None:
+    def __init__(self, layer: nn.Module, met: list[LayerUse], num_examples: int) -> None:
         super().__init__(layer, met, num_examples)
         self.weight = layer.get_parameter("weight").detach()
-        self.a, self.g = self._joined(Meets.WEIGHT)
-        self.r, self.h = self._joined(Meets.ABSOLUTE)
-        differences = [met.rows(num_examples) for met in self.met[Meets.DIFFERENCES]]
-        usual = not differences or (sum(r.shape[1] for r, _ in differences) == 1 and not self.met[Meets.ABSOLUTE])
+        self.a, self.g = self._joined(WeightForm.WEIGHT)
+        self.r, self.h = self._joined(WeightForm.ABSOLUTE)
+        differences = [met.rows(num_examples) for met in self.met[WeightForm.DIFFERENCES]]
+        usual = not differences or (sum(r.shape[1] for r, _ in differences) == 1 and not self.met[WeightForm.ABSOLUTE])
         self.formed = None if usual else self._formed()
 
-    def _joined(self, kind: Meets) -> tuple[Tensor, Tensor]:
+    def _joined(self, kind: WeightForm) -> tuple[Tensor, Tensor]:
         pairs = [met.rows(self.num_examples) for met in self.met[kind]]
         if not pairs:
             out, into = self.weight.shape
@@ -157,27 +157,27 @@ class LinearGradients(LayerGradients):
         if self.formed is not None:
             return squared_lengths(self.formed)
         total, size = _gram(self.a, self.g)
-        if self.met[Meets.ABSOLUTE]:
+        if self.met[WeightForm.ABSOLUTE]:
             # Every row of one kind meets every row of the other.
             mixed_out = (self.g[:, :, None] * self.h[:, None]).flatten(1, 2)
             mixed_in = (self.a[:, :, None] * self.r[:, None]).flatten(1, 2)
             cross = (F.linear(mixed_in, sign(self.weight)) * mixed_out).sum((1, 2), dtype=torch.float64)
             of_absolute, size_of_absolute = _gram(self.r, self.h)
             total, size = total + of_absolute + 2 * cross, size + size_of_absolute
-        for met in self.met[Meets.DIFFERENCES]:
+        for met in self.met[WeightForm.DIFFERENCES]:
             radius, pulled = met.rows(self.num_examples)
             total = total + self._differences(met)
             size = size + 2 * pulled.abs().sum((1, 2), dtype=torch.float64) * squared_lengths(radius).sqrt()
-        if self.a.shape[1] == 1 and not self.met[Meets.ABSOLUTE] and not self.met[Meets.DIFFERENCES]:
+        if self.a.shape[1] == 1 and not self.met[WeightForm.ABSOLUTE] and not self.met[WeightForm.DIFFERENCES]:
             return total
-        pairs = len(self.weight) ** 2 if self.met[Meets.DIFFERENCES] else 0
+        pairs = len(self.weight) ** 2 if self.met[WeightForm.DIFFERENCES] else 0
         return total.clamp(min=0) + _hidden(size, sum(self.weight.shape) + pairs + 8, _unit(self.weight))
 
     def _formed(self) -> Tensor:
         """Each example's gradient of W, as examples x outputs x inputs."""
         total = torch.bmm(self.g.mT, self.a) + sign(self.weight) * torch.bmm(self.h.mT, self.r)
         first, second = class_pairs(len(self.weight), self.weight.device)
-        for met in self.met[Meets.DIFFERENCES]:
+        for met in self.met[WeightForm.DIFFERENCES]:
             radius, pulled = met.rows(self.num_examples)
             pairs = self._signs_of_pairs() * torch.bmm(pulled.mT, radius)
             total = total.index_add(1, first, pairs).index_add(1, second, -pairs)
@@ -187,7 +187,7 @@ class LinearGradients(LayerGradients):
         first, second = class_pairs(len(self.weight), self.weight.device)
         return sign(self.weight[first] - self.weight[second])
 
-    def _differences(self, met: Met) -> Tensor:
+    def _differences(self, met: LayerUse) -> Tensor:
         """The part of |W_j - W_y|: one row each for the other classes j, and the negative sum of them for the label.
 
         A pair (j, k) that has the label y gives ±h S r to the rows of j and k. The rows of other classes are orthogonal
@@ -213,9 +213,9 @@ class LinearGradients(LayerGradients):
             return (weights @ self.formed.flatten(1)).reshape_as(self.weight)
         each = weights[:, None, None]
         total = (self.g * each).flatten(0, 1).mT @ self.a.flatten(0, 1)
-        if self.met[Meets.ABSOLUTE]:
+        if self.met[WeightForm.ABSOLUTE]:
             total = total + sign(self.weight) * ((self.h * each).flatten(0, 1).mT @ self.r.flatten(0, 1))
-        for met in self.met[Meets.DIFFERENCES]:
+        for met in self.met[WeightForm.DIFFERENCES]:
             radius, pulled = met.rows(self.num_examples)
             pairs = self._signs_of_pairs() * ((pulled * each).flatten(0, 1).mT @ radius.flatten(0, 1))
             first, second = class_pairs(len(self.weight), self.weight.device)
@@ -239,10 +239,10 @@ class ConvGradients(LayerGradients):
     of weighted outputs; else each example's gradient is formed, which is then smaller than its rows.
     """
 
-    def __init__(self, layer: nn.Module, met: list[Met], num_examples: int) -> None:
+    def __init__(self, layer: nn.Module, met: list[LayerUse], num_examples: int) -> None:
         super().__init__(layer, met, num_examples)
         self.window, self.weight = self.window_of(layer), layer.get_parameter("weight").detach()
-        usual, moved = self.met[Meets.WEIGHT], self.met[Meets.ABSOLUTE]
+        usual, moved = self.met[WeightForm.WEIGHT], self.met[WeightForm.ABSOLUTE]
         maps, patch = len(self.weight), self.weight[0].numel()
         positions = sum(m.gradient.numel() for m in usual) // (num_examples * maps)
         by_rows = not moved and positions * (patch + maps) < patch * maps
@@ -257,7 +257,7 @@ class ConvGradients(LayerGradients):
         assert not isinstance(layer.padding, str)
         return Window(layer.stride, layer.padding, layer.dilation)
 
-    def _rows(self, kind: Meets) -> Iterator[tuple[Tensor, Tensor]]:
+    def _rows(self, kind: WeightForm) -> Iterator[tuple[Tensor, Tensor]]:
         """(patches, gradients) as examples x rows of each x values, of a few examples at a time."""
         uses = [(self._patches(m), m.gradient.permute(0, 2, 3, 1)) for m in self.met[kind]]
         of_each = [tuple(values.reshape(self.num_examples, -1, *values.shape[1:]) for values in pair) for pair in uses]
@@ -267,7 +267,7 @@ class ConvGradients(LayerGradients):
             some = slice(start, start + few)
             yield _joined([(a[some].flatten(1, 3).flatten(2), g[some].flatten(1, 3)) for a, g in of_each])
 
-    def _patches(self, met: Met) -> Tensor:
+    def _patches(self, met: LayerUse) -> Tensor:
         """A view of the padded images, as images x height x width x the patch there.
 
         Channels last, a patch is a few runs of memory: several times faster to copy than by F.unfold.
@@ -283,7 +283,7 @@ class ConvGradients(LayerGradients):
 
     def _of_rows(self) -> Tensor:
         parts = []
-        for a, g in self._rows(Meets.WEIGHT):
+        for a, g in self._rows(WeightForm.WEIGHT):
             total, size = _gram(a, g)
             parts.append(total.clamp(min=0) + _hidden(size, a.shape[2] + g.shape[2] + 8, _unit(a)))
         return torch.cat(parts)
@@ -292,10 +292,10 @@ class ConvGradients(LayerGradients):
         """Each example's gradient of W, as examples x patch x maps."""
         signs = sign(self.weight).permute(2, 3, 1, 0).flatten(0, 2)
         total = torch.zeros_like(signs)
-        if self.met[Meets.WEIGHT]:
-            total = torch.cat([torch.bmm(a.mT, g) for a, g in self._rows(Meets.WEIGHT)])
-        if self.met[Meets.ABSOLUTE]:
-            total = total + torch.cat([signs * torch.bmm(r.mT, h) for r, h in self._rows(Meets.ABSOLUTE)])
+        if self.met[WeightForm.WEIGHT]:
+            total = torch.cat([torch.bmm(a.mT, g) for a, g in self._rows(WeightForm.WEIGHT)])
+        if self.met[WeightForm.ABSOLUTE]:
+            total = total + torch.cat([signs * torch.bmm(r.mT, h) for r, h in self._rows(WeightForm.ABSOLUTE)])
         return total
 
     def squared_norms(self) -> Tensor:
@@ -307,10 +307,10 @@ class ConvGradients(LayerGradients):
             maps, channels, *kernel = self.weight.shape
             weight = (weights @ self.formed.flatten(1)).reshape(*kernel, channels, maps).permute(3, 2, 0, 1)
         else:
-            weight = torch.stack([self._of_weighted(m, weights) for m in self.met[Meets.WEIGHT]]).sum(0)
+            weight = torch.stack([self._of_weighted(m, weights) for m in self.met[WeightForm.WEIGHT]]).sum(0)
         return self._trained({"weight": weight, "bias": weights @ self.bias})
 
-    def _of_weighted(self, met: Met, weights: Tensor) -> Tensor:
+    def _of_weighted(self, met: LayerUse, weights: Tensor) -> Tensor:
         window, each = self.window, weights.repeat_interleave(len(met.gradient) // self.num_examples)
         total: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
             met.use.inputs,
@@ -326,10 +326,10 @@ class ConvGradients(LayerGradients):
 class GroupNormGradients(LayerGradients):
     """Of scale and shift after a normalisation over groups; both are short, so they are formed."""
 
-    def __init__(self, layer: nn.GroupNorm, met: list[Met], num_examples: int) -> None:
+    def __init__(self, layer: nn.GroupNorm, met: list[LayerUse], num_examples: int) -> None:
         super().__init__(layer, met, num_examples)
         scales, shifts = [], []
-        for m in self.met[Meets.WEIGHT]:
+        for m in self.met[WeightForm.WEIGHT]:
             normalised = F.group_norm(m.use.inputs, layer.num_groups, eps=layer.eps)
             scales.append(_channels(m.gradient * normalised, num_examples))
             shifts.append(_channels(m.gradient, num_examples))
@@ -372,7 +372,7 @@ RECORDED = (nn.Linear, nn.Conv2d, nn.GroupNorm)
 """PyTorch's layers whose gradients are known from their inputs and outputs; other layers `note` their uses."""
 
 
-class Meets(Enum):
+class WeightForm(Enum):
     """What of a layer's weight W the inputs were multiplied with."""
 
     WEIGHT = "W a + b"
@@ -388,7 +388,7 @@ class Use:
     inputs: Tensor
     at: GradientEdge
     """Where in the graph its outputs were made."""
-    meets: Meets = Meets.WEIGHT
+    meets: WeightForm = WeightForm.WEIGHT
     labels: Tensor | None = None
     """Of `DIFFERENCES`: each example's class, which every pair that matters to it contains."""
 
@@ -428,7 +428,7 @@ class Tape:
         layer: nn.Module,
         inputs: Tensor,
         outputs: Tensor,
-        meets: Meets = Meets.WEIGHT,
+        meets: WeightForm = WeightForm.WEIGHT,
         labels: Tensor | None = None,
     ) -> None:
         if not outputs.requires_grad or not any(p.requires_grad for p in layer.parameters(recurse=False)):
@@ -450,7 +450,7 @@ class Tape:
             )
 
 
-def note(layer: nn.Module, inputs: Tensor, outputs: Tensor, meets: Meets, labels: Tensor | None = None) -> None:
+def note(layer: nn.Module, inputs: Tensor, outputs: Tensor, meets: WeightForm, labels: Tensor | None = None) -> None:
     """Tell the open tape, if there is one, of a use that no forward hook sees."""
     tape = _ACTIVE.get()
     if tape is not None:

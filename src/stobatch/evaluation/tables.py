@@ -64,7 +64,7 @@ def about_test_records(model: TrainedModel, dataset: Dataset | None) -> str:
     return statement(model.config.data, own=dataset is not None or is_own(model.config.data))
 
 
-def allowed(changes: dict[str, Any]) -> None:
+def require_allowed(changes: dict[str, Any]) -> None:
     """Raise at a change of something that the run's training depended on."""
     for key in changes:
         if not key.startswith(("audit.", "certification.", "evaluation.", "machine.")):
@@ -80,7 +80,7 @@ def open_run(
 ) -> TrainedModel:
     """A trained model with settings changed that leave it what it is."""
     changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
-    allowed(changes)
+    require_allowed(changes)
     model = load(run, network=network, device=changes.get("machine.device"), threads=changes.get("machine.threads"))
     return replace(model, config=model.config.override_all(changes))
 

@@ -1,6 +1,6 @@
 """Parties with private data train one model through a server that nobody has to trust (docs/federated.md)."""
 
-from stobatch.federated.conversation import Post, Rounds, Table, converse, in_process
+from stobatch.federated.conversation import InProcessTransport, Rounds, Transport, converse, in_process
 from stobatch.federated.party import Answer, Party, Refused, Spent, Statement
 from stobatch.federated.plan import Account, FederatedConfig, FederatedPlan
 from stobatch.federated.server import Federation, FederationError
@@ -13,13 +13,13 @@ __all__ = [
     "FederatedPlan",
     "Federation",
     "FederationError",
+    "InProcessTransport",
     "Party",
-    "Post",
     "Refused",
     "Rounds",
     "Spent",
     "Statement",
-    "Table",
+    "Transport",
     "converse",
     "federate",
     "in_process",

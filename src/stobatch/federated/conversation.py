@@ -14,7 +14,7 @@ from stobatch.loading import TrainedModel
 from stobatch.progress import progress
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """Carries words between a server and its parties."""
 
     def statements(self) -> dict[str, Statement]:
@@ -35,7 +35,7 @@ class Rounds(Protocol):
     ) -> TrainedModel: ...
 
 
-def converse(federation: Federation, post: Post, *, quiet: bool = True) -> TrainedModel:
+def converse(federation: Federation, post: Transport, *, quiet: bool = True) -> TrainedModel:
     """All rounds that are left. A stop is obeyed between two rounds, with everything saved."""
     with federation.run.held():
         federation.enrol(post.statements())
@@ -51,7 +51,7 @@ def converse(federation: Federation, post: Post, *, quiet: bool = True) -> Train
 
 
 @dataclass(frozen=True)
-class Table:
+class InProcessTransport:
     """All parties at one table: no library, no network. Every other post must give the same bits."""
 
     parties: Mapping[str, Party]
@@ -74,4 +74,6 @@ class Table:
 
 def in_process(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:
     """The reference: all parties in this process, one after the other."""
-    return converse(federation, Table({name: Party.open(path) for name, path in directories.items()}), quiet=quiet)
+    return converse(
+        federation, InProcessTransport({name: Party.open(path) for name, path in directories.items()}), quiet=quiet
+    )

@@ -110,7 +110,7 @@ def deployed(federation: Federation, directories: Mapping[str, Path], *, quiet: 
     return load(federation.run.path, threads=federation.terms.machine.threads)
 
 
-def superlink_command(host: str, port: int, certificates: Certificates) -> tuple[str, ...]:
+def superlink_command(host: str, port: int, certificates: TlsCertificates) -> tuple[str, ...]:
     """The server's process: encrypted, and for nodes only whose key is registered."""
     return (
         *("flower-superlink", "--host", host, "--port", str(port), "--enable-supernode-auth"),
@@ -200,7 +200,7 @@ _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes")
 
 
 @dataclass(frozen=True)
-class Certificates:
+class TlsCertificates:
     """A server's certificate and key, and the authority that vouches for it; parties need the authority's alone."""
 
     authority: Path
@@ -208,7 +208,7 @@ class Certificates:
     key: Path
 
 
-def make_certificates(folder: Path, host: str) -> Certificates:
+def make_certificates(folder: Path, host: str) -> TlsCertificates:
     """Make an authority for one federation and a certificate for the address of its server."""
     authority, authority_key = folder / "ca.pem", folder / "ca.key"
     certificate, key, request, names = (folder / f"server.{end}" for end in ("pem", "key", "csr", "names"))
@@ -219,7 +219,7 @@ def make_certificates(folder: Path, host: str) -> Certificates:
     _run("openssl", "req", *_CURVE, "-subj", f"/CN={host}", "-keyout", str(key), "-out", str(request))
     _run("openssl", "x509", "-req", "-in", str(request), "-CA", str(authority), "-CAkey", str(authority_key),
          "-CAcreateserial", "-days", DAYS, "-extfile", str(names), "-out", str(certificate))  # fmt: skip
-    return Certificates(authority, certificate, key)
+    return TlsCertificates(authority, certificate, key)
 
 
 def make_party_key(path: Path) -> Path:

@@ -30,7 +30,7 @@ from stobatch.files import (
     write_atomically,
     write_tensors,
 )
-from stobatch.loading import TrainedModel, described, load, make_network, make_plan, seeds_of
+from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, seeds_of
 from stobatch.runs import Run, seal
 from stobatch.sound.step import AveragedSGD
 from stobatch.training.device import environment, use_device
@@ -348,7 +348,7 @@ class Federation:
                 **self.monitored.saved(self.network),
                 "history_of": BEFORE_AVERAGING,
                 "weights_sha256": tensors_sha256(model),
-                "network": described(self.network, handed_over=False),
+                "network": describe_network(self.network, handed_over=False),
                 "data": {
                     "name": self.info.name,
                     "public": False,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.grad import conv2d_weight
 
-from stobatch.dp.layer_gradients import ConvGradients, LinearGradients, Meets, Window, know, note
+from stobatch.dp.layer_gradients import ConvGradients, LinearGradients, WeightForm, Window, know, note
 from stobatch.errors import ModelError
 
 EXACT_SPECTRUM_UP_TO = 4096
@@ -204,12 +204,12 @@ class ConvEncoder(AffineEncoder):
             hidden = self.phases.convolve(inputs, self.weight)
         else:
             hidden = F.conv2d(inputs, self.weight, stride=self.stride, padding=self.padding)
-        note(self, inputs, hidden, Meets.WEIGHT)
+        note(self, inputs, hidden, WeightForm.WEIGHT)
         return hidden
 
     def decode(self, hidden: Tensor) -> Tensor:
         decoded = _transpose(hidden, self.weight, torch.Size(self.input_shape[1:]), self.stride, self.padding)
-        note(self, hidden, decoded, Meets.TRANSPOSE)
+        note(self, hidden, decoded, WeightForm.TRANSPOSE)
         return decoded
 
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
@@ -245,12 +245,12 @@ class DenseEncoder(AffineEncoder):
     def forward(self, inputs: Tensor) -> Tensor:
         rows = inputs.flatten(1)
         hidden = rows @ self.weight.t()
-        note(self, rows, hidden, Meets.WEIGHT)
+        note(self, rows, hidden, WeightForm.WEIGHT)
         return hidden
 
     def decode(self, hidden: Tensor) -> Tensor:
         decoded = hidden @ self.weight
-        note(self, hidden, decoded, Meets.TRANSPOSE)
+        note(self, hidden, decoded, WeightForm.TRANSPOSE)
         return decoded.reshape(-1, *self.input_shape)
 
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from stobatch.training.engines import TrainerTask
 
 
 @dataclass(frozen=True)
-class StoBatchConfig(MethodConfig, name="stobatch"):
+class PublishedConfig(MethodConfig, name="stobatch"):
     """The published mechanism's settings, by default those of Appendix P for MNIST."""
 
     total_epsilon: float = setting(1.0, above=0, doc="The total budget that Theorem 4 claims")
@@ -48,7 +48,7 @@ class StoBatchConfig(MethodConfig, name="stobatch"):
     )
 
 
-def schedule_of(config: StoBatchConfig, num_batches: int, seeds: Seeds) -> Schedule:
+def schedule_of(config: PublishedConfig, num_batches: int, seeds: Seeds) -> Schedule:
     if config.schedule == "iterative":
         return IterativeSchedule(num_batches, seeds)
     return StochasticSchedule(num_batches, seeds, config.trainers_per_step)

@@ -1,7 +1,7 @@
 """Thousands of small models of the published mechanism, trained side by side: what a many-run audit needs.
 
 Every tensor has a leading axis with one entry per model. Noise, batches, first weights and attack sizes are drawn from
-each model's own seeds exactly as `StoBatchTrainable` draws them, so each model ends where that would have ended, up to
+each model's own seeds exactly as `PublishedTrainable` draws them, so each model ends where that would have ended, up to
 rounding (tests/methods/test_stobatch_stack.py); what is gained is one pass instead of a thousand.
 """
 
@@ -29,7 +29,7 @@ from stobatch.models.network import ReferenceNorm, calibrating
 from stobatch.progress import Tick
 from stobatch.published.losses import example_weights, label_noise_term, taylor_loss
 from stobatch.published.noise import PrivateNoise
-from stobatch.published.settings import StoBatchConfig, schedule_of
+from stobatch.published.settings import PublishedConfig, schedule_of
 from stobatch.seeds import Seeds
 from stobatch.training.loop import OPTIMISERS
 from stobatch.training.many import ManyModels
@@ -93,13 +93,13 @@ class _Encoders:
         return weights
 
 
-class StoBatchStack(ManyModels):
+class PublishedStack(ManyModels):
     """Algorithm 1, or 4, for many models at once; training examples are crafted by I-FGSM alone."""
 
     def __init__(
         self,
         config: RunConfig,
-        method: StoBatchConfig,
+        method: PublishedConfig,
         networks: Sequence[Network],
         noises: Sequence[PrivateNoise],
         pool: Examples,
@@ -159,7 +159,7 @@ class StoBatchStack(ManyModels):
             tick(1 / self.config.training.steps)
 
     def _gradients(self, tasks: Sequence[Any], step: int) -> Tensors:
-        """What `StoBatchTrainable.gradients` computes for each model."""
+        """What `PublishedTrainable.gradients` computes for each model."""
         own = torch.arange(len(tasks))
         benign = self.batches[own, [task.benign_batch for task in tasks]]
         source = self.batches[own, [task.adversarial_batch for task in tasks]]

@@ -26,13 +26,13 @@ from stobatch.published.losses import example_weights, label_noise_term, reconst
 from stobatch.published.noise import PrivateNoise
 from stobatch.published.plan import PublishedPlan
 from stobatch.published.releases import EncoderStep, LabelCoefficients, PerturbedInputs
-from stobatch.published.settings import StoBatchConfig, schedule_of
-from stobatch.published.stack import StoBatchStack
+from stobatch.published.settings import PublishedConfig, schedule_of
+from stobatch.published.stack import PublishedStack
 from stobatch.published.verified_inference import VerifiedInference
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable, encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
-from stobatch.training.engines.base import PIECES, Share, cut
+from stobatch.training.engines.base import PIECES, DeviceRank, split_rows
 from stobatch.training.trainable import Reader
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.verifier import Verifier
@@ -46,7 +46,7 @@ _CPU_CHUNK = 833
     verdict="implemented as printed; its privacy claim is false (Theorem 4), and every tuple serves as benign in one "
     "step and as adversarial in the step before.",
 )
-class StoBatchTrainable(Trainable):
+class PublishedTrainable(Trainable):
     """What a trainer does in a step of Algorithm 1, and of Algorithm 4: craft, then both gradients.
 
     Lines 1 to 3 happen on construction: noise is fixed, inputs are perturbed, batches are cut.
@@ -57,7 +57,7 @@ class StoBatchTrainable(Trainable):
 
     def __init__(
         self,
-        config: StoBatchConfig,
+        config: PublishedConfig,
         network: Network,
         train: TrainingExamples,
         noise: PrivateNoise,
@@ -114,15 +114,15 @@ class StoBatchTrainable(Trainable):
         scores = self.network.scores_of_noisy
         return craft(scores, ball, self.ensemble, generator, chunk=self.chunk, piece=piece, batch_size=whole)
 
-    def ready(self, share: Share) -> None:
+    def check_data(self, share: DeviceRank) -> None:
         """Batches are drawn from all of the data, so every device may read every shard."""
         self.reader.examples.require()
 
-    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+    def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         """Adversarial pieces first, which cost most; benign ones go to the devices in the opposite order."""
         benign, source = self.batches[task.benign_batch], self.batches[task.adversarial_batch]
         weights = example_weights(len(benign), len(source), self.config.adversarial_weight)
-        pieces = cut(self.config.batch_size, self.chunk, self.network.device, share, self.pieces)
+        pieces = split_rows(self.config.batch_size, self.chunk, self.network.device, share, self.pieces)
         for number, piece in enumerate(pieces):
             if share.takes(number):
                 generator = self.seeds.generator("step", step, "trainer", task.trainer)
@@ -156,14 +156,14 @@ _NAME = "the published mechanism"
 _split = partial(split_network, method=_NAME)
 
 
-class StoBatch(Method):
+class Published(Method):
     """The paper's method."""
 
-    config_class = StoBatchConfig
+    config_class = PublishedConfig
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> PublishedPlan:
         method = config.method
-        assert isinstance(method, StoBatchConfig)
+        assert isinstance(method, PublishedConfig)
         encoder = encoder_of(config, info, network, _NAME)
         ensemble_slices(method.batch_size, len(method.attack_ensemble))
         plan = PublishedPlan(
@@ -185,18 +185,18 @@ class StoBatch(Method):
 
     def prepare(
         self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
-    ) -> StoBatchTrainable:
-        assert isinstance(config.method, StoBatchConfig)
+    ) -> PublishedTrainable:
+        assert isinstance(config.method, PublishedConfig)
         assert isinstance(plan, PublishedPlan)
         require_per_example(network := _split(network))
         noise = self.draw_noise(config.method, plan, network, seeds)
         memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
-        trainable = StoBatchTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb, pieces=pieces)
+        trainable = PublishedTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb, pieces=pieces)
         require_per_example_at_size(config, network, min(trainable.chunk, config.method.batch_size))
         return trainable
 
     @staticmethod
-    def draw_noise(config: StoBatchConfig, plan: PublishedPlan, network: Network, seeds: Seeds) -> PrivateNoise:
+    def draw_noise(config: PublishedConfig, plan: PublishedPlan, network: Network, seeds: Seeds) -> PrivateNoise:
         """χ1/m, 2χ2/m and χ3/m in the sizes of the network and the scales of the plan."""
         size = (network.last_hidden_size,)
         return PrivateNoise.draw(
@@ -221,15 +221,15 @@ class StoBatch(Method):
         pool: Examples,
         members: Tensor,
         seeds: Sequence[Seeds],
-    ) -> StoBatchStack | None:
+    ) -> PublishedStack | None:
         method = config.method
-        assert isinstance(method, StoBatchConfig)
+        assert isinstance(method, PublishedConfig)
         assert isinstance(plan, PublishedPlan)
         split = [_split(network) for network in networks]
         if method.attack_ensemble != ("ifgsm",) or any(network.device.type != "cpu" for network in split):
             return None
         noises = [self.draw_noise(method, plan, network, each) for network, each in zip(split, seeds, strict=True)]
-        return StoBatchStack(config, method, split, noises, pool, members, seeds)
+        return PublishedStack(config, method, split, noises, pool, members, seeds)
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         noise = PrivateNoise.load(run, config_hash)

@@ -34,7 +34,7 @@ from stobatch.votes.margins import hidden_shift, input_shift
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class PublishedCertificates:
     """The answers for a batch of inputs; every field has one entry per input."""
 
     label: Labels
@@ -112,7 +112,7 @@ class VerifiedInference(Verifier):
         "Algorithm 3",
         verdict="sound with the corrected radius; with the published one a certified input can be broken.",
     )
-    def verify(self, inputs: Tensor, generator: torch.Generator) -> Verdicts:
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> PublishedCertificates:
         """Label, radii and is-robust for each input, from one set of draws."""
         if not bool(((inputs >= PAPER_RANGE.low) & (inputs <= PAPER_RANGE.high)).all()):
             raise DataError(
@@ -131,7 +131,7 @@ class VerifiedInference(Verifier):
             0
         ]
 
-    def judge(self, tally: Tally) -> Verdicts:
+    def judge(self, tally: Tally) -> PublishedCertificates:
         """Turn votes or scores into verdicts; separate from `verify` so that given votes can be judged."""
         evidence = (tally.votes if self.config.interval == "clopper_pearson" else tally.scores).cpu().double().numpy()
         if not np.isfinite(evidence).all():
@@ -147,7 +147,7 @@ class VerifiedInference(Verifier):
         proved = top, np.minimum(runner_up, 1 - top)
         published = self.published.radius(*claimed, self.attack_radius.size)
         corrected = self.corrected.radius(*proved)
-        return Verdicts(
+        return PublishedCertificates(
             label=label,
             abstain=proved[0] <= proved[1],
             score_lower=proved[0],

@@ -48,7 +48,9 @@ class Term(ABC):
     ramped: bool = False
     """Whether it waits for the ramp; until then its weight belongs to plain cross-entropy."""
 
-    def prepare(self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, coins: Coins) -> Batch:
+    def prepare(
+        self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, normal: NormalSampler
+    ) -> Batch:
         """What the loss needs beside inputs and labels, with one leading entry per example; held fixed."""
         return ()
 
@@ -57,7 +59,7 @@ class Term(ABC):
         """One loss per example."""
 
 
-Coins = Callable[[tuple[int, ...]], Tensor]
+NormalSampler = Callable[[tuple[int, ...]], Tensor]
 """Standard normal numbers of a shape, fresh at every call and independent of all data."""
 
 
@@ -71,7 +73,7 @@ class CrossEntropy(Term):
 
 @final
 @dataclass(frozen=True)
-class Certified(Term):
+class IntervalBounds(Term):
     """Of the worst that interval bounds allow in the example's box; the box grows along the ramp."""
 
     radius: float
@@ -92,7 +94,9 @@ class Adversarial(Term):
     attack: Callable[[Classifier, Tensor, Tensor, float], Tensor]
     ramped = True
 
-    def prepare(self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, coins: Coins) -> Batch:
+    def prepare(
+        self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, normal: NormalSampler
+    ) -> Batch:
         return (self.attack(network, inputs, labels, share * self.radius),)
 
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
@@ -104,11 +108,13 @@ class Adversarial(Term):
 class NoisyViews(Term):
     """The mean over several noisy views of the example, as a smoothed classifier will see it."""
 
-    draw: Callable[[tuple[int, ...], Coins], Tensor]
+    draw: Callable[[tuple[int, ...], NormalSampler], Tensor]
     num_views: int
 
-    def prepare(self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, coins: Coins) -> Batch:
-        views = inputs.unsqueeze(1) + self.draw((len(inputs), self.num_views, *inputs.shape[1:]), coins).to(inputs)
+    def prepare(
+        self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, normal: NormalSampler
+    ) -> Batch:
+        views = inputs.unsqueeze(1) + self.draw((len(inputs), self.num_views, *inputs.shape[1:]), normal).to(inputs)
         return (views,)
 
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
@@ -128,10 +134,12 @@ class NoisyHidden(Term):
 
     stddev: float
 
-    def prepare(self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, coins: Coins) -> Batch:
+    def prepare(
+        self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, normal: NormalSampler
+    ) -> Batch:
         assert isinstance(network, Network)
         assert isinstance(network.noise_spread, Tensor)
-        return (coins((len(inputs), *network.encoder.hidden_shape)).to(inputs) * (self.stddev * network.noise_spread),)
+        return (normal((len(inputs), *network.encoder.hidden_shape)).to(inputs) * (self.stddev * network.noise_spread),)
 
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
         assert isinstance(network, Network)
@@ -157,7 +165,7 @@ class Objective:
     ramp: Ramp
 
     def prepare(
-        self, network: Classifier, inputs: Tensor, labels: Tensor, progress: float, coins: Coins
+        self, network: Classifier, inputs: Tensor, labels: Tensor, progress: float, normal: NormalSampler
     ) -> tuple[Batch, Callable[[nn.Module, Batch], Tensor]]:
         """The batch with all that is fixed for this step, and the losses as a function of it and the parameters."""
         share = self.ramp.share(progress)
@@ -165,7 +173,7 @@ class Objective:
         plain += sum(weight for weight, term in self.terms if isinstance(term, CrossEntropy))
         others = [(w * (share if t.ramped else 1.0), t) for w, t in self.terms if not isinstance(t, CrossEntropy)]
         active = [(weight, term) for weight, term in ((plain, CrossEntropy()), *others) if weight]
-        parts = [term.prepare(network, inputs, labels, share, coins) for _, term in active]
+        parts = [term.prepare(network, inputs, labels, share, normal) for _, term in active]
 
         def losses(module: nn.Module, batch: Batch) -> Tensor:
             given, wanted, *rest = batch
@@ -181,17 +189,17 @@ class Objective:
 _BLOCK = 64
 
 
-def coins_by_blocks(stream: Callable[[int], torch.Generator], rows: slice, device: torch.device) -> Coins:
+def sampler_by_blocks(stream: Callable[[int], torch.Generator], rows: slice, device: torch.device) -> NormalSampler:
     """Normal numbers for some rows of a sample: the same for a row however the sample is cut into pieces.
 
     Every block of rows has a stream, drawn from for the whole block; one that lies in two pieces is drawn twice.
     """
     blocks = range(rows.start // _BLOCK, -(-rows.stop // _BLOCK))
-    drawers: list[Coins] = []
+    drawers: list[NormalSampler] = []
 
     def draw(shape: tuple[int, ...]) -> Tensor:
         if not drawers:
-            drawers.extend(normal_coins(stream(block), device) for block in blocks)
+            drawers.extend(normal_sampler(stream(block), device) for block in blocks)
         whole = torch.cat([drawer((_BLOCK, *shape[1:])) for drawer in drawers])
         first = rows.start - blocks.start * _BLOCK
         return whole[first : first + shape[0]]
@@ -199,7 +207,7 @@ def coins_by_blocks(stream: Callable[[int], torch.Generator], rows: slice, devic
     return draw
 
 
-def normal_coins(generator: torch.Generator, device: torch.device) -> Coins:
+def normal_sampler(generator: torch.Generator, device: torch.device) -> NormalSampler:
     """Drawn where they are needed: views take more numbers than a CPU can send to a GPU in time."""
     if device.type == "cpu":
         return lambda shape: torch.randn(shape, generator=generator)

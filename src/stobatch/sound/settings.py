@@ -17,10 +17,10 @@ from stobatch.models import Classifier
 from stobatch.settings import setting
 from stobatch.sound.losses import (
     Adversarial,
-    Certified,
-    Coins,
     CrossEntropy,
+    IntervalBounds,
     NoisyViews,
+    NormalSampler,
     Objective,
     Ramp,
     Reconstruction,
@@ -78,7 +78,7 @@ def noisy_views(kind: str, stddev: float, num_views: int) -> NoisyViews:
     return NoisyViews(partial(view_noise, kind, stddev), num_views)
 
 
-def view_noise(kind: str, stddev: float, shape: tuple[int, ...], coins: Coins) -> Tensor:
+def view_noise(kind: str, stddev: float, shape: tuple[int, ...], coins: NormalSampler) -> Tensor:
     """Noise for views, from normal numbers: a Laplace number is a normal one with an exponential variance."""
     normal = coins(shape) * stddev
     if kind == "gaussian":
@@ -132,7 +132,7 @@ class SoundConfig(DpSgdSettings, name="sound"):
     def objective(self, attack_chunk: int) -> Objective:
         weighted: tuple[tuple[float, Term], ...] = (
             (self.natural_weight, CrossEntropy()),
-            (self.certified_weight, Certified(self.radius)),
+            (self.certified_weight, IntervalBounds(self.radius)),
             (self.adversarial_weight, own_adversarial(self.radius, self.attack_steps, attack_chunk)),
             (self.views_weight, noisy_views(self.smoothing_noise, self.smoothing_stddev, self.num_views)),
             (self.reconstruction_weight, Reconstruction()),

@@ -35,12 +35,12 @@ from stobatch.errors import DataError, ModelError
 from stobatch.models import Classifier, rows_in_memory
 from stobatch.models.validators import FEW_ROWS, unchanged
 from stobatch.seeds import Seeds, Stream
-from stobatch.sound.losses import Coins, coins_by_blocks, normal_coins
+from stobatch.sound.losses import NormalSampler, normal_sampler, sampler_by_blocks
 from stobatch.sound.settings import DpSgdSettings
 from stobatch.training import Trainable
 from stobatch.training.checkpoint import tensors_digest
 from stobatch.training.engines import Gradients, TrainerTask
-from stobatch.training.engines.base import Share, cut
+from stobatch.training.engines.base import DeviceRank, split_rows
 from stobatch.training.exact_sum import ExactSum
 from stobatch.training.ledger import Ledger, Stretch
 from stobatch.training.trainable import BEFORE_AVERAGING, Reader, working_precision
@@ -83,7 +83,7 @@ class DpSgdTrainable(Trainable):
         self._read()
         self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
         self.objective = config.objective(self.chunk)
-        self.settle()
+        self.recalibrate()
         self.clip = self._clipper(precision)
         if self.clip is clipped_sum_by_example:
             formed = sum(p.numel() * p.element_size() for p in network.parameters())
@@ -114,7 +114,7 @@ class DpSgdTrainable(Trainable):
         inputs = torch.rand(count, *self.network.input_shape, generator=generator).to(self.network.dtype) * 2 - 1
         labels = torch.arange(count) % self.network.num_classes
         device = self.network.device
-        coins = normal_coins(generator, device)
+        coins = normal_sampler(generator, device)
         batch, losses = self.objective.prepare(self.network, inputs.to(device), labels.to(device), 1.0, coins)
         return losses, batch
 
@@ -132,10 +132,10 @@ class DpSgdTrainable(Trainable):
         return [TrainerTask(trainer, benign_batch=0, adversarial_batch=0) for trainer in picked]
 
     @property
-    def unit(self) -> float:
+    def per_example_bound(self) -> float:
         return 1 / self.plan.expected_batch_size
 
-    def plant(self, planted: Planted) -> None:
+    def add_canaries(self, planted: Planted) -> None:
         """Canaries that are in become records of the first trainer; the sampling rate and the noise stay as planned."""
         if planted.inputs is not None and planted.labels is not None:
             if self.trainers.num > 1 or len(self.examples.shards) > 1:
@@ -153,22 +153,22 @@ class DpSgdTrainable(Trainable):
             self.canaries_in = planted.included.nonzero().flatten()
             self.canary_sums = torch.zeros(len(planted.included), dtype=torch.float64)
 
-    def carried(self) -> dict[str, Tensor]:
+    def extra_state(self) -> dict[str, Tensor]:
         return {} if self.canaries is None else {"canary_sums": self.canary_sums}
 
-    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: Coins) -> Gradients:
+    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler) -> Gradients:
         """Σ clipped contributions of some examples that pass at once."""
         batch, losses = self.objective.prepare(self.network, inputs, labels, step / self.plan.steps, coins)
         return self.clip(self.network, losses, batch, self.clip_norm).gradients
 
     def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
         """As the release counts them, with view noise of its own."""
-        coins = normal_coins(self.seeds.generator("step", step, "other views"), self.network.device)
+        coins = normal_sampler(self.seeds.generator("step", step, "other views"), self.network.device)
         total = ExactSum(self.targets(step))
         for part in torch.split(torch.arange(len(labels)), self.chunk):
             there = inputs[part].to(self.network.device, self.network.dtype), labels[part].to(self.network.device)
             total.add(self._clipped(*there, step, coins))
-        return {name: value.mul_(self.unit / self.plan.clip_norm) for name, value in total.mean(1).items()}
+        return {name: value.mul_(self.per_example_bound / self.plan.clip_norm) for name, value in total.mean(1).items()}
 
     def _path(self, step: int, trainer: int) -> tuple[str | int, ...]:
         """The name of a trainer's randomness in a step; no two of either share one."""
@@ -202,7 +202,7 @@ class DpSgdTrainable(Trainable):
             for (name, value), drawn in zip(targets.items(), torch.split(flat, sizes), strict=True)
         }
 
-    def _samples(self, step: int, trainer: int, share: Share) -> Iterator[tuple[int, Tensor, bool]]:
+    def _samples(self, step: int, trainer: int, share: DeviceRank) -> Iterator[tuple[int, Tensor, bool]]:
         """Poisson samples of the trainer's shards that this device reads: which, positions, and whether it does all.
 
         The only shard is read by all devices, a piece each; of several, each is read by one device. The sample of the
@@ -217,7 +217,7 @@ class DpSgdTrainable(Trainable):
             stream = self.seeds.stream(*path, "sample")
             yield index, poisson_sample(len(shard) + planted, self.plan.sampling_rate, stream), len(owned) > 1
 
-    def ready(self, share: Share) -> None:
+    def check_data(self, share: DeviceRank) -> None:
         """The shards that this device reads, of any trainer, are there and as they were written."""
         for owned in self.holdings:
             if 1 < len(owned) < share.devices:
@@ -233,7 +233,7 @@ class DpSgdTrainable(Trainable):
     def _holds_canaries(self, trainer: int, shard: int) -> bool:
         return self.canaries is not None and trainer == 0 and shard == len(self.holdings[0]) - 1
 
-    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+    def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         """Σ clipped contributions + noise, shrunk. The grid makes it (Σ + noise) / (C · denominator).
 
         So an example adds at most `unit` to the average.
@@ -242,11 +242,11 @@ class DpSgdTrainable(Trainable):
         for index, sample, whole in self._samples(step, task.trainer, share):
             shard = self.holdings[task.trainer][index]
             own = sample[sample < len(shard)]
-            for number, piece in enumerate(cut(len(own), self.chunk, device, share, self.pieces)):
+            for number, piece in enumerate(split_rows(len(own), self.chunk, device, share, self.pieces)):
                 if whole or share.takes(number):
                     views = partial(self.seeds.generator, *self._path(step, task.trainer), "views", index)
                     examples = self.reader.fetch(own[piece] + shard.start)
-                    clipped = self._clipped(*examples, step, coins_by_blocks(views, piece, device))
+                    clipped = self._clipped(*examples, step, sampler_by_blocks(views, piece, device))
                     yield {name: value.mul_(scale) for name, value in clipped.items()}
             if self.canaries is not None and self._holds_canaries(task.trainer, index) and (whole or share.first):
                 which = self.canaries_in[sample[sample >= len(shard)] - len(shard)]
@@ -261,13 +261,13 @@ class DpSgdTrainable(Trainable):
         if self.canaries is not None:
             self.canary_sums += self.canaries.read(gradients, step)
 
-    def settle(self) -> None:
+    def recalibrate(self) -> None:
         """What depends on the parameters alone follows them, as it will in deployment. Repeatable."""
         self.network.calibrate()
 
     def after_update(self) -> None:
         """Parameters that have run away give every example an endless gradient, which is left out: say so instead."""
-        self.settle()
+        self.recalibrate()
         probe = torch.zeros(1, *self.network.input_shape, device=self.network.device, dtype=self.network.dtype)
         with torch.no_grad(), self.keeping_state():
             if not bool(self.network(probe).isfinite().all()):
@@ -305,12 +305,12 @@ class DpSgdTrainable(Trainable):
     def require_counted(self, run: Path, step: int) -> None:
         Ledger.of(run).require_covers(step, run)
 
-    def adopt(self) -> None:
+    def use_average(self) -> None:
         self.average.adopt_average()
-        self.settle()
+        self.recalibrate()
 
     def finish(self, run: Path) -> dict[str, Any]:
-        self.adopt()
+        self.use_average()
         return {"accounted_steps": Ledger.of(run).accounted}
 
     def monitor(self, step: int) -> float:

@@ -22,7 +22,7 @@ from stobatch.models.validators import unchanged
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 from stobatch.verifier import CertificateKind, Flags, Labels, Verifier, require_same_scores
 from stobatch.votes.confidence import Floats
-from stobatch.votes.counting import SmoothedClassifier, SmoothedVerdicts, VoteSettings
+from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSettings
 from stobatch.votes.noise import SmoothingNoise
 from stobatch.votes.soft import vote_samples
 
@@ -36,7 +36,7 @@ _PILOT = 100
 
 
 @dataclass(frozen=True)
-class Bounded:
+class BoundCertificates:
     """What bounds say about a batch: the network's own label, and the largest radius asked about that is proved."""
 
     label: Labels
@@ -74,12 +74,12 @@ class BoundsVerifier(Verifier):
             ),
         )
 
-    def verify(self, inputs: Tensor, generator: torch.Generator) -> Bounded:
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
         holds = self.certifier.certified_at(inputs, self.radii)
         # From small to large, what fails at one radius is not claimed at a larger one.
         sizes = torch.tensor((0.0, *self.radii), dtype=torch.float64)
         label = self.certifier.predict(inputs)
-        return Bounded(label.cpu().numpy(), sizes[holds.sum(1).cpu()].numpy())
+        return BoundCertificates(label.cpu().numpy(), sizes[holds.sum(1).cpu()].numpy())
 
 
 @final
@@ -123,7 +123,7 @@ class VotesVerifier(Verifier):
             self.network, self.behind_noise, self.noise, self.norm, self.radii, settings, stop_early=self.stop_early
         )
 
-    def verify(self, inputs: Tensor, generator: torch.Generator) -> SmoothedVerdicts:
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> VoteCertificates:
         asked = [Radius(size, self.norm, PAPER_RANGE) for size in (0.0, *self.radii)]
         inputs = inputs.to(self.network.device)
         with unchanged(self.network):

@@ -48,7 +48,7 @@ def train(
     network = trainable.network
     # Another run of the same settings has other secrets: its checkpoints are not this run's.
     identity = f"{config.training_hash} {mark(Run(run))}".strip()
-    state = TrainingState(network, trainable.optimisers(config), trainable.carried())
+    state = TrainingState(network, trainable.optimisers(config), trainable.extra_state())
     if resume and state.restore(run, identity, config.training.steps):
         trainable.require_counted(run, state.step)
         trainable.after_update()

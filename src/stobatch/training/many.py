@@ -67,5 +67,5 @@ def train_one(trainable: Trainable, config: RunConfig, watcher: Watcher | None =
             watcher.see(step, trainable, released)
         descend(parameters, released, optimisers)
         trainable.after_update()
-    trainable.adopt()
+    trainable.use_average()
     return trainable.network

@@ -21,7 +21,7 @@ from stobatch.errors import ModelError
 from stobatch.models import Classifier
 from stobatch.models.validators import unchanged
 from stobatch.training.engines import Averaged, Engine, Gradients, InProcessEngine, Stop, TrainerTask, never
-from stobatch.training.engines.base import Share
+from stobatch.training.engines.base import DeviceRank
 from stobatch.training.ledger import Stretch
 
 
@@ -49,7 +49,7 @@ class Trainable(ABC):
         """Who works in this step."""
 
     @abstractmethod
-    def parts(self, task: TrainerTask, step: int, share: Share) -> Iterator[Gradients]:
+    def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         """What one of a trainer's devices adds to its gradient at the present parameters, piece by piece.
 
         The pieces of all devices sum to the trainer's gradient, and what a piece is does not depend on their number
@@ -61,7 +61,7 @@ class Trainable(ABC):
         parts, targets = partial(self._parts_of, step), self.targets(step)
         return InProcessEngine().average([task], parts, targets, grid=self.grid(step)).gradients
 
-    def _parts_of(self, step: int, task: TrainerTask, share: Share) -> Iterator[Gradients]:
+    def _parts_of(self, step: int, task: TrainerTask, share: DeviceRank) -> Iterator[Gradients]:
         # Checked before the parts are added to those of other devices, so nothing is released.
         with self.keeping_state():
             yield from self.parts(task, step, share)
@@ -90,7 +90,7 @@ class Trainable(ABC):
         self.released(step, averaged.gradients)
         return averaged
 
-    def ready(self, share: Share) -> None:
+    def check_data(self, share: DeviceRank) -> None:
         """Check that what one of a trainer's devices will read is there; called before anything is written."""
         return
 
@@ -110,7 +110,7 @@ class Trainable(ABC):
     def monitor(self, step: int) -> float:
         """A public number worth watching: computed from the parameters and the plan, never from the data."""
 
-    def plant(self, planted: Planted) -> None:
+    def add_canaries(self, planted: Planted) -> None:
         """Train with records beside the data, as an audit needs; each is treated exactly like an example."""
         raise ModelError(
             "this method has no room for canaries beside its data.",
@@ -126,11 +126,11 @@ class Trainable(ABC):
         )
 
     @property
-    def unit(self) -> float:
+    def per_example_bound(self) -> float:
         """The norm that one example's part of a release is bounded by, where it is."""
         return 0.0
 
-    def carried(self) -> dict[str, Tensor]:
+    def extra_state(self) -> dict[str, Tensor]:
         """What has to survive a restart beside parameters and optimisers; changed in place."""
         return {}
 
@@ -150,13 +150,13 @@ class Trainable(ABC):
         """Refuse to go on from a checkpoint whose steps are not counted."""
         return
 
-    def adopt(self) -> None:
+    def use_average(self) -> None:
         """Turn the last parameters into the model. Repeatable."""
         return
 
     def finish(self, run: Path) -> dict[str, Any]:
         """`adopt`, and say what is worth keeping about the training."""
-        self.adopt()
+        self.use_average()
         return {}
 
 

@@ -19,7 +19,7 @@ from stobatch.evaluation.summaries import (
     score_summary,
 )
 from stobatch.files import PRIVATE, Columns, read_tensors, tensors_sha256
-from stobatch.loading import described, make_plan
+from stobatch.loading import describe_network, make_plan
 from stobatch.runs import IMAGES, MANIFEST
 from stobatch.sound.verifiers import BoundsVerifier
 from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
@@ -284,7 +284,7 @@ def identity_check(subject: Subject) -> Check:
         ("data", manifest["data"], training["data"]),
         ("data.name", sizes["name"], subject.info.name),
         ("data.test_records", sizes["test_records"], subject.info.num_test),
-        ("network", training["network"], described(subject.model.network, handed_over=subject.handed_over)),
+        ("network", training["network"], describe_network(subject.model.network, handed_over=subject.handed_over)),
     ]
     if "rounds" not in training:
         pairs.append(("data.training_records", sizes["training_records"], subject.info.num_train))

@@ -46,7 +46,7 @@ class VoteSettings(Settings):
 
 
 @dataclass(frozen=True)
-class SmoothedVerdicts:
+class VoteCertificates:
     """The answers for a batch of inputs; every column has one entry per input.
 
     `draws` are those counted; the ones that chose the class come on top. Where nothing was proved the input abstains
@@ -114,7 +114,7 @@ class SmoothedClassifier:
 
     def certify(
         self, inputs: Tensor, generator: torch.Generator, radii: Sequence[Radius] | None = None
-    ) -> SmoothedVerdicts:
+    ) -> VoteCertificates:
         """Labels and radii: the largest that `settings.draws` draws prove, or answers to the `radii` asked about.
 
         With `radii`, an input stops drawing as soon as each of them is proved or given up: its p_A is shown to be too
@@ -139,7 +139,7 @@ class SmoothedClassifier:
                 lambda open_, more: counter.hits(open_, label, more, counting), len(inputs), needed, most, failure
             )
         proved = {f"radius_{norm}": self.noise.radius(norm, top, 1 - top, num_inputs) for norm in Norm}
-        return SmoothedVerdicts(
+        return VoteCertificates(
             label.cpu().numpy(), abstain=top <= 0.5, top_lower=top, draws=used, range=self.input_range, **proved
         )
 

@@ -21,10 +21,10 @@ PIECES = 4
 
 
 @dataclass(frozen=True)
-class Share:
+class DeviceRank:
     """One of the devices of a trainer.
 
-    >>> [piece for piece in range(7) if Share(1, 3).takes(piece)]
+    >>> [piece for piece in range(7) if DeviceRank(1, 3).takes(piece)]
     [1, 4]
     """
 
@@ -40,18 +40,18 @@ class Share:
         return piece % self.devices == self.device
 
 
-ALONE = Share()
+SINGLE_DEVICE = DeviceRank()
 """The only device of its trainer."""
 
 
-def cut(size: int, most: int, device: torch.device, share: Share, pieces: int = PIECES) -> list[slice]:
+def split_rows(size: int, most: int, device: torch.device, share: DeviceRank, pieces: int = PIECES) -> list[slice]:
     """Rows 0 to `size` in pieces of at most `most`, equally large up to one row.
 
     On a CPU they are a multiple of `pieces`, for any number of devices up to that: all have equally much to do if
     their number divides it. A GPU wants its whole part at once, so there the number of
     devices decides, and results differ by rounding.
 
-    >>> [piece.stop - piece.start for piece in cut(2499, 833, torch.device("cpu"), ALONE)]
+    >>> [piece.stop - piece.start for piece in split_rows(2499, 833, torch.device("cpu"), SINGLE_DEVICE)]
     [624, 625, 625, 625]
     """
     count = -(-size // most)
@@ -77,7 +77,7 @@ class TrainerTask:
     adversarial_batch: int
 
 
-Parts = Callable[[TrainerTask, Share], Iterable[Gradients]]
+Parts = Callable[[TrainerTask, DeviceRank], Iterable[Gradients]]
 """The parts of a trainer's gradient that one of its devices computes; their sum over all devices is the gradient."""
 
 
@@ -130,9 +130,9 @@ class Engine(ABC):
         """The root of secret seeds of the process that leads, below 2¹²⁸."""
         return own
 
-    def arrange(self, tasks: int) -> Share:
+    def arrange(self, tasks: int) -> DeviceRank:
         """Prepare for steps of so many trainers; says which of a trainer's devices this process is."""
-        return ALONE
+        return SINGLE_DEVICE
 
     def require_equal(self, topic: str, own: Mapping[str, str], remedies: Mapping[str, str]) -> None:
         """Raise where processes differ in what they must have in common."""
@@ -161,7 +161,7 @@ class InProcessEngine(Engine):
     ) -> Averaged:
         total = ExactSum(targets, grid)
         for task in tasks:
-            for part in parts(task, ALONE):
+            for part in parts(task, SINGLE_DEVICE):
                 total.add(part)
         return Averaged(total.mean(len(tasks)), stop())
 

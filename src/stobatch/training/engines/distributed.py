@@ -29,7 +29,16 @@ from stobatch.files import PRIVATE, make_folder, open_private
 from stobatch.processes import started_by_torchrun
 from stobatch.settings import content_hash
 from stobatch.training.device import use_device
-from stobatch.training.engines.base import Averaged, Engine, InProcessEngine, Parts, Share, Stop, TrainerTask, never
+from stobatch.training.engines.base import (
+    Averaged,
+    DeviceRank,
+    Engine,
+    InProcessEngine,
+    Parts,
+    Stop,
+    TrainerTask,
+    never,
+)
 from stobatch.training.engines.group import Group
 from stobatch.training.exact_sum import ExactSum
 
@@ -72,7 +81,7 @@ class DistributedEngine(Engine):
         self.total: ExactSum | None = None
         self.computing_s = self.waiting_s = 0.0
 
-    def arrange(self, tasks: int) -> Share:
+    def arrange(self, tasks: int) -> DeviceRank:
         """Lay the processes out as a mesh, for steps of so many trainers; says which device of a trainer this is."""
         shape = mesh_shape(self.processes, tasks, self.machine.devices_per_trainer)
         if self.device.type == "cpu" and shape[1] > self.machine.pieces:
@@ -84,7 +93,7 @@ class DistributedEngine(Engine):
         with self.group.contact("arranging the mesh"):
             self.mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("trainer", "replica"))
         self.row, replica = self.mesh.get_local_rank("trainer"), self.mesh.get_local_rank("replica")
-        self.rows, self.share = shape[0], Share(replica, shape[1])
+        self.rows, self.share = shape[0], DeviceRank(replica, shape[1])
         return self.share
 
     def average(
