@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples, TrainingExamples
-from stobatch.dp.guarantee import Release
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError
 from stobatch.models import AffineEncoder, Classifier, Network, build_encoder, require_per_example
@@ -21,6 +21,30 @@ from stobatch.training import Trainable
 from stobatch.training.many import ManyModels
 from stobatch.training.trainable import working_precision
 from stobatch.verifier import Verifier
+
+
+@dataclass(frozen=True)
+class Tuples:
+    """A few training tuples; the last one is where two neighbouring data sets differ."""
+
+    inputs: Tensor
+    labels: Tensor
+
+
+class Release(ABC):
+    """One intermediate result that a proof calls private, with an attacker who looks at nothing else."""
+
+    name: str
+    source: str
+    """Which statement says that it is private."""
+    attack: str
+
+    @abstractmethod
+    def score(self, own: Tuples, pair: tuple[Tuples, Tuples], seeds: Seeds) -> float:
+        """Draw the release of `own`, one of the pair, and say how much it looks like the second rather than the first.
+
+        The attacker knows the pair and every public number; not the noise, and not which of the two it is.
+        """
 
 
 class Method(ABC):

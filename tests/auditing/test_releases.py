@@ -20,9 +20,9 @@ from torch.nn import functional as F  # noqa: N812
 import stobatch
 from stobatch.auditing.releases import pair_of_tuples, release_finding
 from stobatch.data import Examples
-from stobatch.dp.guarantee import Release, Tuples
 from stobatch.dp.noise import laplace
 from stobatch.errors import DataError
+from stobatch.methods import Release, Tuples
 from stobatch.models.affine import DenseEncoder
 from stobatch.published.losses import reconstruction_gradient
 from stobatch.published.plan import PublishedPlan

@@ -10,10 +10,10 @@ from stobatch.auditing.lower_bounds import privacy_finding, two_sided_bounds
 from stobatch.auditing.neighbours import pattern_like, require_relation
 from stobatch.auditing.subject import Audited, require_enough, scores_by_world
 from stobatch.data import Examples
-from stobatch.dp.guarantee import PrivacyGuarantee, Release, Tuples
+from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import DataError, SettingError
 from stobatch.files import Columns
-from stobatch.methods import method_of
+from stobatch.methods import Release, Tuples, method_of
 from stobatch.progress import Tick
 from stobatch.results import Finding
 

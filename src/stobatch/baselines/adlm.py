@@ -22,11 +22,10 @@ from stobatch.baselines.adlm_step import AdLmTrainable
 from stobatch.baselines.plain import require_batches
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
-from stobatch.dp.guarantee import Release, Tuples
 from stobatch.dp.noise import laplace
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, SettingError
-from stobatch.methods import Method, encoder_of, require_per_example_at_size, split_network
+from stobatch.methods import Method, Release, Tuples, encoder_of, require_per_example_at_size, split_network
 from stobatch.models import Classifier, require_per_example
 from stobatch.seeds import Seeds
 from stobatch.verifier import Verifier

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from stobatch.paper import implements
-from stobatch.seeds import Seeds
 from stobatch.types import Neighbours, Status, Verdict
 
 PUBLIC_SEED = "public seed"
@@ -114,27 +110,3 @@ class PrivacyGuarantee:
             tuple(values.get("audits", ())),
             Status(values["status_with_secret_seeds"]) if status is Status.VOID else None,
         )
-
-
-@dataclass(frozen=True)
-class Tuples:
-    """A few training tuples; the last one is where two neighbouring data sets differ."""
-
-    inputs: Tensor
-    labels: Tensor
-
-
-class Release(ABC):
-    """One intermediate result that a proof calls private, with an attacker who looks at nothing else."""
-
-    name: str
-    source: str
-    """Which statement says that it is private."""
-    attack: str
-
-    @abstractmethod
-    def score(self, own: Tuples, pair: tuple[Tuples, Tuples], seeds: Seeds) -> float:
-        """Draw the release of `own`, one of the pair, and say how much it looks like the second rather than the first.
-
-        The attacker knows the pair and every public number; not the noise, and not which of the two it is.
-        """

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.dp.guarantee import Release, Tuples
 from stobatch.dp.noise import laplace
+from stobatch.methods import Release, Tuples
 from stobatch.models.affine import DenseEncoder
 from stobatch.published.losses import reconstruction_gradient
 from stobatch.published.plan import PublishedPlan

@@ -17,9 +17,8 @@ from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples, TrainingExamples
 from stobatch.data.partition import fixed_disjoint_batches
-from stobatch.dp.guarantee import Release
 from stobatch.dp.plan import Plan
-from stobatch.methods import Method, encoder_of, require_per_example_at_size, split_network
+from stobatch.methods import Method, Release, encoder_of, require_per_example_at_size, split_network
 from stobatch.models import Classifier, Network, require_per_example, rows_in_memory
 from stobatch.paper import implements
 from stobatch.published.losses import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
