@@ -69,7 +69,7 @@ class Registry(MutableMapping[str, Any]):
 
         >>> METHODS.require("sond")
         Traceback (most recent call last):
-        stobatch.errors.SettingError: there is no method 'sond'. Nearest: sound.
+        stobatch.errors.SettingError: there is no method 'sond'. Nearest: sound, stobatch.
         """
         if name in self:
             return self[name]

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from stobatch.auditing.lower_bounds import two_sided_bounds
 from stobatch.baselines.noise_layer_verifier import margin_epsilon
 from stobatch.errors import StobatchError, UnitError
-from stobatch.published.radius import CorrectedRule, PublishedRule
+from stobatch.published.radius import CorrectedRule, PublishedRule, published_robustness_epsilon
 from stobatch.types import Norm
 from stobatch.votes.confidence import chernoff, clopper_pearson, hoeffding
-from stobatch.votes.margins import Shift, gaussian_margin, published_robustness_epsilon, pure_robustness_epsilon
+from stobatch.votes.margins import Shift, gaussian_margin, pure_robustness_epsilon
 from stobatch.votes.noise import GaussianNoise, LaplaceNoise
 
 FAILURES = (5e-324, 1e-310, 1e-300, 1e-200, 1e-100, 1e-17, 1e-16, 1e-3, 0.5, 1 - 1e-16)

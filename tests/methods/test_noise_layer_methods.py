@@ -315,8 +315,8 @@ def test_noise_that_all_examples_share_is_caught(name: str, monkeypatch: pytest.
         return lambda shape: torch.randn((1, *shape[1:]), generator=generator).expand(shape)
 
     trainable, sizes = with_noise(name)
-    for module in ("open_trainable", "dpsgd_trainable"):
-        monkeypatch.setattr(f"stobatch.methods.{module}.coins_by_blocks", one_for_all)
+    for module in ("baselines.plain", "sound.step"):
+        monkeypatch.setattr(f"stobatch.{module}.sampler_by_blocks", one_for_all)
     assert "examples" in suspicious(noise_of(trainable, monkeypatch), sizes, law_of(name))
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import laplace
 
-from stobatch.published.radius import is_robust
-from stobatch.votes.margins import published_robustness_epsilon
+from stobatch.published.radius import is_robust, published_robustness_epsilon
 
 
 def scores(at: float, scale: float, edges: NDArray[np.float64], classes: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stobatch.published.radius import composed_epsilon, composed_radius, is_robust
-from stobatch.votes.margins import gaussian_margin, published_robustness_epsilon, pure_robustness_epsilon
+from stobatch.published.radius import composed_epsilon, composed_radius, is_robust, published_robustness_epsilon
+from stobatch.votes.margins import gaussian_margin, pure_robustness_epsilon
 
 inside = st.floats(1e-6, 1 - 1e-6)
 

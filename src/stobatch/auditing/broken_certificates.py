@@ -21,13 +21,12 @@ from stobatch.auditing.vote_counts import Ballots, count, counter_of
 from stobatch.config import CertificationConfig
 from stobatch.models import ConvEncoder, Head, Layered, Network
 from stobatch.published.monte_carlo import Tally
-from stobatch.published.radius import radius_factor
+from stobatch.published.radius import published_robustness_epsilon, radius_factor
 from stobatch.published.verified_inference import PublishedCertificates, VerifiedInference
 from stobatch.sound.verifiers import BoundCertificates, BoundsVerifier, VotesVerifier
 from stobatch.types import PAPER_RANGE, Norm
 from stobatch.verifier import CertificateKind, Verifier
 from stobatch.votes.counting import VoteCertificates, VoteSettings
-from stobatch.votes.margins import published_robustness_epsilon
 from stobatch.votes.noise import GaussianNoise, two_streams
 
 

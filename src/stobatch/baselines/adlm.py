@@ -5,7 +5,7 @@ is a polynomial with noise on its coefficients, as in the functional mechanism.
 
 It is as published and in the released code, but for the relevances. The publication counts ε1 for them, and nothing for
 the network, trained without privacy, that they come from. Here both are steps of DP-SGD with a proof
-(`adlm_trainable.InputRelevance`). What remains is a claim, and `AdLmPlan.guarantee` says what speaks against it.
+(`adlm_step.InputRelevance`). What remains is a claim, and `AdLmPlan.guarantee` says what speaks against it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Certificates for noise in the first layer: by the published theorem of PixelDP, and the sharpest there is.
+"""A noise layer behind the first affine layer: its settings, and certificates as published and the sharpest there are.
 
 Both see the same votes. PixelDP (Lecuyer et al., 2019) makes the network (ε, δ)-DP towards the input's values and asks
 for a margin of e^{2ε} and δ; SecureSGD and SecureSGD-AGM (Phan et al., 2019) do the same with other theorems about
@@ -23,12 +23,13 @@ from stobatch.dp.plan import PlanRow
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import AffineEncoder, Network, require_per_example, rows_in_memory
 from stobatch.models.validators import unchanged
+from stobatch.published.radius import published_robustness_epsilon
 from stobatch.settings import setting
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 from stobatch.verifier import ASSUMPTIONS, CertificateKind, Flags, Labels, Verifier, require_same_scores
 from stobatch.votes.confidence import Floats, clopper_pearson
 from stobatch.votes.counting import VoteCounter
-from stobatch.votes.margins import check_probabilities, published_robustness_epsilon
+from stobatch.votes.margins import check_probabilities
 from stobatch.votes.soft import vote_samples
 
 DELTAS: Floats = np.geomspace(0.001, 0.3, 128)

@@ -1,4 +1,4 @@
-"""Plain training: no privacy, no robustness; the ceiling of clean accuracy for every other method."""
+"""Plain training: no privacy, no robustness; the ceiling of accuracy, and the step of every method without privacy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """SecureSGD (Phan et al., 2019): DP-SGD for privacy, and a noise layer whose noise goes where the loss is vulnerable.
 
 SecureSGD-AGM has even noise, calibrated by the analytic Gaussian mechanism. The published algorithm learns where the
-loss is vulnerable from raw data, outside its account; here that is a step of the account (`relevance`).
+loss is vulnerable from raw data, outside its account; here that is a step of the account (`RelevanceTrainable`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan: every number that privacy depends on, fixed before any data is read."""
+"""Plans: every number that privacy depends on, fixed before data is read; of DP-SGD by one trainer and by several."""
 
 from __future__ import annotations
 

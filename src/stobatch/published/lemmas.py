@@ -1,4 +1,4 @@
-"""How much one training tuple can change what the mechanism perturbs, as the paper states it (Lemmas 2-4).
+"""The published theory: sensitivities (Lemmas 2-4), budgets (Theorems 1-4), functional mechanism (Appendices B, O).
 
 These are the published bounds, kept exactly as published. Where one does not bound what it says it bounds, the
 verdict says so and the tests hold the counterexample.

@@ -1,4 +1,4 @@
-"""The auto-encoder's objective for θ1 (Eq. 5 and 6) and its published gradient (Eq. 19)."""
+"""What is minimised: reconstruction for θ1 (Eq. 5, 6 and 19), the Taylor loss for θ2, both kinds of example (Eq. 9)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Monte Carlo over fresh noise (Appendix N), fast: the first layer is linear, so noise is pushed through it once.
 
-conv(x + ν) = conv(x) + conv(ν): the input's part is computed once per input, the noise's part once per draw and shared
-by all inputs of a tile. For each input the draws are independent; between inputs of one tile they are the same, so
-errors of two certificates may coincide. Every certificate's own failure probability is unaffected.
+conv(x + ν) = conv(x) + conv(ν): the input's part is computed once per input, the noise's part once per draw and
+shared by all inputs of a tile. For each input the draws are independent; between inputs of one tile they are the
+same, so errors of two certificates may coincide. Every certificate's own failure probability is unaffected.
+`SoftVotes` is the same as a differentiable function, for attackers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""When noise in several layers makes a prediction robust (Lemmas 1 and 5, Theorem 5), and the sharper conditions.
+"""From scores to a radius (Lemmas 1 and 5, Theorem 5, Corollary 1, Eq. 13): as published, and corrected.
 
-A scoring function under ε-DP noise cannot change its expected scores by more than e^ε. The published rule asks for
-a margin of e^{2ε}; the exact trade-off between the two hypotheses asks for less.
+Both rules see the same votes. The published one mixes units, counts one map of many and ignores that the fresh noise
+is ψ times smaller than the noise it calculates with; the corrected one does not. The published condition asks for a
+margin of e^{2ε}; the exact trade-off between the two hypotheses (`votes.margins`) asks for less.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stobatch.votes.margins import (
     LAPLACE_AS_GAUSSIAN,
     Shift,
     gaussian_margin,
-    published_robustness_epsilon,
+    half_log_ratio,
     pure_robustness_epsilon,
 )
 
@@ -47,6 +48,16 @@ def product_score(*scores: Tensor) -> Tensor:
     for score in scores[1:]:
         product = product * score
     return product
+
+
+@implements(
+    *("Theorem 5", "Eq. 12", "Eq. 32", "Eq. 33"),
+    verdict="holds in form, for the true expectations; with expected products the composed radius lies between the "
+    "two single ones, so composing never helps there.",
+)
+def published_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -> Floats:
+    """Return the largest Σ ε_s for which Ê_lb > e^{2 Σ ε_s} max Ê_ub: half the log-ratio, at least 0."""
+    return half_log_ratio(score_lower, runner_up_upper)
 
 
 def radius_factor(noise_scale: float, attack_sensitivity: float, robustness_epsilon: Floats) -> Floats:

@@ -1,7 +1,7 @@
-"""What all methods that descend by DP-SGD do alike: one plan, one step (`dpsgd_trainable`), one set of certificates.
+"""The sound method, and what all methods that descend by DP-SGD do alike: one plan, one step, one set of certificates.
 
-They differ in what they descend on. The privacy noise is in training alone; what certifies, bounds or votes, is
-separate from it (docs/guarantees.md).
+The members of the family differ in what they descend on. The privacy noise is in training alone; what certifies,
+bounds or votes, is separate from it (docs/guarantees.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all methods that descend by DP-SGD have in common: their settings, and the losses that are made of them."""
+"""Settings of the methods that descend by DP-SGD, those of the sound method, and the losses that they describe."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""When noise in several layers makes a prediction robust (Lemmas 1 and 5, Theorem 5), and the sharper conditions.
+"""From shares of votes to the shift that they withstand, and how far a perturbation shifts a layer.
 
-A scoring function under ε-DP noise cannot change its expected scores by more than e^ε. The published rule asks for
-a margin of e^{2ε}; the exact trade-off between the two hypotheses asks for less.
+Noise hides a shift by pure DP (a loss ε, limit L*) or by Gaussian DP (standard deviations, limit Z). Both limits are
+exact for p_A + p_B <= 1: no smaller margin would do for every noise of that kind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from scipy.stats import norm
 
 from stobatch.errors import UnitError
 from stobatch.models import AffineEncoder
-from stobatch.paper import implements
 from stobatch.types import Norm
 from stobatch.votes.confidence import Floats
 
@@ -30,13 +29,8 @@ def check_probabilities(*values: Floats) -> None:
             )
 
 
-@implements(
-    *("Theorem 5", "Eq. 12", "Eq. 32", "Eq. 33"),
-    verdict="holds in form, for the true expectations; with expected products the composed radius lies between the "
-    "two single ones, so composing never helps there.",
-)
-def published_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -> Floats:
-    """The largest Σ ε_s for which Ê_lb > e^{2 Σ ε_s} max Ê_ub: half the log-ratio, at least 0."""
+def half_log_ratio(score_lower: Floats, runner_up_upper: Floats) -> Floats:
+    """Return ½ ln(p_A/p_B), at least 0: the largest ε for which p_A > e^{2ε} p_B."""
     check_probabilities(score_lower, runner_up_upper)
     tiny = np.finfo(np.float64).tiny
     ratio = np.log(np.maximum(score_lower, tiny)) - np.log(np.maximum(runner_up_upper, tiny))
@@ -52,7 +46,7 @@ def pure_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -> Flo
     check_probabilities(score_lower, runner_up_upper)
     gap = np.clip(1 - score_lower + runner_up_upper, np.finfo(np.float64).tiny, 1.0)
     sharper = np.where(score_lower > runner_up_upper, -np.log(gap), 0.0)
-    return np.maximum(published_robustness_epsilon(score_lower, runner_up_upper), sharper)
+    return np.maximum(half_log_ratio(score_lower, runner_up_upper), sharper)
 
 
 def gaussian_margin(score_lower: Floats, runner_up_upper: Floats) -> Floats:
