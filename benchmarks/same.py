@@ -21,6 +21,7 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -37,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
-from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "build" / "same"
@@ -61,237 +61,246 @@ VOLATILE: list[tuple[str, str, str]] = [
 ]  # fmt: skip
 """What differs between any two runs of one tree: file, key and reason."""
 
-MASKED: list[tuple[str, str]] = [
-    (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?Z?", "DATE"),
-    (r"last start</dt><dd>[\d.]+ s", "SECONDS"),
-    (r"key\)</dt><dd><code>[0-9a-f]+", "COMMITMENT"),
-]
+MASKED = {
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?Z?": "DATE",
+    r"\d:\d\d:\d\d": "DURATION",
+    r"last start</dt><dd>[\d.]+ s": "SECONDS",
+    r"<td>[0-9a-f]{40}[^<]*": "COMMIT",
+    r"key\)</dt><dd><code>[0-9a-f]+": "COMMITMENT",
+}
 """The same in texts that have no keys."""
 
 
-def sets(**settings: object) -> str:
-    """Arguments that change settings; a double underscore stands for the dot of `section.key`."""
-    return " ".join(f"--set '{key.replace('__', '.')}={json.dumps(value)}'" for key, value in settings.items())
+def sets(words: str) -> str:
+    """Words such as section.key=value as arguments that change settings."""
+    return " ".join(f"--set {shlex.quote(word)}" for word in shlex.split(words))
 
 
-DATA = sets(data__train_limit=600, data__test_limit=50, training__steps=20, training__monitor_every=10)
-SHORT = sets(
-    certification__noise_draws=60,
-    certification__selection_draws=20,
-    evaluation__radii=[0.05, 0.2],
-    evaluation__attack_steps=2,
-    evaluation__adaptive_attacks=["fgsm", "ifgsm", "mim", "madry", "apgd_ce", "apgd_dlr", "apgd_t", "square"],
-    evaluation__adaptive_steps=2,
-    evaluation__restarts=1,
-    evaluation__queries=5,
-    evaluation__noise_draws=2,
-    evaluation__vote_draws=20,
-    evaluation__vote_limit=10,
-    evaluation__limit=20,
-    evaluation__num_images=2,
-    audit__num_inputs=5,
-    audit__attack_steps=2,
-    audit__restarts=1,
-    audit__judging_draws=100,
-    audit__release_trials=70,
-)
-TINY = f"{DATA} {SHORT} --seed 1 --json"
-SGD = sets(method__expected_batch_size=60, method__delta=1e-3)
-LAYERS = sets(model__architecture="squash 3, conv 8 7/3, relu, linear")
-NARROW = sets(model__last_hidden_size=16)
-BASELINE = f"{TINY} {NARROW}"
-BATCH = sets(method__batch_size=60)
-ATTACKED = f"{BATCH} {sets(method__train_attack_steps=1)}"
-SOUND = f"--recipe sound.mnist {TINY} {SGD} {LAYERS}"
-VERIFY = "verify run --sample 5 --seed 2 --json"
-REPORT = "report run --json"
-ADLM = sets(method__delta=1e-3, method__relevance_steps=3, method__relevance_batch_size=60)
-COMPARED = sets(
-    certification__noise_draws=60,
-    certification__selection_draws=20,
-    evaluation__adaptive_steps=1,
-    evaluation__attack_steps=1,
-    evaluation__queries=5,
-    evaluation__vote_draws=20,
-    evaluation__vote_limit=5,
-    evaluation__noise_draws=2,
-    evaluation__limit=20,
-    evaluation__num_images=0,
-)
-VERBS = ("train", "plan", "certify", "attack", "evaluate", "audit", "report", "where", "demo", "compare", "federate",
-         "parties", "doctor", "shard", "verify", "sign")  # fmt: skip
-RECIPES = ("demo", "paper.demo", "paper.mnist", "paper.cifar10", "paper.tiny_imagenet", "sound.mnist",
-           "sound.mnist_wide", "sound.mnist_strict", "sound.mnist_l2", "sound.cifar10", "sound.cifar10_strict_wide",
-           "sound.tiny_imagenet", "federated.demo", "audit.published", "audit.sound_strict")  # fmt: skip
-
-
-def baseline(name: str, changes: str, *more: str) -> list[str]:
-    return [f"train --out run --recipe baselines.{name} {BASELINE} {changes}", *more]
-
-
+DATA = sets("data.train_limit=600 data.test_limit=50 training.steps=20 training.monitor_every=10")
+ATTACKS = '["fgsm","ifgsm","mim","madry","apgd_ce","apgd_dlr","apgd_t","square"]'
+SHORT = sets(f"""
+    certification.noise_draws=60 certification.selection_draws=20 evaluation.radii=[0.05,0.2] evaluation.limit=20
+    'evaluation.adaptive_attacks={ATTACKS}' evaluation.attack_steps=2 evaluation.adaptive_steps=2 evaluation.restarts=1
+    evaluation.queries=5 evaluation.noise_draws=2 evaluation.vote_draws=20 evaluation.vote_limit=10
+    evaluation.num_images=2 audit.num_inputs=5 audit.attack_steps=2 audit.restarts=1 audit.judging_draws=100
+    audit.release_trials=70""")
+SMALL = f"{DATA} {SHORT} --seed 1 --json"
+LAYERS = sets("'model.architecture=squash 3, conv 8 7/3, relu, linear'")
+STACK = sets("'model.architecture=conv 8 5/3, groupnorm 4, relu, linear' method.smoothing_stddev=0.25")
+NARROW = sets("model.last_hidden_size=16")
+SGD = sets("method.expected_batch_size=60 method.delta=0.001")
+BATCH = sets("method.batch_size=60")
+ATTACKED = f"{BATCH} {sets('method.train_attack_steps=1')}"
+SOUND = f"--recipe sound.mnist {SMALL} {SGD} {LAYERS}"
+PUBLISHED = f"{SMALL} {ATTACKED} {NARROW}"
+LONG = f"{SOUND} {sets('training.steps=100')}"
+RELEVANCE = sets("method.delta=0.001 method.relevance_steps=3 method.relevance_batch_size=60")
+PARTIES = sets("""method.delta=0.001 'method.parties=["north:300:60","east:200:40","south:100:30:10"]'""")
+COMPARED = f"{NARROW} {ATTACKED} {SGD} " + sets("""
+    training.steps=2 certification.noise_draws=60 certification.selection_draws=20 evaluation.adaptive_steps=1
+    evaluation.attack_steps=1 evaluation.queries=5 evaluation.noise_draws=2 evaluation.vote_draws=20
+    evaluation.vote_limit=5 evaluation.limit=20 evaluation.num_images=0""")
+FEW = sets("training.steps=3")
 CERTIFY = "certify run --limit 50 --seed 3 --json"
-VOTES = f"{CERTIFY} {sets(evaluation__radii=[0.01, 0.05])}"
+VOTES = f"{CERTIFY} {sets('evaluation.radii=[0.01,0.05] certification.certificate=votes')}"
+EVALUATE = "evaluate run --seed 4 --json"
+VERIFY = "verify run --sample 5 --seed 2 --json"
 
-CHAINS: dict[str, list[str]] = {
-    "sound": [
-        f"train --out run {SOUND} {sets(canaries__num=40)}",
-        f"{CERTIFY} --set certification.certificate=bounds",
-        f"{CERTIFY} --norm l2",
-        "attack run --seed 3 --json",
-        "attack run --seed 3 --json --norm l2 --attack madry --radius 0.5 --steps 3",
-        "evaluate run --seed 4 --json",
-        "audit run --instrument certificates --instrument one_run --seed 5 --json",
-        VERIFY,
-        REPORT,
-        "verify run --sample 3 --seed 2",
-        "certify run --limit 10 --seed 3",
-        "evaluate run --limit 5 --seed 4",
-    ],
-    "sound votes": [
-        f"train --out run {SOUND} {sets(method__smoothing_stddev=0.25, method__views_weight=0.5)}",
-        f"{VOTES} --set certification.certificate=votes",
-        f"{VOTES} --set certification.certificate=best",
-        f"{VOTES} --set certification.certificate=votes --norm l2",
-        f"{VOTES} --set certification.certificate=votes --norm l1",
-        "attack run --function vote --attack madry --radius 0.05 --limit 5 --seed 3 --json",
-        "audit run --instrument certificates --seed 5 --json",
-        VERIFY,
-    ],
-    "sound l2": [
-        f"train --out run --recipe sound.mnist_l2 {DATA} {SGD} --seed 1 --json "
-        + sets(model__architecture="conv 8 5/3, groupnorm 4, relu, linear", certification__noise_draws=60),
-        f"{CERTIFY} --set certification.selection_draws=20",
-        f"{CERTIFY} --set certification.selection_draws=20 --set certification.hidden_stddev=0.1",
-    ],
-    "sound laplace": [
-        f"train --out run {SOUND} "
-        + sets(method__smoothing_stddev=0.25, method__smoothing_noise="laplace", method__views_weight=0.5)
-        + " "
-        + sets(method__adversarial_weight=0.3, method__momentum=0.9),
-        f"{VOTES} --norm l1",
-    ],
-    "sound trainers": [
-        f"train --out run {SOUND} {sets(trainers__num=3, trainers__per_step=2, method__clip_norm=0.5)}",
-        f"train --out shares {SOUND} {sets(trainers__num=3, trainers__per_step=2, trainers__noise='shares')}",
-    ],
-    "stopped and resumed": [
-        f"train --out run {SOUND}",
-        f"$ python -m stobatch train --out cut {SOUND} {sets(machine__checkpoint_every=5)} & "
-        "until [ -e cut/private/checkpoints/step-00000005 ] || ! kill -0 $!; do sleep 0.05; done; "
-        "kill -TERM $!; wait $!; [ ! -e cut/model.safetensors ] && rm -rf cut/private/checkpoints/.*.tmp",
-        "train --out cut --resume --json",
-        "$ cmp run/model.safetensors cut/model.safetensors",
-        f"train --out run --resume {SOUND} --set training.steps=30 # exit 2",
-        "train --out run --resume --json",
-    ],
-    "published": [
-        f"train --out run --recipe paper.demo {TINY} {ATTACKED} {NARROW}",
-        f"{CERTIFY} --set certification.interval=clopper_pearson",
-        f"{CERTIFY} --set certification.interval=hoeffding",
-        "attack run --protocol published --seed 3 --json",
-        "attack run --function vote --attack madry --radius 0.05 --limit 5 --seed 3 --json",
-        "evaluate run --seed 4 --json",
-        VERIFY,
-        REPORT,
-        "audit run --instrument certificates --seed 5 --json # exit 3",
-        "audit run --instrument release --seed 5 --json # exit 1",
-        f"{VERIFY} # exit 1",
-        f"{REPORT} # exit 2",
-        "$ cp -r run other && sed -i 's/steps.: 20/steps\": 21/' other/config.json",
-        "verify other --sample 0 --seed 2 --json # exit 1",
-    ],
-    "published iterative": [
-        f"train --out run --recipe paper.mnist {TINY} {ATTACKED} {NARROW} {sets(method__label_noise='per_class')}",
-        f"train --out other --recipe paper.mnist {TINY} {ATTACKED} {NARROW} {sets(method__trainers_per_step=2)}",
-    ],
-    "plain": baseline("plain", BATCH, f"{CERTIFY} # exit 2", "attack run --seed 3 --json"),
-    "vanilla": baseline("vanilla_adversarial", ATTACKED),
-    "pixeldp": baseline("pixeldp", BATCH, VOTES, "evaluate run --limit 10 --seed 4 --json"),
-    "dpsgd": baseline("dpsgd", SGD),
-    "dp_adversarial": baseline("dp_adversarial", SGD),
-    "dp_adversarial_squashed": baseline("dp_adversarial_squashed", SGD, CERTIFY),
-    "dp_smoothing": baseline("dp_smoothing", SGD, VOTES, f"{VOTES} --norm l2"),
-    "adlm": baseline("adlm", f"{BATCH} {ADLM}", VERIFY),
-    "securesgd": baseline("securesgd", SGD, VOTES, VERIFY),
-    "securesgd_agm": baseline("securesgd_agm", SGD, VOTES),
-    "audits": [
-        f"audit many --recipe audit.published {sets(training__steps=3)} --trainings 32 --seed 1 --json",
-        f"audit steps --recipe audit.sound {sets(training__steps=3)} --trainings 32 --seed 1 --json",
-        f"audit half --recipe audit.half_noise {sets(training__steps=3)} --trainings 32 --seed 1 --json",
-        f"audit shadow --recipe audit.sound --instrument membership {sets(audit__shadow_models=8)} --seed 1 --json",
-        "audit release --recipe audit.published --instrument release --set audit.release_trials=60 --seed 1 # exit 1",
-        "train --out run --recipe audit.no_clipping --seed 1 --json",
-        "train --out shared --recipe audit.shared_noise --seed 1 --json",
-    ],
-    "federated": [
-        f"federate --out run --recipe federated.demo {TINY} {LAYERS} "
-        + sets(method__parties=["north:300:60", "east:200:40", "south:100:30:10"], method__delta=1e-3),
-        "parties run --json",
-        "parties run.parties/north --json",
-        CERTIFY,
-        "evaluate run --limit 10 --seed 4 --json",
-        "verify run --sample 5 --seed 2 --json",
-        "report run --json",
-    ],
-    "comparison": [
-        f"compare --out out --methods sound,stobatch --epsilon 3 --radius 0.2 --seeds 1,2 --json {DATA} {NARROW} "
-        f"{ATTACKED} {SGD} {sets(training__steps=2)} {COMPARED}",
-        "report out/*/*1 --out both.html --json",
-    ],
-    "shards": [
-        f"shard --out shards --recipe demo {DATA} --num-shards 3 --seed 4 --json",
-        "shard --check shards --json",
-        f"train --out run {SOUND} --set data.name=shards --set machine.data_root=shards",
-        VERIFY,
-    ],
-    "whole demo": [
-        f"demo --out run {TINY} {SGD} {sets(canaries__num=40)}",
-        f"demo --out paper --recipe paper.demo {TINY.replace(' --json', '')} {ATTACKED} {NARROW} # exit 1",
-    ],
-    "plans": [
-        *(f"plan --recipe {name} --json --seed 1" for name in RECIPES),
-        "plan --recipe paper.mnist",
-        "plan --recipe demo --seed 1 --out plan.json",
-    ],
-    "listings": [
-        "where --json",
-        "where",
-        "where 'Theorem 5' --json",
-        "where Algorithm # exit 2",
-        "plan --recipe nothing # exit 2",
-        "--help",
-        *(f"{verb} --help" for verb in VERBS),
-    ],
-    "doctor": ["$ python -m stobatch doctor"],
-    "mistakes": [
-        "train --out run --recipe dmeo # exit 2",
-        "train --out run --recipe demo --set training.stepps=3 # exit 2",
-        "train --out run --recipe demo --set training.steps=many # exit 2",
-        "train --out run --recipe demo --set training.learning_rate=0 # exit 2",
-        "train --out run --recipe demo --set training.optimiser=adma # exit 2",
-        "train --out run --recipe paper.demo --set method.total_epsilon=0.05 # exit 2",
-        "train --out run --recipe paper.demo --set method.batch_size=2500 # exit 2",
-        "train --out run --recipe paper.demo --set model.normalisation=batch --seed 1 # exit 2",
-        "train --out run --recipe sound.mnist --set data.train_limit=100 # exit 2",
-        "train --out run --recipe demo --device quantum # exit 2",
-        "train --out run --recipe demo --config x.toml # exit 2",
-        "train --out run --config none.toml # exit 2",
-        "train --out run --recipe demo --set data.name=shards --set machine.data_root=none # exit 2",
-        "train # exit 2",
-        "certify nowhere # exit 2",
-        "evaluate nowhere # exit 2",
-        "audit nowhere # exit 2",
-        "verify nowhere # exit 2",
-        "report nowhere # exit 2",
-        "compare --out out --methods sounds # exit 2",
-        "compare --out out --epsilon 0 # exit 2",
-        "shard --check none # exit 2",
-        "where 'Theorem 55' # exit 2",
-        "nonsense # exit 2",
-    ],
+RECIPES = """demo paper.demo paper.mnist paper.cifar10 paper.tiny_imagenet sound.mnist sound.mnist_wide
+    sound.mnist_strict sound.mnist_l2 sound.cifar10 sound.cifar10_strict_wide sound.tiny_imagenet federated.demo
+    audit.published audit.sound_strict baselines.securesgd baselines.adlm"""
+VERBS = """plan train certify attack evaluate audit report where demo compare federate parties doctor shard verify
+    sign"""
+PLANS = "\n".join(f"plan --recipe {name} --json --seed 1" for name in RECIPES.split())
+HELP = "\n".join(f"{verb} --help" for verb in VERBS.split())
+
+COMMANDS = f"""
+[sound]
+train --out run {SOUND} {sets("canaries.num=40")}
+{CERTIFY} --set certification.certificate=bounds
+{CERTIFY} --norm l2
+attack run --seed 3 --json
+attack run --seed 3 --json --norm l2 --attack madry --radius 0.5 --steps 3
+{EVALUATE}
+audit run --instrument certificates --instrument one_run --seed 5 --json
+{VERIFY}
+report run --json
+verify run --sample 3 --seed 2
+certify run --limit 10 --seed 3
+evaluate run --limit 5 --seed 4
+
+[sound, votes]
+train --out run {SOUND} {sets("method.smoothing_stddev=0.25 method.views_weight=0.5")}
+{VOTES}
+{VOTES} --set certification.certificate=best
+{VOTES} --norm l2
+{VOTES} --norm l1
+attack run --function vote --attack madry --radius 0.05 --limit 5 --seed 3 --json
+audit run --instrument certificates --seed 5 --json
+{VERIFY}
+
+[sound, hidden noise]
+train --out run --recipe sound.mnist_l2 {SMALL} {SGD} {STACK}
+{CERTIFY}
+{VOTES} --norm linf --set certification.hidden_stddev=0.1
+
+[sound, Laplace]
+train --out run {SOUND} {sets("method.smoothing_stddev=0.25 method.smoothing_noise=laplace method.views_weight=0.5")}
+{VOTES} --norm l1
+train --out more {SOUND} {sets("method.adversarial_weight=0.3 method.reconstruction_weight=0.1 method.momentum=0.9")}
+
+[sound, trainers]
+train --out run {SOUND} {sets("trainers.num=3 trainers.per_step=2")}
+train --out shares {SOUND} {sets("trainers.num=3 trainers.per_step=2 trainers.noise=shares")}
+
+[stopped and resumed]
+train --out run {LONG}
+$ python -m stobatch train --out cut {LONG} --set machine.checkpoint_every=5 &
+    until [ -e cut/private/checkpoints/step-00000005 ] || ! kill -0 $!; do sleep 0.01; done;
+    kill -TERM $!; wait $!; [ ! -e cut/model.safetensors ]
+train --out cut --resume --json
+$ cmp run/model.safetensors cut/model.safetensors
+train --out run {LONG} --resume --set training.steps=120 # exit 2
+train --out run --resume --json
+
+[published]
+train --out run --recipe paper.demo {PUBLISHED}
+{CERTIFY} --set certification.interval=clopper_pearson
+{CERTIFY} --set certification.interval=hoeffding
+attack run --protocol published --seed 3 --json
+attack run --function vote --attack madry --radius 0.05 --limit 5 --seed 3 --json
+{EVALUATE}
+{VERIFY}
+report run --json
+audit run --instrument certificates --seed 5 --json # exit 3
+audit run --instrument release --seed 5 --json # exit 1
+{VERIFY} # exit 1
+report run --json # exit 2
+$ cp -r run other && sed -i 's/steps.: 20/steps": 21/' other/config.json
+verify other --sample 0 --seed 2 --json # exit 1
+
+[published, in turn]
+train --out run --recipe paper.mnist {PUBLISHED} --set method.label_noise=per_class
+train --out other --recipe paper.mnist {PUBLISHED} --set method.schedule=stochastic --set method.trainers_per_step=2
+
+[plain]
+train --out run --recipe baselines.plain {SMALL} {NARROW} {BATCH}
+{CERTIFY} # exit 2
+attack run --seed 3 --json
+
+[vanilla]
+train --out run --recipe baselines.vanilla_adversarial {SMALL} {NARROW} {ATTACKED}
+
+[pixeldp]
+train --out run --recipe baselines.pixeldp {SMALL} {NARROW} {BATCH}
+{VOTES}
+{EVALUATE}
+
+[dpsgd]
+train --out run --recipe baselines.dpsgd {SMALL} {NARROW} {SGD}
+
+[dp_adversarial]
+train --out run --recipe baselines.dp_adversarial {SMALL} {NARROW} {SGD}
+train --out squashed --recipe baselines.dp_adversarial_squashed {SMALL} {LAYERS} {SGD}
+certify squashed --limit 50 --seed 3 --json
+
+[dp_smoothing]
+train --out run --recipe baselines.dp_smoothing {SMALL} {NARROW} {SGD}
+{VOTES}
+{VOTES} --norm l2
+
+[adlm]
+train --out run --recipe baselines.adlm {SMALL} {NARROW} {BATCH} {RELEVANCE}
+{VERIFY}
+
+[securesgd]
+train --out run --recipe baselines.securesgd {SMALL} {NARROW} {SGD}
+{VOTES}
+{VERIFY}
+
+[securesgd_agm]
+train --out run --recipe baselines.securesgd_agm {SMALL} {NARROW} {SGD}
+{VOTES}
+
+[audits]
+audit many --recipe audit.published {FEW} --trainings 32 --seed 1 --json
+audit steps --recipe audit.sound {FEW} --trainings 32 --seed 1 --json
+audit half --recipe audit.half_noise {FEW} --trainings 32 --seed 1 --json
+audit shadow --recipe audit.sound {FEW} --instrument membership --set audit.shadow_models=20 --seed 1 --json
+audit release --recipe audit.published --instrument release --set audit.release_trials=60 --seed 1 # exit 1
+train --out clipped --recipe audit.no_clipping --seed 1 --json
+train --out shared --recipe audit.shared_noise --seed 1 --json
+
+[federated]
+federate --out run --recipe federated.demo {SMALL} {LAYERS} {PARTIES}
+parties run --json
+parties run.parties/north --json
+{CERTIFY}
+{EVALUATE}
+{VERIFY}
+report run --json
+
+[comparison]
+compare --out out --methods sound,stobatch --epsilon 3 --radius 0.2 --seeds 1,2 --json {DATA} {COMPARED}
+report out/*/*1 --out both.html --json
+
+[shards]
+shard --out shards --recipe demo {DATA} --num-shards 3 --seed 4 --json
+shard --check shards --json
+train --out run {SOUND} --set data.name=shards --set machine.data_root=shards
+{VERIFY}
+
+[demos]
+demo --out run {SMALL} {SGD} --set canaries.num=40
+demo --out paper --recipe paper.demo {PUBLISHED.replace(" --json", "")} # exit 1
+
+[plans]
+{PLANS}
+plan --recipe paper.mnist
+plan --recipe demo --seed 1 --out plan.json
+
+[listings]
+where --json
+where
+where 'Theorem 5' --json
+--help
+{HELP}
+
+[doctor]
+$ python -m stobatch doctor
+
+[mistakes]
+train --out run --recipe dmeo # exit 2
+train --out run --recipe demo --set training.stepps=3 # exit 2
+train --out run --recipe demo --set training.steps=many # exit 2
+train --out run --recipe demo --set training.learning_rate=0 # exit 2
+train --out run --recipe demo --set training.optimiser=adma # exit 2
+train --out run --recipe paper.demo --set method.total_epsilon=0.05 # exit 2
+train --out run --recipe paper.demo --set method.batch_size=2500 # exit 2
+train --out run --recipe paper.demo --set model.normalisation=batch --seed 1 # exit 2
+train --out run --recipe sound.mnist --set data.train_limit=100 # exit 2
+train --out run --recipe demo --device quantum # exit 2
+train --out run --recipe demo --config x.toml # exit 2
+train --out run --config none.toml # exit 2
+train --out run --recipe demo --set data.name=shards --set machine.data_root=none # exit 2
+train # exit 2
+certify nowhere # exit 2
+evaluate nowhere # exit 2
+audit nowhere # exit 2
+verify nowhere # exit 2
+report nowhere # exit 2
+compare --out out --methods sounds # exit 2
+compare --out out --epsilon 0 # exit 2
+shard --check none # exit 2
+where 'Theorem 55' # exit 2
+nonsense # exit 2
+"""
+"""Chains of command lines of `stobatch` that build on each other. `$` stands before a line of the shell, of which only
+the exit code is compared; `# exit N` behind one that does not end with 0, for a chain that fails shows nothing."""
+CHAINS = {
+    name: lines.replace("\n    ", " ").splitlines()
+    for name, lines in re.findall(r"^\[(.*)\]\n((?:.+\n)+)", COMMANDS, re.M)
 }
-"""Command lines of `stobatch` that build on each other; `$` stands before one of the shell, of which only the exit code
-is compared, and `# exit N` behind one that does not end with 0: a chain that fails in both trees shows nothing."""
 
 PRELOADED = ("torch", "torch._dynamo", "scipy.stats", "dp_accounting.pld", "pyarrow.dataset", "pyarrow.parquet",
              "safetensors.torch", "mpmath", "pydantic", "typer", "rich.progress", "matplotlib.figure")  # fmt: skip
@@ -424,7 +433,7 @@ def compare(base: Path, new: Path, name: str = "") -> Iterator[Difference]:
 
 def _differences(one: dict[str, str], other: dict[str, str]) -> Iterator[tuple[str, str]]:
     for key in sorted(one.keys() | other.keys()):
-        a, b = one.get(key, "nothing"), other.get(key, "nothing")
+        a, b = one.get(key, "no such key"), other.get(key, "no such key")
         if a != b:
             start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             start = max(0, start - 20)
@@ -434,14 +443,13 @@ def _differences(one: dict[str, str], other: dict[str, str]) -> Iterator[tuple[s
 def content(path: Path, place: dict[str, str]) -> Iterator[tuple[str, str]]:
     """What a file says, as keys and texts that are equal only where the values are."""
     if path.suffix == ".safetensors":
-        with safe_open(path, framework="numpy") as file:
-            yield from ((f"metadata/{key}", value) for key, value in (file.metadata() or {}).items())
         raw = path.read_bytes()
         start = 8 + int.from_bytes(raw[:8], "little")
-        for name, entry in json.loads(raw[8:start]).items():
-            if name != "__metadata__":
-                first, last = (start + offset for offset in entry["data_offsets"])
-                yield name, f"{entry['dtype']} {entry['shape']} {hashlib.sha256(raw[first:last]).hexdigest()}"
+        header = json.loads(raw[8:start])
+        yield from ((f"metadata/{key}", value) for key, value in header.pop("__metadata__", {}).items())
+        for name, entry in header.items():
+            first, last = (start + offset for offset in entry["data_offsets"])
+            yield name, f"{entry['dtype']} {entry['shape']} {hashlib.sha256(raw[first:last]).hexdigest()}"
     elif path.suffix == ".parquet":
         table = pyarrow.parquet.read_table(path)
         yield from ((f"metadata/{k.decode()}", v.decode()) for k, v in (table.schema.metadata or {}).items())
@@ -459,7 +467,7 @@ def content(path: Path, place: dict[str, str]) -> Iterator[tuple[str, str]]:
         try:
             yield from _flat(json.loads(text), "")
         except ValueError:
-            for pattern, word in MASKED:
+            for pattern, word in MASKED.items():
                 text = re.sub(pattern, word, text)
             yield from ((f"line {number}", line) for number, line in enumerate(text.split("\n"), 1))
 
@@ -488,9 +496,12 @@ def main() -> int:
     if arguments.serve:
         serve(*arguments.serve)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic()
     commit = _git("rev-parse", "--verify", f"{arguments.base}^{{commit}}")
     chains = {name: lines for name, lines in CHAINS.items() if fnmatchcase(name, arguments.only)}
+    if not chains:
+        parser.error(f"no chain is named {arguments.only}; there are {', '.join(CHAINS)}")
     with tempfile.TemporaryDirectory(prefix="same-") as temporary:
         compiled = Path(temporary) / "compiled"
         before = {name: CACHE / commit / _key(name, lines) for name, lines in chains.items()}
@@ -532,13 +543,7 @@ def _print(name: str, lines: list[str], differences: list[Difference]) -> None:
         start = f"{name}/work/" if number is None else f"{name}/said/{number:02}."
         here = [str(difference) for difference in differences if difference.file.startswith(start)]
         more = f"\n    and {len(here) - 5} more" if len(here) > 5 else ""
-        print(
-            f"{'differs' if here else 'same':8}{name}: {line[:100]}",
-            *here[:5],
-            sep="\n    ",
-            end=f"{more}\n",
-            flush=True,
-        )
+        print("\n    ".join([f"{'differs' if here else 'same':8}{name}: {line[:100]}", *here[:5]]) + more, flush=True)
 
 
 def _run(tree: Path, compiled: Path, folders: dict[str, Path], jobs: int) -> Iterator[tuple[str, Path]]:
@@ -550,13 +555,16 @@ def _run(tree: Path, compiled: Path, folders: dict[str, Path], jobs: int) -> Ite
         local.runner = Runner(tree, compiled)
         runners.append(local.runner)
 
-    with ThreadPoolExecutor(jobs, initializer=start) as pool:
+    pool = ThreadPoolExecutor(jobs, initializer=start)
+    try:
         done = {name: pool.submit(lambda n, f: local.runner.run(CHAINS[n], f), name, f) for name, f in folders.items()}
         for name, future in done.items():
             future.result()
             yield name, folders[name]
-    for runner in runners:
-        runner.close()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for runner in runners:
+            runner.close()
 
 
 def _key(name: str, lines: list[str]) -> str:

@@ -127,3 +127,19 @@ def test_an_intended_difference_is_one_file_and_key() -> None:
     assert same.is_listed("chain/work/run/training.json", "history/0/loss", listed)
     assert not same.is_listed("chain/work/run/training.json", "history/0/step", listed)
     assert not same.is_listed("chain/work/run/config.json", "history/0/loss", listed)
+
+
+def test_a_command_that_fails_in_both_trees_is_no_agreement(base: Path) -> None:
+    assert list(same.surprises(base, ["train --recipe dmeo # exit 2"], "chain")) == []
+    (found,) = same.surprises(base, ["train --recipe dmeo"], "chain")
+    assert found.file == "chain/said/00.code"
+    assert "no recipe 'dmeo'" in found.text
+
+
+def test_every_command_that_draws_at_random_has_a_public_seed() -> None:
+    drawing = ("train", "certify", "attack", "evaluate", "audit", "federate", "demo", "verify")
+    for lines in same.CHAINS.values():
+        for line in lines:
+            if line.startswith(drawing) and "# exit 2" not in line and "--help" not in line:
+                assert "--seed" in line or "--resume" in line, line
+    assert "--seeds 1,2" in same.CHAINS["comparison"][0]
