@@ -250,9 +250,8 @@ shard --check shards --json
 train --out run {SOUND} --set data.name=shards --set machine.data_root=shards
 {VERIFY}
 
-[demos]
-demo --out run {SMALL} {SGD} --set canaries.num=40
-demo --out paper --recipe paper.demo {PUBLISHED.replace(" --json", "")} # exit 1
+[demo]
+demo --out run {SMALL} {SGD} {LAYERS} --set canaries.num=40
 
 [plans]
 {PLANS}
