@@ -57,7 +57,7 @@ VOLATILE: list[tuple[str, str, str]] = [
     ("*/checkpoints/*", "*config_hash", "its second half is made with that key; the first is in config.json"),
     ("*/complete.json", "parts/*", "digests of files with that hash; the tensors in them are compared"),
     *(("*/manifest.json", f"files/{name}/{key}", "of a file with seconds, dates or commitments, compared by itself")
-      for name in ("training.json", "certificates.json", "report.html") for key in ("sha256", "size")),
+      for name in ("training.json", "certificates.json", "scores.json", "report.html") for key in ("sha256", "size")),
 ]  # fmt: skip
 """What differs between any two runs of one tree: file, key and reason."""
 
@@ -147,7 +147,7 @@ train --out run --recipe sound.mnist_l2 {SMALL} {SGD} {STACK}
 [sound, Laplace]
 train --out run {SOUND} {sets("method.smoothing_stddev=0.25 method.smoothing_noise=laplace method.views_weight=0.5")}
 {VOTES} --norm l1
-train --out more {SOUND} {sets("method.adversarial_weight=0.3 method.reconstruction_weight=0.1 method.momentum=0.9")}
+train --out more {SOUND} {sets("method.adversarial_weight=0.3 method.momentum=0.9")}
 
 [sound, trainers]
 train --out run {SOUND} {sets("trainers.num=3 trainers.per_step=2")}
