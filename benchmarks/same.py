@@ -50,6 +50,8 @@ VOLATILE: list[tuple[str, str, str]] = [
     ("*", "*seconds", "how long a verb took"),
     ("*", "*seconds_since_last_start", "how long a training took"),
     ("*", "*peak_memory_mb", "what a training took"),
+    ("*", "rows/*/peak_memory_mb/*", "the same over trainings of a comparison"),
+    ("*", "rows/*/training_seconds/*", "the same over trainings of a comparison"),
     ("*", "*/commit", "of the sources"),
     ("*/private/commitment_key.json", "key", "drawn at random whatever the seed: it keeps a secret"),
     ("*", "*training_commitment", "made with that key"),
@@ -65,6 +67,7 @@ MASKED = {
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?Z?": "DATE",
     r"\d:\d\d:\d\d": "DURATION",
     r"last start</dt><dd>[\d.]+ s": "SECONDS",
+    r"[\d.]+ ± [\d.]+ s</td><td>[\d.]+ ± [\d.]+ MiB": "SECONDS AND MEMORY",
     r"<td>[0-9a-f]{40}[^<]*": "COMMIT",
     r"key\)</dt><dd><code>[0-9a-f]+": "COMMITMENT",
 }
