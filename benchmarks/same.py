@@ -54,6 +54,7 @@ VOLATILE: list[tuple[str, str, str]] = [
     ("*", "rows/*/training_seconds/*", "the same over trainings of a comparison"),
     ("*", "*/commit", "of the sources"),
     ("*/private/commitment_key.json", "key", "drawn at random whatever the seed: it keeps a secret"),
+    ("audits/work/*/private/seeds.json", "root", "of a run that is only audited: secret, and nothing is drawn with it"),
     ("*", "*training_commitment", "made with that key"),
     ("*", "*private_files/*", "made with that key"),
     ("*/checkpoints/*", "*config_hash", "its second half is made with that key; the first is in config.json"),
@@ -229,7 +230,7 @@ train --out run --recipe baselines.securesgd_agm {SMALL} {NARROW} {SGD}
 audit many --recipe audit.published {FEW} --trainings 32 --seed 1 --json
 audit steps --recipe audit.sound {FEW} --trainings 32 --seed 1 --json
 audit half --recipe audit.half_noise {FEW} --trainings 32 --seed 1 --json
-audit shadow --recipe audit.sound {FEW} --instrument membership --set audit.shadow_models=20 --seed 1 --json
+audit shadow --recipe audit.sound {FEW} --instrument membership --set audit.shadow_models=40 --seed 1 --json
 audit release --recipe audit.published --instrument release --set audit.release_trials=60 --seed 1 # exit 1
 train --out clipped --recipe audit.no_clipping --seed 1 --json
 train --out shared --recipe audit.shared_noise --seed 1 --json
