@@ -230,7 +230,7 @@ train --out run --recipe baselines.securesgd_agm {SMALL} {NARROW} {SGD}
 audit many --recipe audit.published {FEW} --trainings 32 --seed 1 --json
 audit steps --recipe audit.sound {FEW} --trainings 32 --seed 1 --json
 audit half --recipe audit.half_noise {FEW} --trainings 32 --seed 1 --json
-audit shadow --recipe audit.sound {FEW} --instrument membership --set audit.shadow_models=40 --seed 1 --json
+audit shadow --recipe audit.sound {FEW} --instrument membership --set audit.shadow_models=40 --seed 1 --json # exit 3
 audit release --recipe audit.published --instrument release --set audit.release_trials=60 --seed 1 # exit 1
 train --out clipped --recipe audit.no_clipping --seed 1 --json
 train --out shared --recipe audit.shared_noise --seed 1 --json
