@@ -42,7 +42,11 @@ import pyarrow.parquet
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "build" / "same"
 
-INTENDED: list[tuple[str, str, str]] = []
+INTENDED: list[tuple[str, str, str]] = [
+    ("listings/said/*", "items/*/file", "modules have moved"),
+    ("listings/said/*", "items/*/line", "modules have moved"),
+    ("listings/said/*", "items/*/code", "modules have moved"),
+]
 """What is meant to differ from the base: file, key and reason. `*` stands for anything."""
 
 VOLATILE: list[tuple[str, str, str]] = [
@@ -178,8 +182,6 @@ attack run --function vote --attack madry --radius 0.05 --limit 5 --seed 3 --jso
 report run --json
 audit run --instrument certificates --seed 5 --json # exit 3
 audit run --instrument release --seed 5 --json # exit 1
-{VERIFY} # exit 1
-report run --json # exit 2
 $ cp -r run other && sed -i 's/steps.: 20/steps": 21/' other/config.json
 verify other --sample 0 --seed 2 --json # exit 1
 

@@ -59,7 +59,8 @@ def _evidence(subject: Subject, file: str, name: str, evidence: dict[str, Any]) 
 def _privacy(subject: Subject, finding: Finding) -> Iterator[str]:
     """What is wrong with a finding about privacy; nothing where all of it follows."""
     claim, details = subject.claim, finding["details"]
-    words = f"{WITH_SECRET_SEEDS}: {claim}" if subject.guarantee.secret_seed_status else str(claim)
+    public = subject.model.plan.public_seeds and claim.status is not Status.NONE
+    words = f"{WITH_SECRET_SEEDS}: {claim}" if public else str(claim)
     if finding["claim"] != words or finding["claim_status"] != str(claim.status):
         yield f"it is held against '{finding['claim'][:60]}', the run's claim is '{words[:60]}'"
     bounds = [
