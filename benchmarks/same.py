@@ -57,6 +57,7 @@ VOLATILE: list[tuple[str, str, str]] = [
     ("*", "rows/*/peak_memory_mb/*", "the same over trainings of a comparison"),
     ("*", "rows/*/training_seconds/*", "the same over trainings of a comparison"),
     ("*", "*/commit", "of the sources"),
+    ("*/private/ledger.json", "stretches/*/bits", "holds a digest of the sources"),
     ("*/private/commitment_key.json", "key", "drawn at random whatever the seed: it keeps a secret"),
     ("audits/work/*/private/seeds.json", "root", "of a run that is only audited: secret, and nothing is drawn with it"),
     ("*", "*training_commitment", "made with that key"),
