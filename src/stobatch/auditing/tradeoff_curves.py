@@ -25,7 +25,7 @@ _CELLS = 1024
 _NEXT_TO_NOTHING = 1e-4
 """The search ends where q√T/σ, the leakage of so much noise, is this small; what leaks less is reported as 0."""
 _ACCOUNTING_SLACK = 3e-3
-"""By this share of itself the accountant's ε may be too large (see `privacy.accounting`)."""
+"""By this share of itself the accountant's ε may be too large (see `dp.accounting`)."""
 MOST_EPSILON = 100.0
 """The largest ε that one may ask about: no audit counts e^100 trainings."""
 

@@ -41,7 +41,7 @@ _CPU_ROWS = 400
 
 
 def margin_epsilon(top_lower: Floats, runner_up_upper: Floats, delta: Floats) -> Floats:
-    """The ε below which p_A > e^{2ε} p_B + (1 + e^ε) δ (`composition.is_robust`); 0 where no ε will do.
+    """The ε below which p_A > e^{2ε} p_B + (1 + e^ε) δ (`published.radius.is_robust`); 0 where no ε will do.
 
     A quadratic in e^ε, with its larger root written so that p_B = 0 is no special case.
     """

@@ -1,6 +1,6 @@
 """ε of the Poisson-subsampled Gaussian mechanism by a second way, which shares no code with the first.
 
-`privacy.accounting` asks the package dp-accounting. Here the law of the privacy loss is composed by hand, after Gopi,
+`dp.accounting` asks the package dp-accounting. Here the law of the privacy loss is composed by hand, after Gopi,
 Lee and Wutschitz (2021): the loss of one step is rounded to the nearest point of a grid and moved to its true mean, its
 T-fold sum comes from one Fourier transform, and what rounding can have changed is bounded from both sides.
 
