@@ -8,8 +8,8 @@ a radius is their product. Two measures of hiding exist, and every noise takes t
 - **deviations** (Gaussian DP): N(0, σ²) noise shifted by a is ‖a‖₂/σ deviations away, Lap(b) noise at most as far as a
   Gaussian of deviation b√(2/π); votes withstand Z deviations.
 
-All noise of one forward pass is meant. For products of two passes see `published.radius.CorrectedRule`: a second pass gives an
-attacker a second look, so it proves less than one pass with the same noise at both places.
+All noise of one forward pass is meant. For products of two passes see `published.radius.CorrectedRule`: a second pass
+gives an attacker a second look, so it proves less than one pass with the same noise at both places.
 """
 
 from __future__ import annotations
