@@ -70,11 +70,10 @@ def measured(config: RunConfig, steps: int) -> dict[str, object]:
 
 def settings(given: argparse.Namespace, batch: int | None, precision: str) -> RunConfig:
     config = recipe(given.recipe)
-    size = "expected_batch_size" if config.method.name == "sound" else "batch_size"
-    batch = batch or getattr(config.method, size)
+    batch = batch or config.method.batch_size
     changed = config.override_all(
         {
-            f"method.{size}": batch,
+            "method.batch_size": batch,
             "data.train_limit": 4 * batch if config.method.name == "sound" else max(2 * batch, 1000),
             "data.augment": False,
             "machine.device": given.device,

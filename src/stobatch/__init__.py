@@ -2,7 +2,7 @@
 
 >>> import stobatch
 >>> from stobatch_recipes import recipe
->>> print(stobatch.plan(recipe("paper.mnist").override("method.total_epsilon", 0.2)).guarantee)
+>>> print(stobatch.plan(recipe("published.mnist").override("method.epsilon", 0.2)).guarantee)
 claimed ε = 0.2 (replace-one, per training tuple; the paper's Theorem 4), NOT a proven guarantee
 """
 

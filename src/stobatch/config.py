@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from stobatch import strict_json
 from stobatch.errors import SettingError
-from stobatch.registry import METHODS
+from stobatch.registry import ARCHITECTURES, ATTACKS, CERTIFICATES, DATA_SETS, METHODS, Names
 from stobatch.settings import Settings, content_hash, setting, show_value, unknown_key
 from stobatch.types import PAPER_RANGE
 
@@ -24,7 +24,7 @@ class DataConfig(Settings):
 
     name: str = setting(
         "mnist",
-        choices=("mnist", "small_digits", "cifar10", "tiny_imagenet", "image_folder", "shards", "tensors"),
+        choices=DATA_SETS,
         doc="The data set; `small_digits` is MNIST at 8x8, for audits; `shards` is what `stobatch shard` writes; "
         "`tensors` means it is handed over in Python",
     )
@@ -35,12 +35,6 @@ class DataConfig(Settings):
     allow_overlap: bool = setting(
         False, doc="Go on although test records of your own data are training records; every report says so"
     )
-
-
-PUBLIC_DATA = ("mnist", "small_digits", "cifar10", "tiny_imagenet")
-"""Data sets that everybody can download: digests and pictures of their test images tell nothing new."""
-
-PAPER_NETWORKS = ("mnist_cnn", "cifar10_cnn", "resnet18", "small_cnn", "custom")
 
 
 @dataclass(frozen=True)
@@ -63,14 +57,20 @@ class ModelConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.architecture not in PAPER_NETWORKS and not self.is_layer_list:
+        if not self._lists_layers and self.architecture not in ARCHITECTURES:
             raise unknown_key(
-                f"model.architecture={self.architecture}", [f"model.architecture={name}" for name in PAPER_NETWORKS]
+                f"model.architecture={self.architecture}", [f"model.architecture={name}" for name in ARCHITECTURES]
             )
 
     @property
-    def is_layer_list(self) -> bool:
+    def _lists_layers(self) -> bool:
         return "," in self.architecture or self.architecture.split("*")[0].strip() == "linear"
+
+    @property
+    def layers(self) -> str | None:
+        """The list of layers, as it is written or as the architecture of this name says; None where it is no list."""
+        named = self.architecture if self._lists_layers else ARCHITECTURES.require(self.architecture)
+        return named if isinstance(named, str) else None
 
 
 _LARGEST_FLOAT32 = 3.4e38
@@ -116,8 +116,8 @@ class CertificationConfig(Settings):
     limit: int | None = setting(None, at_least=1, doc="Certify only the first so many test examples")
     certificate: str = setting(
         "best",
-        choices=("best", "bounds", "votes"),
-        doc="Of the sound method: bounds of the network itself, votes under noise, or what proves more",
+        choices=Names("best", registry=CERTIFICATES),
+        doc="Bounds of the network itself, votes under noise, or the best of the method's own ways",
     )
     selection_draws: int = setting(100, at_least=1, doc="Of votes: the draws that choose the class and are not counted")
     hidden_stddev: float = setting(
@@ -127,7 +127,7 @@ class CertificationConfig(Settings):
 
 
 PAPER_ATTACKS = ("fgsm", "ifgsm", "mim", "madry")
-ALL_ATTACKS = (*PAPER_ATTACKS, "apgd_ce", "apgd_dlr", "apgd_t", "square")
+"""What the paper's authors attacked with; which other attacks there are says the registry."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class EvaluationConfig(Settings):
     attack_steps: int = setting(10, at_least=1, doc="Gradient steps of the published protocol's attacks, T_a")
     adaptive_attacks: tuple[str, ...] = setting(
         ("fgsm", "ifgsm", "mim", "madry", "apgd_ce", "apgd_t", "square"),
-        choices=ALL_ATTACKS,
+        choices=ATTACKS,
         doc="The adaptive protocol's attacks on a single pass",
     )
     adaptive_steps: int = setting(40, at_least=1, doc="Gradient steps of the adaptive protocol's attacks")
@@ -168,7 +168,7 @@ class EvaluationConfig(Settings):
         doc="Lead adaptive attacks to another class instead of away from the label",
     )
     vote_attacks: tuple[str, ...] = setting(
-        ("ifgsm", "madry"), choices=ALL_ATTACKS, doc="The adaptive protocol's attacks on the vote"
+        ("ifgsm", "madry"), choices=ATTACKS, doc="The adaptive protocol's attacks on the vote"
     )
     noise_draws: int | None = setting(
         None,
@@ -297,16 +297,21 @@ class MachineConfig(Settings):
 
 @dataclass(frozen=True)
 class MethodConfig(Settings):
-    """The settings of one training method. Each method derives its own class and names it once."""
+    """The settings of one training method. Each method derives its own class and names it once.
+
+    `name` is what files say, and hashes rest on it; people read `title`.
+    """
 
     name: ClassVar[str]
-    registry: ClassVar[dict[str, type[MethodConfig]]] = {}
 
     def __init_subclass__(cls, *, name: str | None = None) -> None:
         """Without a name it is settings that several methods have in common."""
         if name is not None:
             cls.name = name
-            MethodConfig.registry[name] = cls
+
+    @property
+    def title(self) -> str:
+        return METHODS.shown(self.name)
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, **super().to_dict()}
@@ -315,20 +320,24 @@ class MethodConfig(Settings):
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         if not isinstance(values, Mapping):
             raise SettingError(
-                f"method={show_value(values)} is not a section.", remedy='Write method = { name = "stobatch" }.'
+                f"method={show_value(values)} is not a section.", remedy='Write method = { name = "sound" }.'
             )
         rest = dict(values)
         name = rest.pop("name", None)
         if cls is not MethodConfig:
             return super().from_dict(rest)
         if not isinstance(name, str) or name not in METHODS:
-            raise unknown_key(
-                f"method.name={name if isinstance(name, str) else show_value(name)}",
-                [f"method.name={known}" for known in METHODS],
+            said = name if isinstance(name, str) else show_value(name)
+            near = ", ".join(f"method.name={known}" for known in METHODS.nearest(said))
+            raise SettingError(f"there is no setting 'method.name={said}'.", remedy=f"Nearest: {near}.")
+        kind: type[Self] = METHODS[name].config_class
+        if METHODS.shown(kind.name) != METHODS.shown(name):
+            raise SettingError(
+                f"the method '{name}' has settings of the name '{kind.name}'.",
+                why="A run finds its method again by the name that its settings have.",
+                remedy="Give the entry point and the settings of the method one name.",
             )
-        if name not in cls.registry:
-            _ = METHODS[name]  # a method that is loaded declares its settings
-        return cls.registry[name].from_dict(rest)  # type: ignore[return-value]
+        return kind.from_dict(rest)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
-from stobatch.methods import method_of
+from stobatch.methods import can_certify, method_of, verifiers_of
 from stobatch.models import Classifier, Network, build
 from stobatch.results import recheck
 from stobatch.runs import Run, commit
@@ -58,11 +58,11 @@ class TrainedModel:
     @property
     def certifies(self) -> bool:
         """Whether there is verified inference for this model."""
-        return method_of(self.config).certifies(self.config)
+        return can_certify(self.config)
 
     def verifiers(self) -> tuple[Verifier, ...]:
         """The ways to certify this model's answers in the norm of its evaluation, one per kind of certificate."""
-        return method_of(self.config).verifiers(self.config, self.plan, self.network)
+        return verifiers_of(self.config, self.plan, self.network)
 
     def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Certificates:
         """A label with its certificates for a batch of inputs in [-1, 1], by the way that `certify` chose."""
@@ -85,7 +85,7 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) 
     method = method_of(config)
     if config.trainers.num > 1 and not method.has_trainers:
         raise SettingError(
-            f"trainers.num={config.trainers.num} is not for method '{config.method.name}'.",
+            f"trainers.num={config.trainers.num} is not for method '{config.method.title}'.",
             why="Its data have one owner; the published method has N/(2m) trainers, which follow from its batches.",
             remedy="Set trainers.num=1, or method.name=sound.",
         )

@@ -13,9 +13,9 @@ from torch import Tensor
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples, TrainingExamples
 from stobatch.dp.plan import Plan
-from stobatch.errors import ModelError
+from stobatch.errors import ModelError, SettingError
 from stobatch.models import AffineEncoder, Classifier, Network, build_encoder, require_per_example
-from stobatch.registry import METHODS
+from stobatch.registry import CERTIFICATES, METHODS
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable
 from stobatch.training.many import ManyModels
@@ -53,6 +53,8 @@ class Method(ABC):
     config_class: ClassVar[type[MethodConfig]]
     has_trainers: ClassVar[bool] = False
     """Whether `trainers` divides its data among owners; the published method's trainers follow from its batches."""
+    certificates: ClassVar[tuple[str, ...]] = ()
+    """Names of the ways to certify that `verifiers` itself looks at, and takes the best of."""
 
     @abstractmethod
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
@@ -97,13 +99,52 @@ class Method(ABC):
 
     @abstractmethod
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-        """The ways to certify what this method trained, for the norm and radii of the evaluation; at least one."""
+        """The method's own ways to certify, for the norm and radii of the evaluation; at least one."""
 
 
 def method_of(config: RunConfig) -> Method:
     """Return the method that a configuration names."""
     method: Method = METHODS[config.method.name]
     return method
+
+
+def can_certify(config: RunConfig) -> bool:
+    """Return whether `verifiers_of` has a way to certify what is trained with these settings, or will try one."""
+    return _names_another_way(config) or method_of(config).certifies(config)
+
+
+def verifiers_of(config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+    """The ways to certify a trained network: the method's own, or the one that the settings name instead."""
+    if _names_another_way(config):
+        return make_verifiers((config.certification.certificate,), config, plan, network)
+    return method_of(config).verifiers(config, plan, network)
+
+
+def _names_another_way(config: RunConfig) -> bool:
+    return config.certification.certificate not in ("best", *method_of(config).certificates)
+
+
+def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+    """The certificates of these names that have something to say about this network; raises if none has."""
+    found = []
+    for name in names:
+        verifier = CERTIFICATES.require(name)(config, plan, network)
+        if not isinstance(verifier, Verifier | None):
+            raise SettingError(
+                f"the certificate '{name}' cannot be used.",
+                why=f"It is made as a {type(verifier).__name__}, not as a Verifier.",
+                remedy="Let its function return a stobatch.verifier.Verifier, or set certification.certificate=best.",
+            )
+        if verifier is not None:
+            found.append(verifier)
+    if not found:
+        raise ModelError(
+            f"this model has no certificate of the kind '{config.certification.certificate}'.",
+            why="Votes need a model trained with method.smoothing_stddev; bounds need a list of layers without "
+            "normalisation.",
+            remedy="Train with `--recipe sound.mnist`, or set certification.certificate=best.",
+        )
+    return tuple(found)
 
 
 def require_per_example_at_size(config: RunConfig, network: Classifier, rows: int) -> None:
@@ -123,7 +164,7 @@ def encoder_of(config: RunConfig, info: DatasetInfo, network: Classifier | None,
     """The first affine layer, of the network handed over or of what will be built: all that a plan needs to know."""
     if network is not None:
         return split_network(network, method).encoder
-    if config.model.is_layer_list:
+    if config.model.layers is not None:
         raise _unfit(method, "a list of layers")
     return build_encoder(config.model, info.input_shape)
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Self, TypeVar
@@ -32,9 +32,14 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
-    choices: Sequence[str] | None = None,
+    choices: Collection[str] | None = None,
+    stored: str | None = None,
 ) -> Any:
-    """Declare one field of a `Settings` class with its meaning and its allowed values."""
+    """Declare one field of a `Settings` class with its meaning and its allowed values.
+
+    `choices` may be the names of a registry. `stored` is the name in files, where it is another one: hashes rest on it,
+    and it is accepted wherever the field's own name is.
+    """
     limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     return dataclasses.field(
         default=default,
@@ -42,6 +47,7 @@ def setting(
             "doc": doc,
             "limits": {k: v for k, v in limits.items() if v is not None},
             "choices": choices,
+            "stored": stored,
         },
     )
 
@@ -60,7 +66,7 @@ def _allowed(value: float, limits: Mapping[str, float]) -> bool:
 
 def describe(field: dataclasses.Field[Any]) -> str:
     """The allowed values of a field in words."""
-    if field.metadata.get("choices"):
+    if field.metadata.get("choices") is not None:
         return "one of " + ", ".join(field.metadata["choices"])
     return " and ".join(f"{kind} {bound:g}" for kind, bound in field.metadata.get("limits", {}).items()) or "any value"
 
@@ -83,7 +89,7 @@ class Settings:
         for one in value if isinstance(value, tuple) else (value,):
             if one is None:
                 continue
-            if (choices and one not in choices) or (limits and not _allowed(one, limits)):
+            if (choices is not None and one not in choices) or (limits and not _allowed(one, limits)):
                 near = get_close_matches(str(one)[:100], choices or (), n=1)
                 raise SettingError(
                     f"{field.name}={one} is not allowed.",
@@ -93,7 +99,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {f.metadata.get("stored") or f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -102,7 +108,7 @@ class Settings:
             raise SettingError(
                 f"{show_value(values)} is not a section of settings.", remedy="Write a table of key = value pairs."
             )
-        hints = _hints(cls)
+        values, hints = own_names(cls, values), _hints(cls)
         known = [f.name for f in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
@@ -113,7 +119,7 @@ class Settings:
         return cls(**{key: _build(value, hints[key]) for key, value in values.items()})
 
     def replace(self, **changes: Any) -> Self:
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **own_names(type(self), changes))
 
     def override(self, key: str, value: Any) -> Self:
         """A copy with one dotted key changed, as in `override("training.steps", 100)`."""
@@ -121,6 +127,7 @@ class Settings:
 
     def override_all(self, assignments: Mapping[str, Any]) -> Self:
         """A copy with dotted keys changed at once: values that only fit together may come in any order."""
+        assignments = own_names(type(self), assignments)
         known = [f.name for f in dataclasses.fields(self)]
         changes: dict[str, Any] = {}
         sections: dict[str, dict[str, Any]] = {}
@@ -145,6 +152,15 @@ class Settings:
         )
 
 
+def own_names(kind: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by the fields' own names, where some may stand by the name in files; both at once are refused."""
+    stored = {f.metadata["stored"]: f.name for f in dataclasses.fields(kind) if f.metadata.get("stored")}
+    twice = next((old for old, name in stored.items() if old in values and name in values), None)
+    if twice is not None:
+        raise SettingError(f"'{stored[twice]}' and '{twice}' are one setting.", remedy=f"Give {stored[twice]} alone.")
+    return {stored.get(key, key): value for key, value in values.items()}
+
+
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 
 
@@ -167,6 +183,11 @@ def unknown_key(key: str, known: Sequence[str]) -> SettingError:
     # Of a long text only the beginning: matching takes time that grows with the square of the length.
     near = get_close_matches(key[:100], known, n=3, cutoff=0.5) or sorted(known)[:8]
     return SettingError(f"there is no setting '{key}'.", remedy=f"Nearest: {', '.join(near)}.")
+
+
+def has_setting(settings: Settings, name: str) -> bool:
+    """Return whether there is a field of that name, its own or the one in files."""
+    return any(name in (field.name, field.metadata.get("stored")) for field in dataclasses.fields(settings))
 
 
 def dotted_keys(settings: Settings) -> list[str]:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from stobatch import data
-from stobatch.config import PUBLIC_DATA, RunConfig
+from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples
 from stobatch.data.overlap import is_own, require_apart
+from stobatch.data.sources import is_public
 from stobatch.dp.canaries import CANARY_SCORES, draw_run_canaries, replace_by_canaries
 from stobatch.dp.plan import Plan
 from stobatch.errors import RunError
@@ -170,7 +171,7 @@ def _write_end(
 def described_data(run: Run, dataset: Dataset, given: bool) -> dict[str, Any]:
     """The data of a run for its manifest: sizes, and digests that confirm no guess about anything private."""
     train, test = dataset.train.fingerprint(), dataset.test.fingerprint()
-    public = not given and dataset.info.name in PUBLIC_DATA
+    public = not given and is_public(dataset.info.name)
     return {
         "name": dataset.info.name,
         "public": public,

@@ -1,54 +1,82 @@
-"""Recipes: functions that return complete configurations, found by name. None carries a seed: see `--seed`."""
+"""Recipes: functions that return complete configurations, found by name. None carries a seed: see `--seed`.
+
+Another package adds its own under the entry point group `stobatch.recipes`; one that is not installed is named by its
+place, as in `recipe("my_package.my_module:my_recipe")`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
-from functools import partial
 
 from stobatch.config import RunConfig
-from stobatch.errors import SettingError
-from stobatch_recipes import audit, baselines, federated, paper, sound
-from stobatch_recipes.demo import demo
+from stobatch.errors import SettingError, StobatchError
+from stobatch.registry import Registry, one_line, read_location
 
-RECIPES: dict[str, Callable[[], RunConfig]] = {
-    "demo": demo,
-    "paper.demo": paper.demo,
-    "paper.mnist": paper.mnist,
-    "paper.cifar10": paper.cifar10,
-    "paper.tiny_imagenet": paper.tiny_imagenet,
-    "sound.mnist": sound.mnist,
-    "sound.mnist_wide": lambda: sound.mnist(radius=0.6),
-    "sound.mnist_strict": lambda: sound.mnist(epsilon=0.2),
-    "sound.mnist_l2": sound.mnist_l2,
-    "sound.cifar10": sound.cifar10,
-    "sound.cifar10_wide": lambda: sound.cifar10(radius=16 / 255),
-    "sound.cifar10_strict": lambda: sound.cifar10(epsilon=3.0),
-    "sound.cifar10_strict_wide": lambda: sound.cifar10(epsilon=3.0, radius=16 / 255),
-    "sound.tiny_imagenet": sound.tiny_imagenet,
-    "federated.demo": federated.demo,
-    "audit.published": audit.published,
-    "audit.sound": audit.sound,
-    "audit.sound_1": lambda: audit.sound(epsilon=1.0),
-    "audit.sound_strict": lambda: audit.sound(epsilon=0.2),
-    "audit.half_noise": audit.half_noise,
-    "audit.shared_noise": audit.shared_noise,
-    "audit.no_clipping": audit.no_clipping,
-    **{
-        f"baselines.{name}": partial(make, 1.0, 0.2)
-        for name, make in baselines.COMPARED.items()
-        # These two are what stands above.
-        if name not in ("sound", "stobatch")
-    },
+_IN_THIS_PACKAGE = {
+    "": ("demo",),
+    "sound": (
+        *("mnist", "mnist_wide", "mnist_strict", "mnist_l2"),
+        *("cifar10", "cifar10_wide", "cifar10_strict", "cifar10_strict_wide", "tiny_imagenet"),
+    ),
+    "published": ("demo", "mnist", "cifar10", "tiny_imagenet"),
+    "federated": ("demo",),
+    "audit": ("published", "sound", "sound_1", "sound_strict", "half_noise", "shared_noise", "no_clipping"),
+    # The published mechanism and the sound method stand above.
+    "baselines": (
+        *("plain", "vanilla_adversarial", "pixeldp", "dpsgd", "adlm", "securesgd", "securesgd_agm"),
+        *("dp_adversarial", "dp_adversarial_squashed", "dp_smoothing"),
+    ),
 }
+"""The functions of each module; `demo` has one of its own."""
+
+RECIPES = Registry(
+    "recipe",
+    "stobatch.recipes",
+    {
+        ".".join(filter(None, (module, name))): f"stobatch_recipes.{module or name}:{name}"
+        for module, names in _IN_THIS_PACKAGE.items()
+        for name in names
+    },
+    aliases={f"paper.{name}": f"published.{name}" for name in _IN_THIS_PACKAGE["published"]},
+)
 
 
 def recipe(name: str) -> RunConfig:
-    """The configuration that a recipe stands for."""
-    if name not in RECIPES:
-        near = get_close_matches(name, RECIPES, n=2, cutoff=0.3) or list(RECIPES)
-        raise SettingError(f"there is no recipe '{name}'.", remedy=f"Nearest: {', '.join(near)}.")
-    return RECIPES[name]()
+    """The configuration that a recipe stands for, by its name or as `package.module:function`.
+
+    >>> recipe("stobatch_recipes.sound:mnist_wide") == recipe("sound.mnist_wide")
+    True
+    """
+    make = _function(name) if ":" in name else RECIPES.require(name)
+    try:
+        config = make()
+    except StobatchError:
+        raise
+    except Exception as error:
+        raise SettingError(
+            f"the recipe '{name}' fails with {one_line(error)}.", remedy="Call the function in Python to see where."
+        ) from error
+    if not isinstance(config, RunConfig):
+        raise SettingError(
+            f"the recipe '{name}' returns {type(config).__name__}.", remedy="Let it return a stobatch.RunConfig."
+        )
+    return config
+
+
+def _function(location: str) -> Callable[[], RunConfig]:
+    """What a user named by its place, or an error in one line."""
+    try:
+        function: object = read_location(location)
+    except (Exception, SystemExit) as error:
+        raise SettingError(
+            f"the recipe '{location}' cannot be read: {one_line(error)}.",
+            remedy="Write package.module:function, of a module that Python finds (PYTHONPATH).",
+        ) from error
+    if not callable(function):
+        raise SettingError(
+            f"the recipe '{location}' is no function.", remedy="Name a function that returns a stobatch.RunConfig."
+        )
+    return function
 
 
 __all__ = ["RECIPES", "recipe"]

@@ -12,7 +12,7 @@ def published(epsilon: float = 0.2) -> RunConfig:
     """Algorithm 1 on 40 small digits: two batches of 20, four 3x3 maps, Δ_R = 162; by default a claimed ε of 0.2."""
     return RunConfig(
         method=PublishedConfig(
-            total_epsilon=epsilon,
+            epsilon=epsilon,
             label_epsilon=epsilon / 2,
             batch_size=20,
             schedule="iterative",
@@ -31,7 +31,7 @@ def sound(epsilon: float = 3.0, *, like: type[SoundConfig] = SoundConfig) -> Run
     """The sound method on 64 small digits, half of them in a step on average, audited step by step."""
     method: MethodConfig = like(
         epsilon=epsilon,
-        expected_batch_size=32,
+        batch_size=32,
         clip_norm=0.5,
         average_decay=0.0,
         natural_weight=1.0,
@@ -48,6 +48,14 @@ def sound(epsilon: float = 3.0, *, like: type[SoundConfig] = SoundConfig) -> Run
             instruments=("many_runs",), trainings=4000 if epsilon > 1 else 20_000, canary="gradient", view="steps"
         ),
     )
+
+
+def sound_1() -> RunConfig:
+    return sound(epsilon=1.0)
+
+
+def sound_strict() -> RunConfig:
+    return sound(epsilon=0.2)
 
 
 def half_noise() -> RunConfig:

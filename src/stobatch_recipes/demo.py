@@ -10,7 +10,7 @@ def demo() -> RunConfig:
     """ε = 1 and a radius of 0.2, shortened."""
     full = sound.mnist(epsilon=1.0, radius=0.2)
     return full.replace(
-        method=full.method.replace(expected_batch_size=2048),
+        method=full.method.replace(batch_size=2048),
         model=full.model.replace(architecture="squash 3, conv 32 7/3, relu, linear"),
         training=full.training.replace(steps=150, monitor_every=10),
         certification=full.certification.replace(limit=1000),

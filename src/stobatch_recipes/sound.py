@@ -32,7 +32,7 @@ def mnist(epsilon: float = 1.0, radius: float = 0.2) -> RunConfig:
         method = SoundConfig(
             epsilon=epsilon,
             radius=round(max(0.125, 0.625 * radius), 6),
-            expected_batch_size=8192,
+            batch_size=8192,
             clip_norm=0.3,
             average_decay=0.98,
             natural_weight=0.7,
@@ -41,6 +41,14 @@ def mnist(epsilon: float = 1.0, radius: float = 0.2) -> RunConfig:
         )
         return _mnist(method, "squash 4, conv 64 5/3, relu, linear", 586, 6.0, radius)
     return _mnist(SoundConfig(epsilon=epsilon, radius=radius), "squash 3, conv 64 5/2, relu, linear", 1172, 4.0, radius)
+
+
+def mnist_wide() -> RunConfig:
+    return mnist(radius=0.6)
+
+
+def mnist_strict() -> RunConfig:
+    return mnist(epsilon=0.2)
 
 
 def _mnist(method: SoundConfig, layers: str, steps: int, learning_rate: float, radius: float) -> RunConfig:
@@ -101,10 +109,22 @@ def cifar10(epsilon: float = 8.0, radius: float = 4 / 255) -> RunConfig:
     )
 
 
+def cifar10_wide() -> RunConfig:
+    return cifar10(radius=16 / 255)
+
+
+def cifar10_strict() -> RunConfig:
+    return cifar10(epsilon=3.0)
+
+
+def cifar10_strict_wide() -> RunConfig:
+    return cifar10(epsilon=3.0, radius=16 / 255)
+
+
 _CIFAR10: dict[tuple[bool, bool], tuple[float, float, str, int, float, dict[str, Any]]] = {
     (True, False): (
         *(0.7, 0.4, "squash 1.5, conv 64 4/2, relu, avgpool 2, linear", 244, 4.0),
-        {"expected_batch_size": 8192},
+        {"batch_size": 8192},
     ),
     (True, True): (
         *(0.5, 0.4, "conv 64 5/3, relu, linear", 488, 0.8),
@@ -125,7 +145,7 @@ _CIFAR10: dict[tuple[bool, bool], tuple[float, float, str, int, float, dict[str,
 def tiny_imagenet(epsilon: float = 8.0, radius: float = 4 / 255) -> RunConfig:
     """Tiny ImageNet, first 30 classes: the settings of CIFAR-10 on halved pictures; not tuned."""
     like = cifar10(epsilon, radius)
-    method = like.method.replace(expected_batch_size=4096)
+    method = like.method.replace(batch_size=4096)
     return like.replace(
         method=method,
         data=DataConfig(name="tiny_imagenet", num_classes=30),

@@ -54,9 +54,7 @@ def pictures() -> Dataset:
 
 def settings(batch: int, *, like: type[SoundConfig] = SoundConfig) -> RunConfig:
     """Of a batch as large as the data every step takes everyone."""
-    method = like(
-        epsilon=6.0, delta=1e-3, expected_batch_size=batch, clip_norm=0.5, natural_weight=1.0, certified_weight=0.0
-    )
+    method = like(epsilon=6.0, delta=1e-3, batch_size=batch, clip_norm=0.5, natural_weight=1.0, certified_weight=0.0)
     return RunConfig(
         method=method,
         data=DataConfig(name="tensors"),

@@ -64,8 +64,8 @@ def other_examples(train: Examples) -> Examples:
 
 def batch_key(config: RunConfig) -> str:
     """The setting that says how many examples a step takes."""
-    (name,) = (f.name for f in dataclasses.fields(config.method) if f.name in ("batch_size", "expected_batch_size"))
-    return f"method.{name}"
+    assert "batch_size" in {field.name for field in dataclasses.fields(config.method)}
+    return "method.batch_size"
 
 
 def budget_keys(config: RunConfig) -> dict[str, list[str]]:

@@ -37,7 +37,7 @@ EXEMPT = {
 
 LAYERS = "conv 3 3/2, relu, linear"
 PAPER_NETWORK = "small_cnn"
-PRIVATE: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-3, "expected_batch_size": 30, "clip_norm": 0.5}
+PRIVATE: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-3, "batch_size": 30, "clip_norm": 0.5}
 """A tenth of the examples in a step, so that twelve steps tell a sample from a batch that is always the same."""
 
 
@@ -77,8 +77,8 @@ def small(
 
 SMALL: dict[str, RunConfig] = {
     "sound": small(SoundConfig(**PRIVATE, warm_up=0.0)),
-    "stobatch": small(
-        PublishedConfig(total_epsilon=200.0, label_epsilon=100.0, batch_size=30, train_attack_steps=1),
+    "published": small(
+        PublishedConfig(epsilon=200.0, label_epsilon=100.0, batch_size=30, train_attack_steps=1),
         PAPER_NETWORK,
         optimiser="adam",
         learning_rate=0.01,
@@ -89,7 +89,7 @@ SMALL: dict[str, RunConfig] = {
     "plain": small(PlainConfig(batch_size=30)),
     "adlm": small(
         AdLmConfig(
-            total_epsilon=30.0,
+            epsilon=30.0,
             delta=1e-3,
             batch_size=30,
             relevance_steps=0,

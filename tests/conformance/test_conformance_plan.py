@@ -30,9 +30,10 @@ def test_a_plan_is_made_without_data(
     expected = plain(plan)
     closed = {
         name: dataclasses.replace(source, read=refuse, fetch=refuse, stream=refuse)
-        for name, source in sources.SOURCES.items()
+        for name, source in sources.DATA_SETS.items()
     }
-    monkeypatch.setattr(sources, "SOURCES", closed)
+    for name, source in closed.items():
+        monkeypatch.setitem(sources.DATA_SETS, name, source)
     monkeypatch.setattr(mnist, "unpack", refuse)
     monkeypatch.setattr(Examples, "__post_init__", refuse)
     with pytest.raises(AssertionError, match="read data"):

@@ -59,7 +59,7 @@ def test_without_noise_and_sampling_the_parties_give_the_clipped_mean_of_all_rec
     for party in parties.values():
         party.trainable.noise_stddev = 0.0
     combined = sum(party.plan.expected_batch_size / 90 * flat(ask(party, federation)) for party in parties.values())
-    central = terms().replace(method=SoundConfig(epsilon=3.0, delta=1e-3, clip_norm=0.5, expected_batch_size=90))
+    central = terms().replace(method=SoundConfig(epsilon=3.0, delta=1e-3, clip_norm=0.5, batch_size=90))
     plan = stobatch.plan(central, dataset=data)
     one = Sound().prepare(central, plan, federation.network, data.train, Seeds.reproducible(1))
     one.noise_stddev = 0.0

@@ -14,11 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import stobatch.federated  # noqa: F401  (registers the settings of all methods)
-from stobatch.config import PAPER_NETWORKS, MethodConfig, RunConfig, TrainersConfig, load_config
+from stobatch.config import MethodConfig, RunConfig, TrainersConfig, load_config
 from stobatch.errors import SettingError
+from stobatch.registry import ARCHITECTURES, METHODS
 from stobatch.settings import Settings, dotted_keys, parse_assignment
 from stobatch_recipes import RECIPES, recipe
+
+for method in METHODS.values():
+    assert method.config_class.name  # loaded, and its settings with it
 
 
 def sections(base: type[Settings] = Settings) -> Iterator[type[Settings]]:
@@ -67,6 +70,7 @@ def test_the_fuzz_sees_every_section():
     assert names >= {
         *("DataConfig", "ModelConfig", "TrainingConfig", "CertificationConfig", "EvaluationConfig"),
         *("MachineConfig", "PublishedConfig", "RunConfig", "TrainersConfig"),
+        *(method.config_class.__name__ for method in METHODS.values()),
     }
     assert len(LIMITED) >= 25
     assert len(CHOSEN) >= 10
@@ -123,7 +127,7 @@ def test_a_huge_whole_number_is_refused(key):
 
 @pytest.mark.parametrize(("kind", "field"), CHOSEN)
 def test_only_the_listed_choices_pass(kind, field):
-    section, choices = example(kind), field.metadata["choices"]
+    section, choices = example(kind), list(field.metadata["choices"])
     for choice in choices:
         assert getattr(section.replace(**{field.name: choice}), field.name) in (choice, (choice,))
     for wrong in ("", choices[0] + "x", choices[0].upper(), " " + choices[0]):
@@ -166,9 +170,9 @@ def value_of(kind: type[Settings], field: dataclasses.Field[Any]) -> st.SearchSt
     wanted = base_type(kind, field)
     one: st.SearchStrategy[Any]
     if field.name == "architecture":
-        choices = (*PAPER_NETWORKS, "linear", "squash 4, conv 8 5/2+1, relu, linear *0.5")
+        choices = (*ARCHITECTURES, "linear", "squash 4, conv 8 5/2+1, relu, linear *0.5")
     if choices:
-        one = st.sampled_from(choices)
+        one = st.sampled_from(list(choices))
     elif wanted is int:
         one = st.integers(limits.get("at least"), limits.get("at most", 10**9))
     elif wanted is float:
@@ -342,9 +346,10 @@ def test_unknown_keys_list_their_nearest_names():
     values["training"]["learningrate"] = values["training"].pop("learning_rate")
     with pytest.raises(SettingError, match="learning_rate"):
         RunConfig.from_dict(values)
-    values["method"] = {"name": "stobach"}
-    with pytest.raises(SettingError, match=r"method\.name=stobatch"):
-        RunConfig.from_dict(values)
+    for name in ("stobach", "publishd"):
+        values["method"] = {"name": name}
+        with pytest.raises(SettingError, match=r"method\.name=published"):
+            RunConfig.from_dict(values)
 
 
 @pytest.mark.parametrize("text", ["", "=3", "training.steps", "  "])

@@ -37,7 +37,7 @@ def pictures(count: int = COUNT, seed: int = 0) -> Dataset:
 
 
 def settings(architecture: str = LAYERS, *, like: type[SoundConfig] = SoundConfig, **changes: Any) -> RunConfig:
-    method = like(epsilon=3.0, delta=1e-3, expected_batch_size=BATCH, warm_up=0.0, attack_steps=2, clip_norm=CLIP)
+    method = like(epsilon=3.0, delta=1e-3, batch_size=BATCH, warm_up=0.0, attack_steps=2, clip_norm=CLIP)
     return RunConfig(
         method=method,
         data=DataConfig(name="tensors"),

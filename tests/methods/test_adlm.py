@@ -58,7 +58,7 @@ def pictures(count: int = COUNT) -> Dataset:
 
 def settings(**changes: Any) -> RunConfig:
     method = AdLmConfig(
-        total_epsilon=16.0,
+        epsilon=16.0,
         delta=1e-3,
         batch_size=BATCH,
         relevance_steps=RELEVANCE_STEPS,

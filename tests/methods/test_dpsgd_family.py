@@ -33,7 +33,7 @@ ROUNDING = 1e-4
 """Sums are of 32 bits: bounds hold up to this share."""
 FAR_BELOW = 0.02
 """A clipping norm that every gradient here exceeds many times, so that bounds are reached."""
-PRIVATE: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-3, "expected_batch_size": BATCH, "clip_norm": CLIP}
+PRIVATE: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-3, "batch_size": BATCH, "clip_norm": CLIP}
 NATURAL: dict[str, Any] = {"method.natural_weight": 1.0, "method.certified_weight": 0.0}
 STEPS = (0, 3, 7)
 

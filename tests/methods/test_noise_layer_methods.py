@@ -48,7 +48,7 @@ from stobatch.sound.step import DpSgdTrainable
 from stobatch.training import Trainable
 from stobatch.types import Norm
 
-PRIVATE: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-3, "expected_batch_size": BATCH, "clip_norm": CLIP}
+PRIVATE: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-3, "batch_size": BATCH, "clip_norm": CLIP}
 HIDDEN = (4, 3, 3)
 
 

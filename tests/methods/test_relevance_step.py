@@ -37,7 +37,7 @@ STEPS = 8
 ROUNDING = 1e-4
 FAR_BELOW = 1e-3
 """A clipping norm that every example's relevance exceeds, so that bounds are reached."""
-PRIVATE: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-3, "expected_batch_size": BATCH, "clip_norm": CLIP}
+PRIVATE: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-3, "batch_size": BATCH, "clip_norm": CLIP}
 
 
 def secure(**changes: Any) -> RunConfig:

@@ -25,7 +25,7 @@ BATCH = 40
 
 
 def config(**changes: Any) -> RunConfig:
-    method = DpSgdConfig(epsilon=3.0, delta=1e-3, expected_batch_size=BATCH)
+    method = DpSgdConfig(epsilon=3.0, delta=1e-3, batch_size=BATCH)
     return settings().replace(method=method).override_all(changes)
 
 

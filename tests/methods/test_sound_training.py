@@ -49,7 +49,7 @@ def pictures(side: int = 6, count: int = COUNT, seed: int = 0) -> Dataset:
 
 def settings(architecture: str = LAYERS, **changes: Any) -> RunConfig:
     method = SoundConfig(
-        epsilon=3.0, delta=1e-3, expected_batch_size=BATCH, warm_up=0.0, ramp=0.5, attack_steps=2, clip_norm=0.5
+        epsilon=3.0, delta=1e-3, batch_size=BATCH, warm_up=0.0, ramp=0.5, attack_steps=2, clip_norm=0.5
     )
     return RunConfig(
         method=method,

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-import stobatch.federated  # noqa: F401  (registers its method)
-from stobatch.config import MethodConfig
 from stobatch.dp.accounting import PoissonGaussian
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import SettingError
+from stobatch.registry import METHODS
 from stobatch.types import Neighbours, Status
 
 MNIST: dict[str, Any] = {
@@ -141,6 +140,6 @@ def test_spare_steps_are_planned_for_and_cost_what_is_used() -> None:
 @pytest.mark.parametrize("method", ["sound", "dpsgd", "federated"])
 def test_settings_from_before_spare_steps_keep_their_hash(method: str) -> None:
     """A setting that has no effect is no part of what identifies a run."""
-    kind = MethodConfig.registry[method]
+    kind = METHODS[method].config_class
     assert "spare_steps" not in kind().to_dict()
     assert kind.from_dict(kind().to_dict() | {"spare_steps": 3}).to_dict()["spare_steps"] == 3

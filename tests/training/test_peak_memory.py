@@ -27,7 +27,7 @@ def trained(out: Path) -> dict[str, Any]:
     inputs, labels = torch.rand(40, 1, 6, 6, generator=generator) * 2 - 1, torch.arange(40) % 3
     dataset = stobatch.from_tensors(inputs[:30], labels[:30], inputs[30:], labels[30:], num_classes=3)
     config = RunConfig(
-        method=SoundConfig(epsilon=3.0, delta=1e-2, expected_batch_size=8, warm_up=0.0),
+        method=SoundConfig(epsilon=3.0, delta=1e-2, batch_size=8, warm_up=0.0),
         data=DataConfig(name="tensors"),
         model=ModelConfig(architecture="conv 3 3/2, relu, linear"),
         training=TrainingConfig(steps=2, learning_rate=0.1, optimiser="sgd"),

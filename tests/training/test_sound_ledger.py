@@ -43,7 +43,7 @@ def settings() -> RunConfig:
     method = SoundConfig(
         epsilon=3.0,
         delta=1e-3,
-        expected_batch_size=10,
+        batch_size=10,
         momentum=0.5,
         adversarial_weight=0.2,
         views_weight=0.3,

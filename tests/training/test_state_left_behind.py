@@ -106,13 +106,13 @@ KEEPERS = [
 ]  # fmt: skip
 SAVED = [Keeper, PastTheVersionCounter, AnotherTensor, UntrainedParameter, ExtraState]
 """Those that the model file would hold."""
-SOUND = DpSgdConfig(epsilon=3.0, delta=1e-3, expected_batch_size=40)
+SOUND = DpSgdConfig(epsilon=3.0, delta=1e-3, batch_size=40)
 METHODS: dict[str, MethodConfig] = {
     "dpsgd": SOUND,
-    "securesgd": SecureSgdConfig(epsilon=3.0, delta=1e-3, expected_batch_size=40),
-    "adlm": AdLmConfig(total_epsilon=8.0, delta=1e-3, batch_size=40, relevance_steps=2, relevance_batch_size=40),
+    "securesgd": SecureSgdConfig(epsilon=3.0, delta=1e-3, batch_size=40),
+    "adlm": AdLmConfig(epsilon=8.0, delta=1e-3, batch_size=40, relevance_steps=2, relevance_batch_size=40),
     "published": PublishedConfig(
-        total_epsilon=200.0, label_epsilon=100.0, batch_size=39, train_attack_steps=1, attack_ensemble=("ifgsm",)
+        epsilon=200.0, label_epsilon=100.0, batch_size=39, train_attack_steps=1, attack_ensemble=("ifgsm",)
     ),
 }
 
@@ -229,7 +229,7 @@ class Late(InProcessEngine):
 @pytest.mark.parametrize("share", [DeviceRank(0, 2), DeviceRank(1, 2)])
 def test_a_device_of_several_finds_out_before_its_part_is_added_to_the_others(share: DeviceRank) -> None:
     BEGINS["at pass"] = float("inf")
-    settings, dataset = config(replace(SOUND, expected_batch_size=100)), data()
+    settings, dataset = config(replace(SOUND, batch_size=100)), data()
     net = network(Keeper())
     plan = stobatch.plan(settings, dataset=dataset, network=net)
     trainable = method_of(settings).prepare(settings, plan, net, dataset.train, Seeds.reproducible(4))

@@ -2,12 +2,13 @@
 
 from stobatch.attacks.apgd import APGD
 from stobatch.attacks.ball import Ball
-from stobatch.attacks.ensemble import ATTACKS, Budget, EveryAim, Restarts, paper_ensemble
+from stobatch.attacks.ensemble import Budget, EveryAim, Restarts, make_attack, paper_ensemble, restarted
 from stobatch.attacks.expectation import Expectation, of_module
 from stobatch.attacks.goals import Goal
 from stobatch.attacks.loop import Attack, GradientAttack, Plain, Scores, Victim, craft, ensemble_slices
 from stobatch.attacks.pgd import FGSM, IFGSM, MIM, Madry
 from stobatch.attacks.square import Square
+from stobatch.registry import ATTACKS
 
 __all__ = [
     "APGD",
@@ -30,6 +31,8 @@ __all__ = [
     "Victim",
     "craft",
     "ensemble_slices",
+    "make_attack",
     "of_module",
     "paper_ensemble",
+    "restarted",
 ]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.ball import Ball, per_example
-from stobatch.attacks.loop import GradientAttack, Memory, StepInfo
+from stobatch.attacks.ensemble import Budget, EveryAim, restarted
+from stobatch.attacks.loop import Attack, GradientAttack, Memory, StepInfo
 
 _FIRST, _CLOSER, _CLOSEST = 0.22, 0.03, 0.06
 """The first checkpoint, how much closer together the next ones come, and how close they may: shares of all steps."""
@@ -106,3 +107,15 @@ class APGD(GradientAttack):
             torch.where(wide, memory["best_gradient"], gradient),
             torch.where(wide, points, memory["before"]),
         )
+
+
+def apgd_ce(budget: Budget) -> Attack:
+    return restarted(APGD(budget.steps), budget)
+
+
+def apgd_dlr(budget: Budget) -> Attack:
+    return restarted(APGD(budget.steps, loss="dlr"), budget)
+
+
+def apgd_t(budget: Budget) -> Attack:
+    return EveryAim(APGD(budget.steps, loss="dlr"), num_aims=budget.num_aims)

@@ -1,21 +1,20 @@
-"""Attacks by name, and attacks made of attacks: restarts, and one run towards each likely class."""
+"""Attacks by name, what they may spend, and attacks made of attacks: restarts, and a run towards each likely class."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from stobatch.attacks.apgd import APGD
 from stobatch.attacks.ball import Ball
 from stobatch.attacks.goals import Goal
 from stobatch.attacks.loop import Attack, Best, GradientAttack, Victim, appraise
-from stobatch.attacks.pgd import FGSM, IFGSM, MIM, Madry
-from stobatch.attacks.square import Square
+from stobatch.errors import SettingError
+from stobatch.registry import ATTACKS
 
 
 @dataclass(frozen=True)
@@ -80,30 +79,28 @@ class Budget:
     num_aims: int = 3
 
 
-def _restarted(attack: GradientAttack, budget: Budget) -> Attack:
+def restarted(attack: GradientAttack, budget: Budget) -> Attack:
+    """The attack from as many random starts as the budget allows."""
     return attack if budget.restarts == 1 else Restarts(attack, times=budget.restarts)
 
 
-ATTACKS: dict[str, Callable[[Budget], Attack]] = {
-    "fgsm": lambda budget: FGSM(),
-    "ifgsm": lambda budget: IFGSM(budget.steps),
-    "mim": lambda budget: MIM(budget.steps),
-    "madry": lambda budget: _restarted(Madry(budget.steps), budget),
-    "apgd_ce": lambda budget: _restarted(APGD(budget.steps), budget),
-    "apgd_dlr": lambda budget: _restarted(APGD(budget.steps, loss="dlr"), budget),
-    "apgd_t": lambda budget: EveryAim(APGD(budget.steps, loss="dlr"), num_aims=budget.num_aims),
-    "square": lambda budget: Square(budget.queries),
-}
-"""Makes an attack that spends a budget; FGSM takes one step whatever is allowed."""
-
-_PAPER_ATTACKS: dict[str, Callable[[int], GradientAttack]] = {
-    "fgsm": lambda steps: FGSM(),
-    "ifgsm": IFGSM,
-    "mim": MIM,
-    "madry": Madry,
-}
+def make_attack(name: str, budget: Budget) -> Attack:
+    """Return the attack of that name, which spends the budget; FGSM takes one step whatever is allowed."""
+    attack: object = ATTACKS.require(name)(budget)
+    if not isinstance(attack, Attack):
+        raise SettingError(
+            f"the attack '{name}' cannot be used.",
+            why=f"It is made as a {type(attack).__name__}, not as an Attack.",
+            remedy="Let its function return a stobatch.attacks.Attack, or leave the attack out.",
+        )
+    return attack
 
 
 def paper_ensemble(names: tuple[str, ...], steps: int) -> list[GradientAttack]:
     """The ensemble A of Algorithm 1 and of the paper's tests: T steps of size μ/T each (Eq. 8), Madry's too."""
-    return [replace(_PAPER_ATTACKS[name](steps), relative_step=1.0) for name in names]
+    ensemble = []
+    for name in names:
+        attack = make_attack(name, Budget(steps))
+        assert isinstance(attack, GradientAttack)
+        ensemble.append(replace(attack, relative_step=1.0))
+    return ensemble

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.ball import Ball, per_example
-from stobatch.attacks.loop import GradientAttack, Memory, StepInfo
+from stobatch.attacks.ensemble import Budget, restarted
+from stobatch.attacks.loop import Attack, GradientAttack, Memory, StepInfo
 from stobatch.paper import implements
 
 
@@ -61,3 +62,19 @@ class Madry(GradientAttack):
 
     def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
         return ball.climb(points, sight.gradient, self.step_size(ball))
+
+
+def fgsm(budget: Budget) -> Attack:
+    return FGSM()
+
+
+def ifgsm(budget: Budget) -> Attack:
+    return IFGSM(budget.steps)
+
+
+def mim(budget: Budget) -> Attack:
+    return MIM(budget.steps)
+
+
+def madry(budget: Budget) -> Attack:
+    return restarted(Madry(budget.steps), budget)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.ball import Ball
+from stobatch.attacks.ensemble import Budget
 from stobatch.attacks.goals import Goal
 from stobatch.attacks.loop import Attack, Best, Victim, appraise
 from stobatch.types import Norm
@@ -85,3 +86,7 @@ class Square(Attack):
 
 def _as_images(points: Tensor) -> Tensor:
     return points if points.ndim == 4 else points.reshape(len(points), 1, 1, -1)
+
+
+def square(budget: Budget) -> Attack:
+    return Square(budget.queries)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stobatch.attacks import ATTACKS, Attack, Ball, Budget, Goal, Plain, Victim
+from stobatch.attacks import Attack, Ball, Budget, Goal, Plain, Victim, make_attack
 from stobatch.attacks.ball import per_example
 from stobatch.attacks.goals import margin
 from stobatch.attacks.loop import Best, appraise
@@ -66,7 +66,8 @@ class FalsifierSettings(Settings):
     def make_attacks(self) -> dict[str, Attack]:
         budget = Budget(self.steps, self.restarts, self.queries, self.num_aims)
         return {
-            name: Corners(self.random_points) if name == "corners" else ATTACKS[name](budget) for name in self.attacks
+            name: Corners(self.random_points) if name == "corners" else make_attack(name, budget)
+            for name in self.attacks
         }
 
 

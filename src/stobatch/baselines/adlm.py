@@ -51,7 +51,7 @@ class AdLm(Method):
             neurons_per_map=encoder.neurons_per_map,
             last_hidden_size=config.model.last_hidden_size,
             num_classes=info.num_classes,
-            total_epsilon=method.total_epsilon,
+            total_epsilon=method.epsilon,
             delta=method.delta,
             relevance_share=method.relevance_share,
             input_share=method.input_share,

@@ -91,9 +91,9 @@ class AdLmPlan(Plan):
             )
         if self.epsilons[0] / 2 > MOST_EPSILON:
             raise SettingError(
-                f"total_epsilon={self.total_epsilon:g} leaves ε1 = {self.epsilons[0]:g} for relevances.",
+                f"epsilon={self.total_epsilon:g} leaves ε1 = {self.epsilons[0]:g} for relevances.",
                 why=f"Above {2 * MOST_EPSILON:g} it promises nothing.",
-                remedy="Set method.total_epsilon to a number between 0.1 and 10.",
+                remedy="Set method.epsilon to a number between 0.1 and 10.",
             )
         _ = self.relevance  # checks what is left to check
 
@@ -243,7 +243,7 @@ class AdLmPlan(Plan):
 class AdLmConfig(MethodConfig, name="adlm"):
     """The budget and its parts, the estimation of relevances, and the descent under noise."""
 
-    total_epsilon: float = setting(1.0, above=0, doc="The total budget ε1 + ε2 + ε3 that is claimed")
+    epsilon: float = setting(1.0, above=0, doc="The total budget ε1 + ε2 + ε3 that is claimed", stored="total_epsilon")
     delta: float = setting(1e-5, above=0, below=1, doc="The δ of the relevances; below one over the number of examples")
     relevance_share: float = setting(0.25, above=0, below=1, doc="Share of the budget for relevances, ε1")
     input_share: float = setting(

@@ -113,7 +113,7 @@ class AdLmTrainable(OpenTrainable):
         settings = DpSgdConfig(
             epsilon=planned.target_epsilon,
             delta=planned.delta,
-            expected_batch_size=planned.expected_batch_size,
+            batch_size=planned.expected_batch_size,
             clip_norm=planned.clip_norm,
         )
         one_owner = TrainersConfig()

@@ -45,7 +45,12 @@ def _one_process(context: typer.Context) -> None:
         )
 
 
-Recipe = Annotated[str | None, typer.Option(help="A named configuration: demo, paper.mnist, paper.cifar10, ...")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        help="A named configuration, as demo, sound.mnist or published.mnist; or your own, package.module:function."
+    ),
+]
 Config = Annotated[Path | None, typer.Option(help="A TOML or JSON file instead of a recipe.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change one setting, as in --set training.steps=100.")]
 Seed = Annotated[

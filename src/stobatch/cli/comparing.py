@@ -11,7 +11,7 @@ import typer
 from stobatch.cli.app import Device, Json, Limit, Set, _assignments, _print, app
 from stobatch.config import RunConfig
 from stobatch.errors import SettingError
-from stobatch.settings import dotted_keys, unknown_key
+from stobatch.settings import dotted_keys, has_setting, unknown_key
 from stobatch.types import Status
 
 _ELSEWHERE = {
@@ -27,7 +27,9 @@ _ELSEWHERE = {
 @app.command()
 def compare(
     out: Annotated[Path, typer.Option(help="The folder to write: a run for each row and seed, and the comparison.")],
-    methods: Annotated[str, typer.Option(help="Names with commas between, as dpsgd,pixeldp,sound; or all.")] = "all",
+    methods: Annotated[
+        str, typer.Option(help="Names with commas between, as published,pixeldp,sound; or all.")
+    ] = "all",
     epsilon: Annotated[list[float] | None, typer.Option(help="Privacy budget, 1.0 if unset; may be repeated.")] = None,
     radius: Annotated[
         list[float] | None, typer.Option(help="Over [-1, 1], 0.2 if unset; may be repeated, the main one first.")
@@ -96,13 +98,18 @@ def _require_elsewhere(changes: dict[str, Any]) -> None:
 
 def _changed(configs: dict[str, RunConfig], changes: dict[str, Any]) -> dict[str, RunConfig]:
     """Every configuration with the changes that concern it: a method's setting goes to the methods that have it."""
-    own = {name: {f"method.{key}" for key in dotted_keys(config.method)} for name, config in configs.items()}
-    for key in changes:
-        if key.startswith("method.") and not any(key in known for known in own.values()):
-            raise unknown_key(key, sorted(set().union(*own.values())))
+    keys = [key.removeprefix("method.") for key in changes if key.startswith("method.")]
+    for key in keys:
+        if not any(has_setting(config.method, key) for config in configs.values()):
+            known = {f"method.{own}" for config in configs.values() for own in dotted_keys(config.method)}
+            raise unknown_key(f"method.{key}", sorted(known))
     return {
         name: config.override_all(
-            {key: value for key, value in changes.items() if not key.startswith("method.") or key in own[name]}
+            {
+                key: value
+                for key, value in changes.items()
+                if not key.startswith("method.") or has_setting(config.method, key.removeprefix("method."))
+            }
         )
         for name, config in configs.items()
     }

@@ -70,7 +70,7 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], out:
     return {
         "name": name,
         "label": f"{name} ({words}), {spoken(function)}",
-        "method": first.method,
+        "method": first.config["config"]["method"]["name"],
         "function": function,
         "guarantees": guarantees,
         "test_examples": next(iter(blocks.values()))["rows"],

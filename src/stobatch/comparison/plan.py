@@ -18,7 +18,7 @@ from stobatch.evaluation.protocols import radii_of
 from stobatch.evaluation.tables import data_root
 from stobatch.files import read_json
 from stobatch.loading import make_network, make_plan
-from stobatch.methods import method_of
+from stobatch.methods import can_certify, verifiers_of
 from stobatch.models import Classifier
 from stobatch.reporting.format import privacy_words
 from stobatch.runs import Run
@@ -45,7 +45,7 @@ class Compared:
 
     @property
     def certifies(self) -> bool:
-        return method_of(self.config).certifies(self.config)
+        return can_certify(self.config)
 
     @property
     def public(self) -> bool:
@@ -170,10 +170,10 @@ def _require_answers(
     name: str, config: RunConfig, info: DatasetInfo, the_plan: Plan, network: Classifier | None
 ) -> None:
     """The functions asked for exist, and certificates are in the norm asked about; else training would be in vain."""
-    settings, method = config.evaluation, method_of(config)
+    settings = config.evaluation
     radii_of(settings, prod(info.input_shape))
     untrained = make_network(config, info, Seeds.reproducible(0), network).eval()
-    ways = method.verifiers(config, the_plan, untrained) if method.certifies(config) else ()
+    ways = verifiers_of(config, the_plan, untrained) if can_certify(config) else ()
     for kind in (kind for way in ways for kind in way.kinds):
         if kind.unit.norm != settings.norm:
             raise UnitError(

@@ -4,7 +4,7 @@ from stobatch.data.dataset import Dataset, DatasetInfo, Examples, Stream, Traini
 from stobatch.data.partition import fixed_disjoint_batches, pick_trainers, poisson_sample, trainer_batches
 from stobatch.data.shard_writing import ShardWriter, find_repeated_records, write_shards
 from stobatch.data.shards import Manifest, ShardedExamples
-from stobatch.data.sources import data_root, describe, load, stream
+from stobatch.data.sources import Source, data_root, describe, load, stream
 
 __all__ = [
     "Dataset",
@@ -13,6 +13,7 @@ __all__ = [
     "Manifest",
     "ShardWriter",
     "ShardedExamples",
+    "Source",
     "Stream",
     "TrainingExamples",
     "data_root",

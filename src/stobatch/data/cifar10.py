@@ -17,6 +17,7 @@ from stobatch.data.augmentation import centre_crop, random_contrast, random_crop
 from stobatch.data.dataset import DatasetInfo, Examples
 from stobatch.data.download import fetch_folder
 from stobatch.data.pixels import first_names, first_of_classes, scale
+from stobatch.data.sources import Source
 from stobatch.errors import DataError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -89,3 +90,6 @@ def _training_view(pixels: Tensor, generator: torch.Generator | None) -> Tensor:
 
 def _by_hand(folder: Path, names: Mapping[str, str]) -> str:
     return f"Put {', '.join(names)} (from {URL}) into {folder}, or point STOBATCH_DATA at a folder that has {FOLDER}/."
+
+
+SOURCE = Source(describe, read, can_augment=True, public=True)

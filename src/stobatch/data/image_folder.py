@@ -10,6 +10,7 @@ import torch
 from stobatch.config import DataConfig
 from stobatch.data.dataset import Chunk, DatasetInfo, Examples, Stream, rows_at_once
 from stobatch.data.pixels import first_names, image_shape, in_turn, list_images, read_images
+from stobatch.data.sources import Source
 from stobatch.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -67,3 +68,6 @@ def _classes(root: Path, part: str) -> tuple[str, ...]:
 
 def _files(root: Path, part: str, names: tuple[str, ...]) -> list[tuple[Path, int]]:
     return in_turn([list_images(root / part / name, SUFFIXES) for name in names])
+
+
+SOURCE = Source(describe, read, can_augment=False, stream=stream)

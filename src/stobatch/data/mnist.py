@@ -13,6 +13,7 @@ from torch import Tensor
 from stobatch.config import DataConfig
 from stobatch.data.dataset import DatasetInfo, Examples
 from stobatch.data.pixels import first_names, first_of_classes, scale
+from stobatch.data.sources import Source
 from stobatch.errors import DataError
 
 FOLDER = Path(__file__).parent / "mnist_files"
@@ -65,3 +66,6 @@ def unpack(folder: Path, name: str) -> Tensor:
 
 def _refused(what: str, why: str = "MNIST is part of the package.") -> DataError:
     return DataError(what, why=why, remedy="Install stobatch again: `pip install --force-reinstall stobatch`.")
+
+
+SOURCE = Source(describe, read, can_augment=False, public=True, test_copies=0)

@@ -15,13 +15,12 @@ from torch import Tensor
 from stobatch.config import DataConfig
 from stobatch.data.dataset import Dataset, Examples, TrainingExamples, rows_at_once
 from stobatch.data.shards import ShardedExamples, read_test
+from stobatch.data.sources import is_public
 from stobatch.errors import DataError
+from stobatch.registry import DATA_SETS
 
 HARMLESS = 1000
 """One copy in so many test records may be chance, and moves an accuracy by a tenth of a point at most."""
-
-OFFICIAL_COPIES = {"mnist": 0, "small_digits": 0}
-"""Copies across the split that a public data set comes with, where they were counted."""
 
 
 def count_copies(dataset: Dataset) -> int:
@@ -51,13 +50,13 @@ def require_apart(dataset: Dataset, config: DataConfig) -> int:
 
 def is_own(config: DataConfig) -> bool:
     """Whether the split into training and test records is the user's, not that of a public data set."""
-    return config.name in ("tensors", "image_folder", "shards")
+    return not is_public(config.name)
 
 
 def statement(config: DataConfig, *, own: bool) -> str:
     """Say what is known about copies among the test records, from public settings alone."""
     if not own:
-        counted = OFFICIAL_COPIES.get(config.name)
+        counted = DATA_SETS[config.name].test_copies
         number = "they were not counted here" if counted is None else f"{counted} test records are training records"
         return f"the split is the one that {config.name} comes with; exact copies across it: {number}"
     if config.allow_overlap:

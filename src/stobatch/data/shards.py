@@ -22,6 +22,7 @@ from torch import Tensor
 from stobatch.config import DataConfig
 from stobatch.data.dataset import DatasetInfo, Examples, TrainingExamples, check_examples, rows_at_once
 from stobatch.data.pixels import scale
+from stobatch.data.sources import Source
 from stobatch.errors import DataError, RunError
 from stobatch.files import read_json, write_json
 
@@ -384,3 +385,6 @@ def read(info: DatasetInfo, root: Path, generator: torch.Generator | None) -> tu
     """The training examples stay on disk; the test examples are read."""
     manifest = Manifest.read(root)
     return ShardedExamples(manifest), read_test(manifest, info.num_test)
+
+
+SOURCE = Source(describe, read, can_augment=False)

@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch.config import DataConfig
 from stobatch.data import mnist
 from stobatch.data.dataset import DatasetInfo, Examples
+from stobatch.data.sources import Source
 
 _BORDER, _BLOCK = 2, 3
 """Two background pixels are cut off on each side; each block of 3x3 pixels becomes its mean."""
@@ -30,3 +31,6 @@ def _small(examples: Examples) -> Examples:
     # A mean of values in [-1, 1] can round to just outside.
     small = F.avg_pool2d(inner, _BLOCK).clamp(-1, 1)
     return Examples(small.contiguous(), examples.labels, examples.num_classes)
+
+
+SOURCE = Source(describe, read, can_augment=False, public=True, test_copies=0)

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from stobatch.config import DataConfig
-from stobatch.data import cifar10, image_folder, mnist, shards, small_digits, tiny_imagenet
 from stobatch.data.dataset import Dataset, DatasetInfo, Examples, Stream, TrainingExamples
 from stobatch.errors import DataError
+from stobatch.registry import DATA_SETS
 from stobatch.seeds import Seeds
 
 
@@ -28,16 +29,26 @@ class Source:
     can_augment: bool
     fetch: Callable[[Path], None] = lambda root: None
     stream: Callable[[DatasetInfo, Path], Stream] | None = None
+    public: bool = False
+    """Whether everybody can download it; if not, it is somebody's own, and pictures of it are for their eyes alone."""
+    test_copies: int | None = None
+    """Test records that are training records, where they were counted; of a public set, whose split is given."""
 
 
-SOURCES = {
-    "mnist": Source(mnist.describe, mnist.read, can_augment=False),
-    "small_digits": Source(small_digits.describe, small_digits.read, can_augment=False),
-    "cifar10": Source(cifar10.describe, cifar10.read, can_augment=True),
-    "tiny_imagenet": Source(tiny_imagenet.describe, tiny_imagenet.read, can_augment=True, fetch=tiny_imagenet.fetch),
-    "image_folder": Source(image_folder.describe, image_folder.read, can_augment=False, stream=image_folder.stream),
-    "shards": Source(shards.describe, shards.read, can_augment=False),
-}
+def _handed_over(*_: object) -> NoReturn:
+    raise DataError(
+        "data set 'tensors' has no files.",
+        why="It is handed over in Python.",
+        remedy="Build it with stobatch.data.from_tensors(...) and pass the result on.",
+    )
+
+
+HANDED_OVER = Source(_handed_over, _handed_over, can_augment=True, fetch=_handed_over)
+
+
+def is_public(name: str) -> bool:
+    """Return whether everybody can download these data: digests and pictures of test images tell nothing new."""
+    return name in DATA_SETS and bool(DATA_SETS[name].public)
 
 
 def data_root(root: Path | None = None) -> Path:
@@ -82,13 +93,7 @@ def stream(config: DataConfig, *, root: Path | None = None, seeds: Seeds | None 
 
 
 def _source(config: DataConfig) -> Source:
-    if config.name not in SOURCES:
-        raise DataError(
-            f"data set '{config.name}' has no files.",
-            why="It is handed over in Python.",
-            remedy="Build it with stobatch.data.from_tensors(...) and pass the result on.",
-        )
-    source = SOURCES[config.name]
+    source: Source = DATA_SETS.require(config.name)
     if config.augment and not source.can_augment:
         raise DataError(
             f"there is no augmentation for {config.name}.",

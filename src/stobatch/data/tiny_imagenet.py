@@ -15,6 +15,7 @@ from stobatch.data.augmentation import three_copies
 from stobatch.data.dataset import DatasetInfo, Examples
 from stobatch.data.download import fetch_folder
 from stobatch.data.pixels import first_names, in_turn, list_images, read_images
+from stobatch.data.sources import Source
 from stobatch.errors import DataError
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -80,3 +81,6 @@ def _by_hand(folder: Path) -> str:
         f"Unpack {URL} so that {FOLDER}/wnids.txt, {FOLDER}/train and {FOLDER}/val lie in {folder.parent}, "
         f"or point STOBATCH_DATA at a folder that has {FOLDER}/."
     )
+
+
+SOURCE = Source(describe, read, can_augment=True, fetch=fetch, public=True)

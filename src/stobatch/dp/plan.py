@@ -135,9 +135,9 @@ class DpSgdPlan(Plan):
     def _check_sizes(self) -> None:
         if not 1 <= self.expected_batch_size <= self.num_examples:
             raise SettingError(
-                f"expected_batch_size={self.expected_batch_size} does not fit {self.num_examples} training examples.",
-                why="Each step takes every example with probability expected_batch_size / num_examples.",
-                remedy=f"Set method.expected_batch_size to a number from 1 to {self.num_examples}.",
+                f"batch_size={self.expected_batch_size} does not fit {self.num_examples} training examples.",
+                why="Each step takes every example with probability batch_size / num_examples.",
+                remedy=f"Set method.batch_size to a number from 1 to {self.num_examples}.",
             )
         if not LEAST_CLIP_NORM <= self.clip_norm <= MOST_CLIP_NORM:
             raise SettingError(
@@ -335,9 +335,9 @@ class TrainersPlan(DpSgdPlan):
         if self.sampling_rate > 1:
             most = self.num_examples * self.per_step // self.num_trainers
             raise SettingError(
-                f"expected_batch_size={self.expected_batch_size} is more than the {self.per_step} trainers of a step "
+                f"batch_size={self.expected_batch_size} is more than the {self.per_step} trainers of a step "
                 f"own, about {most} examples.",
-                remedy=f"Set method.expected_batch_size to at most {most}, or raise trainers.per_step.",
+                remedy=f"Set method.batch_size to at most {most}, or raise trainers.per_step.",
             )
 
     @property

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from stobatch.attacks import ATTACKS, FGSM, IFGSM, Attack, Ball, Budget, Goal, Plain
-from stobatch.config import PUBLIC_DATA, EvaluationConfig
+from stobatch.attacks import FGSM, IFGSM, Attack, Ball, Budget, Goal, Plain, make_attack
+from stobatch.config import EvaluationConfig
 from stobatch.data import Dataset, Examples
+from stobatch.data.sources import is_public
 from stobatch.errors import DataError, SettingError
 from stobatch.evaluation.accuracy import AttackedTable
 from stobatch.evaluation.functions import Deployed, SinglePass, Vote
@@ -106,7 +107,7 @@ def _begin(
 ) -> _Opened:
     model = open_run(run, overrides, network, device)
     test = test_examples(model, dataset, model.config.evaluation.limit, quiet)
-    public = dataset is None and model.config.data.name in PUBLIC_DATA
+    public = dataset is None and is_public(model.config.data.name)
     return _Opened(model, test, seed, resume, quiet, public)
 
 
@@ -205,7 +206,7 @@ def _probe(opened: _Opened, tables: list[AttackedTable]) -> tuple[Probe | None, 
         "one_step": (FGSM(), radius),
         "usual_steps": (IFGSM(steps), radius),
         "more_steps": (IFGSM(4 * steps), radius),
-        "widest": (ATTACKS["madry"](Budget(steps, settings.restarts)), widest),
+        "widest": (make_attack("madry", Budget(steps, settings.restarts)), widest),
     }
 
     def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
@@ -260,7 +261,7 @@ def _keep_images(opened: _Opened) -> dict[str, Any] | None:
     shown = dict.fromkeys(radii[round(share * (len(radii) - 1))] for share in (0, 0.5, 1))
     pixels = {"clean": _pixels(inputs)}
     predictions = {"clean": function.answer(inputs, generator)["prediction"]}
-    strong = ATTACKS["madry"](Budget(opened.settings.adaptive_steps))
+    strong = make_attack("madry", Budget(opened.settings.adaptive_steps))
     for radius in shown:
         ball, name = Ball.around(inputs, radius), f"{radius.size:g}"
         points = strong.run(Plain(model.network), ball, Goal(labels), generator, chunk=function.rows)

@@ -16,7 +16,7 @@ from typing import ClassVar, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from stobatch.attacks import ATTACKS, Ball, Budget, Goal, craft, paper_ensemble
+from stobatch.attacks import Ball, Budget, Goal, craft, make_attack, paper_ensemble
 from stobatch.config import EvaluationConfig
 from stobatch.errors import ModelError, UnitError
 from stobatch.evaluation.functions import Deployed
@@ -130,7 +130,7 @@ class Adaptive(Protocol):
             columns["gradient"] = _gradient_sizes(function, inputs, labels)
         for attack_name in self.attack_names(function):
             name, _, victim = attack_name.partition(":")
-            attack = ATTACKS[name](self._budget())
+            attack = make_attack(name, self._budget())
             done = _Carried(function, inputs, labels, clean)
             for radius in radii_of(self.config, inputs[0].numel()):
                 ball, rows = Ball.around(inputs, radius), done.open_rows()

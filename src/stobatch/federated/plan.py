@@ -54,7 +54,7 @@ class FederatedConfig(SoundConfig, name="federated"):
     parties: tuple[str, ...] = setting(
         ("north:7000", "east:3500", "south:1500"),
         doc="Who holds how many records, as name:records, name:records:batch or name:records:batch:rounds; a batch "
-        "that is not given is the party's share of expected_batch_size, rounds are all steps",
+        "that is not given is the party's share of batch_size, rounds are all steps",
     )
     combine: str = setting(
         "mean",
@@ -85,14 +85,14 @@ class FederatedConfig(SoundConfig, name="federated"):
     def sizes(self, steps: int) -> tuple[PartySizes, ...]:
         """The parties of a federation of so many steps.
 
-        >>> [party.expected_batch_size for party in FederatedConfig(expected_batch_size=1200).sizes(10)]
+        >>> [party.expected_batch_size for party in FederatedConfig(batch_size=1200).sizes(10)]
         [700, 350, 150]
         """
         given = {text.split(":")[0]: [int(number) for number in text.split(":")[1:]] for text in self.parties}
         total = sum(numbers[0] for numbers in given.values())
         found = []
         for name, (records, *rest) in given.items():
-            batch = rest[0] if rest else max(1, round(self.expected_batch_size * records / total))
+            batch = rest[0] if rest else max(1, round(self.batch_size * records / total))
             rounds = rest[1] if len(rest) > 1 else steps
             if rounds > steps:
                 raise SettingError(
@@ -105,13 +105,13 @@ class FederatedConfig(SoundConfig, name="federated"):
     def sound(self, party: PartySizes) -> SoundConfig:
         """What one party's part is by itself: the sound method on its own records."""
         shared = {field.name: getattr(self, field.name) for field in fields(SoundConfig)}
-        return SoundConfig(**shared | {"expected_batch_size": party.expected_batch_size})
+        return SoundConfig(**shared | {"batch_size": party.expected_batch_size})
 
 
 def method_of_terms(terms: RunConfig) -> FederatedConfig:
     if not isinstance(terms.method, FederatedConfig):
         raise SettingError(
-            f"method.name={terms.method.name} is no federation.", remedy="Start from `--recipe federated.demo`."
+            f"method.name={terms.method.title} is no federation.", remedy="Start from `--recipe federated.demo`."
         )
     return terms.method
 
@@ -299,6 +299,8 @@ class Federated(Method):
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
         """The weights are all there is."""
+
+    certificates = Sound.certificates
 
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         return Sound().verifiers(config, plan, network)

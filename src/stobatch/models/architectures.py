@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from stobatch.models.affine import AffineEncoder, ConvEncoder
 from stobatch.models.classifier import Classifier
 from stobatch.models.layered import build_layered, require_size
 from stobatch.models.network import NORMALISATIONS, Head, Network, require_fit
+from stobatch.registry import ARCHITECTURES
 
 Shape = tuple[int, int, int]
 Norm = Callable[[tuple[int, ...]], nn.Module]
@@ -125,12 +128,27 @@ def resnet18_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module
     )
 
 
-ARCHITECTURES: dict[str, tuple[Callable[[Shape], AffineEncoder], Callable[[Shape, Norm, int], nn.Module]]] = {
-    "mnist_cnn": (mnist_encoder, mnist_body),
-    "cifar10_cnn": (cifar10_encoder, cifar10_body),
-    "resnet18": (resnet18_encoder, resnet18_body),
-    "small_cnn": (small_encoder, small_body),
-}
+@dataclass(frozen=True)
+class Architecture:
+    """How a network in two parts is made: its first affine layer from the shape of an input, and what follows it from
+    the shape of the hidden values, a kind of normalisation and the size of the last hidden layer."""
+
+    encoder: Callable[[Shape], AffineEncoder]
+    body: Callable[[Shape, Norm, int], nn.Module]
+
+
+def _handed_over(*_: object) -> NoReturn:
+    raise ModelError(
+        "architecture 'custom' has to be handed over in Python.",
+        remedy="Call stobatch.train(config, network=stobatch.models.from_layers(...)).",
+    )
+
+
+MNIST_CNN = Architecture(mnist_encoder, mnist_body)
+CIFAR10_CNN = Architecture(cifar10_encoder, cifar10_body)
+RESNET18 = Architecture(resnet18_encoder, resnet18_body)
+SMALL_CNN = Architecture(small_encoder, small_body)
+HANDED_OVER = Architecture(_handed_over, _handed_over)
 
 
 def _shape(values: tuple[int, ...]) -> Shape:
@@ -141,33 +159,23 @@ def _shape(values: tuple[int, ...]) -> Shape:
     return values[0], values[1], values[2]
 
 
-def _parts(
-    config: ModelConfig,
-) -> tuple[Callable[[Shape], AffineEncoder], Callable[[Shape, Norm, int], nn.Module]]:
-    if config.architecture not in ARCHITECTURES:
-        raise ModelError(
-            f"architecture '{config.architecture}' has to be handed over in Python.",
-            remedy="Call stobatch.train(config, network=stobatch.models.from_layers(...)).",
-        )
-    return ARCHITECTURES[config.architecture]
-
-
 def build_encoder(config: ModelConfig, input_shape: tuple[int, ...]) -> AffineEncoder:
     """Only the encoder: all that a plan needs to know of the network."""
-    return _parts(config)[0](_shape(input_shape))
+    architecture: Architecture = ARCHITECTURES.require(config.architecture)
+    return architecture.encoder(_shape(input_shape))
 
 
 def build(
     config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, generator: torch.Generator
 ) -> Classifier:
     """A network with freshly drawn parameters: one of the paper's, or what a list of layers says."""
-    if config.is_layer_list:
-        return build_layered(config.architecture, input_shape, num_classes, generator)
-    make_encoder, make_body = _parts(config)
-    encoder = make_encoder(_shape(input_shape))
+    if config.layers is not None:
+        return build_layered(config.layers, input_shape, num_classes, generator)
+    architecture: Architecture = ARCHITECTURES.require(config.architecture)
+    encoder = architecture.encoder(_shape(input_shape))
     norm, hidden = NORMALISATIONS[config.normalisation], _shape(encoder.hidden_shape)
     require_size(prod(hidden) * config.last_hidden_size)
-    body = make_body(hidden, norm, config.last_hidden_size)
+    body = architecture.body(hidden, norm, config.last_hidden_size)
     network = Network(encoder, Head(norm(hidden), body, nn.Linear(config.last_hidden_size, num_classes, bias=False)))
     initialise(network, generator)
     require_fit(network)

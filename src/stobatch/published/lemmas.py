@@ -131,7 +131,7 @@ def third_of_surplus(total_epsilon: float, base: float) -> float:
         raise BudgetError(
             f"a total epsilon of {total_epsilon:g} is below the {2 * base:g} that this split starts from.",
             why="Appendix P gives the labels 1 + r/3 of a total of 2 + r, with r at least 0.",
-            remedy=f"Raise method.total_epsilon to {2 * base:g} or more, or use method.budget_split=fixed_label.",
+            remedy=f"Raise method.epsilon to {2 * base:g} or more, or use method.budget_split=fixed_label.",
         )
     return base + (total_epsilon - 2 * base) / 3
 
@@ -164,7 +164,7 @@ def split_budget(
         raise BudgetError(
             f"a total epsilon of {total_epsilon:g} leaves {rest:g} for the encoder and {label_epsilon:g} for labels.",
             why="Both parts have to be positive.",
-            remedy=f"Raise method.total_epsilon above {label_epsilon_base:g} or lower method.label_epsilon.",
+            remedy=f"Raise method.epsilon above {label_epsilon_base:g} or lower method.label_epsilon.",
         )
     return rest / (1 + 1 / hidden_noise_surplus + 1 / input_noise_surplus), label_epsilon
 

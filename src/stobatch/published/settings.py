@@ -19,7 +19,7 @@ from stobatch.training.engines import TrainerTask
 class PublishedConfig(MethodConfig, name="stobatch"):
     """The published mechanism's settings, by default those of Appendix P for MNIST."""
 
-    total_epsilon: float = setting(1.0, above=0, doc="The total budget that Theorem 4 claims")
+    epsilon: float = setting(1.0, above=0, doc="The total budget that Theorem 4 claims", stored="total_epsilon")
     label_epsilon: float = setting(0.1, above=0, doc="The label budget ε2, or its base where it grows with the total")
     budget_split: str = setting(
         "fixed_label", choices=("fixed_label", "third_of_surplus"), doc="How the total is split (Appendix P)"

@@ -173,7 +173,7 @@ class Published(Method):
             last_hidden_size=config.model.last_hidden_size,
             num_classes=info.num_classes,
             encoder_norm_bound=method.encoder_norm_bound,
-            total_epsilon=method.total_epsilon,
+            total_epsilon=method.epsilon,
             label_epsilon_base=method.label_epsilon,
             split=method.budget_split,
             records_per_person=info.copies,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stobatch.config import PUBLIC_DATA
+from stobatch.data.sources import is_public
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, tensors_sha256
 from stobatch.reporting.page import Html, join, tag, void
@@ -78,7 +78,8 @@ def _file(facts: Facts, kept: dict[str, Any]) -> Path:
 
 def _are_public(facts: Facts, kept: dict[str, Any]) -> bool:
     """Whether everybody can have these images; older evaluations say so by the name of the data set only."""
-    return bool(kept.get("public", facts.config.get("dataset", {}).get("name") in PUBLIC_DATA))
+    name = facts.config.get("dataset", {}).get("name", "")
+    return bool(kept["public"]) if "public" in kept else is_public(name)
 
 
 def _example(facts: Facts, kept: dict[str, Any], pixels: dict[str, Pixels], place: int) -> Html:

@@ -46,8 +46,6 @@ def report(
     refused. Pictures are shown where the test data are public or `images` asks for them. A network that was handed over
     to `train` is handed over again, or what rests on it is reported as not checked.
     """
-    pass
-
     directories = [Run(Path(run)) for run in runs]
     if not directories:
         raise SettingError("there is no run to report on.", remedy="Give at least one run directory.")
@@ -85,13 +83,16 @@ def _named(runs: Sequence[str | Path]) -> Path:
 
 def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Two-tailed t-tests between every two settings that were trained with two seeds or more."""
-    groups: dict[str, dict[int, dict[Key, float]]] = {}
+    trained: dict[tuple[str, str], dict[int, Facts]] = {}
     for place, run in enumerate(runs, 1):
         facts = Facts.read(run)
-        config = facts.config["config"]
         # A secret seed pairs with none: no public seed is negative.
-        seed = config["seed"] if config["seed"] is not None else -place
-        groups.setdefault(_name(config, facts.status), {})[seed] = _worst(facts.scores)
+        seed = facts.seed if facts.seed is not None else -place
+        trained.setdefault((facts.setting, facts.status), {})[seed] = facts
+    groups = {
+        _name([*same.values()]): {seed: _worst(facts.scores) for seed, facts in same.items()}
+        for same in trained.values()
+    }
     found = []
     for first, second, key, test in t_tests_between(groups):
         protocol, function, norm, input_range, radius = key
@@ -100,12 +101,12 @@ def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return found
 
 
-def _name(config: dict[str, Any], status: str) -> str:
-    """A setting without its seed: method, budget with its status, and a hash for the rest."""
-    trained = {key: config[key] for key in ("method", "data", "model", "training")}
-    epsilon = config["method"].get("total_epsilon")
-    budget = f", {status} ε = {epsilon:g}" if epsilon is not None else ""
-    return f"{config['method']['name']}{budget} [{content_hash(trained)[:6]}]"
+def _name(trained: Sequence[Facts]) -> str:
+    """A setting without its seed: method, the largest budget of its runs with its status, and a hash for the rest."""
+    first, spent = trained[0], [facts.epsilon for facts in trained if facts.epsilon is not None]
+    budget = f", {first.status} ε = {max(spent):g}" if spent else ""
+    plain = {key: first.config["config"][key] for key in ("method", "data", "model", "training")}
+    return f"{first.method}{budget} [{content_hash(plain)[:6]}]"
 
 
 def _worst(scores: dict[str, Any]) -> dict[Key, float]:

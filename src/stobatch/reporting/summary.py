@@ -10,6 +10,7 @@ from typing import Any
 
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import RunError
+from stobatch.registry import METHODS
 from stobatch.reporting.format import unit
 from stobatch.results import judge_claims, recheck
 from stobatch.runs import Run
@@ -64,7 +65,8 @@ class Facts:
 
     @property
     def method(self) -> str:
-        return str(self.config["config"]["method"]["name"])
+        """The method's name as people read it."""
+        return METHODS.shown(str(self.config["config"]["method"]["name"]))
 
     @property
     def seed(self) -> int | None:

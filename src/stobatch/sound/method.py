@@ -15,22 +15,19 @@ from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.plan import DpSgdPlan, Plan, TrainersPlan
 from stobatch.errors import ModelError, SettingError
-from stobatch.methods import Method, require_per_example_at_size
-from stobatch.models import Classifier, Layered, Network, build_layered, require_per_example, rows_in_memory
+from stobatch.methods import Method, make_verifiers, require_per_example_at_size
+from stobatch.models import Classifier, Layered, Network, build_layered, require_per_example
 from stobatch.seeds import Seeds
 from stobatch.sound.settings import DpSgdSettings, SoundConfig
 from stobatch.sound.step import DpSgdTrainable
-from stobatch.sound.verifiers import BoundsVerifier, VotesVerifier
-from stobatch.types import Norm
-from stobatch.verifier import Verifier, require_stack
-from stobatch.votes.counting import VoteSettings
-from stobatch.votes.noise import GaussianNoise, HiddenGaussian, SmoothingNoise
+from stobatch.verifier import Verifier
 
 
 class DpSgdFamily(Method):
     """Everything but the losses. A member names its settings, and refuses networks that it cannot train."""
 
     has_trainers = True
+    certificates: ClassVar[tuple[str, ...]] = ("bounds", "votes")
     trainable: ClassVar[type[DpSgdTrainable]] = DpSgdTrainable
 
     def require_sense(self, config: RunConfig) -> None:
@@ -46,16 +43,16 @@ class DpSgdFamily(Method):
         assert isinstance(method, DpSgdSettings)
         if config.training.optimiser != "sgd":
             raise SettingError(
-                f"training.optimiser={config.training.optimiser} is not for method '{method.name}'.",
+                f"training.optimiser={config.training.optimiser} is not for method '{method.title}'.",
                 remedy="Set training.optimiser=sgd; momentum and averaging are settings of the method.",
             )
         self.require_sense(config)
-        if network is None and config.model.is_layer_list:
+        if network is None and config.model.layers is not None:
             # A list that cannot be built is found here, before any data is read.
-            build_layered(config.model.architecture, info.input_shape, info.num_classes, torch.Generator())
+            build_layered(config.model.layers, info.input_shape, info.num_classes, torch.Generator())
         plan = DpSgdPlan(
             num_examples=info.num_train,
-            expected_batch_size=method.expected_batch_size,
+            expected_batch_size=method.batch_size,
             steps=config.training.steps,
             clip_norm=method.clip_norm,
             target_epsilon=method.epsilon,
@@ -105,60 +102,11 @@ class DpSgdFamily(Method):
     def certifies(self, config: RunConfig) -> bool:
         method = config.method
         assert isinstance(method, DpSgdSettings)
-        return config.model.is_layer_list or method.noise is not None
+        return config.model.layers is not None or method.noise is not None
 
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-        method, wanted = config.method, config.certification.certificate
-        assert isinstance(method, DpSgdSettings)
-        norm = Norm(config.evaluation.norm)
-        radii = tuple(sorted({*config.evaluation.radii, config.certification.attack_radius}))
-        found: list[Verifier] = []
-        if wanted in ("best", "bounds") and isinstance(network, Layered):
-            found += _bounds(network, norm, radii, config.machine.memory_mb, insist=wanted == "bounds")
-        if wanted in ("best", "votes") and method.noise is not None:
-            found.append(_votes(config, method.noise, network, norm, radii))
-        if not found:
-            raise ModelError(
-                f"this model has no certificate of the kind '{wanted}'.",
-                why="Votes need a model trained with method.smoothing_stddev; bounds need a list of layers without "
-                "normalisation.",
-                remedy="Train with `--recipe sound.mnist`, or set certification.certificate=best.",
-            )
-        return tuple(found)
-
-
-def _bounds(network: Layered, norm: Norm, radii: tuple[float, ...], memory_mb: int, *, insist: bool) -> list[Verifier]:
-    try:
-        return [BoundsVerifier(network, norm, radii, memory_mb)]
-    except ModelError:
-        if insist:
-            raise
-        return []
-
-
-def _votes(
-    config: RunConfig, noise: SmoothingNoise, network: Classifier, norm: Norm, radii: tuple[float, ...]
-) -> Verifier:
-    settings = config.certification
-    behind: torch.nn.Module = network
-    if settings.hidden_stddev:
-        first = network.layers[0] if isinstance(network, Layered) else None
-        if not isinstance(first, torch.nn.Conv2d | torch.nn.Linear) or not isinstance(noise, GaussianNoise):
-            raise ModelError(
-                "noise in the first hidden layer needs layers that start with conv or linear, and Gaussian noise.",
-                remedy="Set certification.hidden_stddev=0.",
-            )
-        behind = require_stack(network)[1:]
-        noise = HiddenGaussian.behind(
-            first, network.input_shape, at_input=noise.stddev, at_hidden=settings.hidden_stddev
-        )
-    votes = VoteSettings(
-        failure_probability=settings.failure_probability,
-        selection_draws=settings.selection_draws,
-        draws=settings.noise_draws,
-        rows_at_once=rows_in_memory(network, config.machine.memory_mb, most=2_000),
-    )
-    return VotesVerifier(network, behind, noise, norm, radii, votes, stop_early=settings.stop_early)
+        wanted = config.certification.certificate
+        return make_verifiers(self.certificates if wanted == "best" else (wanted,), config, plan, network)
 
 
 class Sound(DpSgdFamily):

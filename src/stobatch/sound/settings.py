@@ -36,7 +36,9 @@ class DpSgdSettings(MethodConfig):
 
     epsilon: float = setting(1.0, above=0, doc="The privacy budget ε that training must not exceed")
     delta: float = setting(1e-5, above=0, below=1, doc="The δ of the budget; below one over the number of examples")
-    expected_batch_size: int = setting(4096, at_least=1, doc="Examples that a Poisson sample has on average")
+    batch_size: int = setting(
+        4096, at_least=1, doc="Examples that a Poisson sample has on average", stored="expected_batch_size"
+    )
     clip_norm: float = setting(1.0, above=0, doc="The norm C that each example's gradient is clipped to")
     momentum: float = setting(0.0, at_least=0, below=1, doc="Of the descent")
     average_decay: float = setting(0.99, at_least=0, below=1, doc="Of the moving average that becomes the model")

@@ -17,13 +17,17 @@ from torch import Tensor
 
 from stobatch.attacks.expectation import Sample
 from stobatch.bounds.certifier import BoxCertifier
-from stobatch.models import Classifier
+from stobatch.config import RunConfig
+from stobatch.dp.plan import Plan
+from stobatch.errors import ModelError
+from stobatch.models import Classifier, Layered, rows_in_memory
 from stobatch.models.validators import unchanged
+from stobatch.sound.settings import DpSgdSettings
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
-from stobatch.verifier import CertificateKind, Flags, Labels, Verifier, require_same_scores
+from stobatch.verifier import CertificateKind, Flags, Labels, Verifier, require_same_scores, require_stack
 from stobatch.votes.confidence import Floats
 from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSettings
-from stobatch.votes.noise import SmoothingNoise
+from stobatch.votes.noise import GaussianNoise, HiddenGaussian, SmoothingNoise
 from stobatch.votes.soft import vote_samples
 
 _BOUND_ASSUMPTIONS = (
@@ -157,3 +161,51 @@ def best_of(
         "mean_radius": dict(zip(names, means, strict=True)),
         "compared_on": f"the first {len(few)} inputs, without their labels",
     }
+
+
+def _asked_about(config: RunConfig) -> tuple[float, ...]:
+    return tuple(sorted({*config.evaluation.radii, config.certification.attack_radius}))
+
+
+def bounds(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None:
+    """Bounds of the network itself; None for one that is no stack of layers.
+
+    A stack with a layer that has no bounds is refused where bounds are asked for by name, and passed over else.
+    """
+    if not isinstance(network, Layered):
+        return None
+    try:
+        norm, memory_mb = Norm(config.evaluation.norm), config.machine.memory_mb
+        return BoundsVerifier(network, norm, _asked_about(config), memory_mb)
+    except ModelError:
+        if config.certification.certificate == "bounds":
+            raise
+        return None
+
+
+def votes(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None:
+    """Votes under the noise that the method trained for; None where it trained for none."""
+    settings, method = config.certification, config.method
+    noise = method.noise if isinstance(method, DpSgdSettings) else None
+    if noise is None:
+        return None
+    behind: torch.nn.Module = network
+    if settings.hidden_stddev:
+        first = network.layers[0] if isinstance(network, Layered) else None
+        if not isinstance(first, torch.nn.Conv2d | torch.nn.Linear) or not isinstance(noise, GaussianNoise):
+            raise ModelError(
+                "noise in the first hidden layer needs layers that start with conv or linear, and Gaussian noise.",
+                remedy="Set certification.hidden_stddev=0.",
+            )
+        behind = require_stack(network)[1:]
+        noise = HiddenGaussian.behind(
+            first, network.input_shape, at_input=noise.stddev, at_hidden=settings.hidden_stddev
+        )
+    counted = VoteSettings(
+        failure_probability=settings.failure_probability,
+        selection_draws=settings.selection_draws,
+        draws=settings.noise_draws,
+        rows_at_once=rows_in_memory(network, config.machine.memory_mb, most=2_000),
+    )
+    norm = Norm(config.evaluation.norm)
+    return VotesVerifier(network, behind, noise, norm, _asked_about(config), counted, stop_early=settings.stop_early)

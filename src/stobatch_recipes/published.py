@@ -21,7 +21,7 @@ from stobatch.published.settings import PublishedConfig
 def mnist() -> RunConfig:
     """MNIST: ε2 = 0.1, m = 2499, ξ = 1, ψ = 2, T_μ = 10, n = 2000, learning rate 1e-4."""
     return RunConfig(
-        method=PublishedConfig(total_epsilon=1.0, schedule="iterative"),
+        method=PublishedConfig(epsilon=1.0, schedule="iterative"),
         data=DataConfig(name="mnist"),
         model=ModelConfig(architecture="mnist_cnn"),
         training=TrainingConfig(steps=4002, learning_rate=1e-4, optimiser="adam"),
@@ -34,7 +34,7 @@ def cifar10() -> RunConfig:
     """CIFAR-10: ε2 = 1 + r/3 of a total of 2 + r, m = 1851, ξ = 1.5, ψ = 10, T_μ = 3, n = 1000."""
     return RunConfig(
         method=PublishedConfig(
-            total_epsilon=2.0,
+            epsilon=2.0,
             label_epsilon=1.0,
             budget_split="third_of_surplus",
             schedule="stochastic",
@@ -55,7 +55,7 @@ def tiny_imagenet() -> RunConfig:
     """Tiny ImageNet, first 30 classes: ε2 = 1, m = 4500, ξ = 1.5, ψ = 10, T_μ = 10, n = 1000."""
     return RunConfig(
         method=PublishedConfig(
-            total_epsilon=5.0,
+            epsilon=5.0,
             label_epsilon=1.0,
             budget_split="fixed_label",
             schedule="stochastic",
@@ -76,7 +76,7 @@ def demo() -> RunConfig:
     """The published mechanism on MNIST at a claimed total of ε = 1.0, shortened to a minute."""
     full = mnist()
     return full.replace(
-        method=PublishedConfig(total_epsilon=1.0, schedule="stochastic", train_attack_steps=3),
+        method=PublishedConfig(epsilon=1.0, schedule="stochastic", train_attack_steps=3),
         training=full.training.replace(steps=60, learning_rate=1e-3, monitor_every=10),
         certification=full.certification.replace(noise_draws=500, resampling_shrinkage=10.0, limit=500),
         evaluation=full.evaluation.replace(
