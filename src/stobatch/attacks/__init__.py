@@ -2,7 +2,7 @@
 
 from stobatch.attacks.apgd import APGD
 from stobatch.attacks.ball import Ball
-from stobatch.attacks.ensemble import ATTACKS, Budget, EveryAim, Restarts, paper_ensemble
+from stobatch.attacks.ensemble import ATTACKS, Attacked, Budget, EveryAim, Restarts, attack, paper_ensemble
 from stobatch.attacks.expectation import Expectation, of_module
 from stobatch.attacks.goals import Goal
 from stobatch.attacks.loop import Attack, GradientAttack, Plain, Scores, Victim, craft, ensemble_slices
@@ -16,6 +16,7 @@ __all__ = [
     "IFGSM",
     "MIM",
     "Attack",
+    "Attacked",
     "Ball",
     "Budget",
     "EveryAim",
@@ -28,6 +29,7 @@ __all__ = [
     "Scores",
     "Square",
     "Victim",
+    "attack",
     "craft",
     "ensemble_slices",
     "of_module",
