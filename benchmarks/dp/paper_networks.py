@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.config import ModelConfig
-from stobatch.dp.clipping import Batch, clipped_sum, clipped_sum_by_example, clipped_sum_in_chunks
+from stobatch.dp.clipping import Batch, clipped_sum_by_example, clipped_sum_in_chunks, clipped_sum_in_one_pass
 from stobatch.models import Classifier, build
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -44,11 +44,11 @@ def main() -> None:
         network = build(config, (1, 28, 28), 10, generator)
         network.calibrate()
         sums = [clipped_sum_in_chunks(network, losses, batch, CLIP, CUT, by=by).gradients
-                for by in (clipped_sum, clipped_sum_by_example)]  # fmt: skip
+                for by in (clipped_sum_in_one_pass, clipped_sum_by_example)]  # fmt: skip
         for name, value in sums[1].items():
             assert torch.allclose(sums[0][name], value, rtol=1e-3, atol=1e-3), name
         ways: dict[str, Callable[[], object]] = {
-            "one pass": partial(clipped_sum_in_chunks, network, losses, batch, CLIP, CUT, by=clipped_sum),
+            "one pass": partial(clipped_sum_in_chunks, network, losses, batch, CLIP, CUT, by=clipped_sum_in_one_pass),
             "example by example": partial(
                 clipped_sum_in_chunks, network, losses, batch, CLIP, CUT, by=clipped_sum_by_example
             ),

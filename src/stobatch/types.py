@@ -101,6 +101,19 @@ Convert with radius.to(InputRange(-1, 1)).
         if not self.size >= 0:
             raise UnitError(f"a radius of {self.size} is not a size.", remedy="Give a number that is at least 0.")
 
+    @classmethod
+    def of(cls, size: Radius | float, norm: Norm | str = Norm.LINF, range: InputRange = PAPER_RANGE) -> Radius:
+        """A radius as it is, or a number with its norm and the range of the inputs.
+
+        >>> Radius.of(0.3, "l2").norm is Norm.L2, Radius.of(Radius(0.3), "l2").norm is Norm.LINF
+        (True, True)
+        """
+        if isinstance(size, Radius):
+            return size
+        if norm not in tuple(Norm):
+            raise UnitError(f"there is no norm '{norm}'.", remedy=f"Use one of {', '.join(Norm)}.")
+        return cls(float(size), Norm(norm), range)
+
     def to(self, range: InputRange) -> Radius:
         """The same ball, measured on inputs rescaled to another range."""
         return Radius(self.size * range.width / self.range.width, self.norm, range)

@@ -57,6 +57,28 @@ class CertificateKind:
         }
 
 
+@dataclass(frozen=True)
+class Certificate:
+    """The answer for one input: a label, how far it holds, and who vouches for that.
+
+    >>> print(Certificate(3, False, Radius(0.1), Status.PROVED, 0.0))
+    class 3 within linf 0.1 over [-1, 1] (proved)
+    """
+
+    label: int
+    abstain: bool
+    radius: Radius
+    status: Status
+    failure_probability: float
+    """The chance, over the draws of noise, that it is wrong; 0 where nothing is drawn."""
+
+    def __str__(self) -> str:
+        if self.abstain:
+            return f"abstains (class {self.label} led, and no label is {self.status})"
+        often = f", wrong with probability at most {self.failure_probability:g}" if self.failure_probability else ""
+        return f"class {self.label} within {self.radius} ({self.status}{often})"
+
+
 class Certificates(Protocol):
     """Answers for a batch of inputs; every column has one entry per input."""
 

@@ -23,11 +23,12 @@ from stobatch.auditing.broken_certificates import CONTROLS, EnlargedBounds, Nomi
 from stobatch.auditing.certificate_attacks import AttackedCertificates, Corners, FalsifierSettings
 from stobatch.auditing.falsifier import Attempt, falsify, finding_of, nearest
 from stobatch.auditing.vote_counts import Ballots, certify_apart, count
+from stobatch.bounds.certifier import BoundCertificates
 from stobatch.config import CertificationConfig
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import Classifier, ConvEncoder, Head, Layered, Network, build_layered
 from stobatch.published.verified_inference import VerifiedInference
-from stobatch.sound.verifiers import BoundCertificates, BoundsVerifier
+from stobatch.sound.verifiers import BoundsVerifier
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status, Verdict
 from stobatch.verifier import CertificateKind, Verifier
 
@@ -65,7 +66,7 @@ class Claims(Verifier):
     @torch.no_grad()
     def verify(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
         label = self.network(inputs.to(self.network.dtype)).argmax(1).numpy()
-        return BoundCertificates(label, np.full(len(label), self.radius))
+        return BoundCertificates(label, np.full(len(label), self.radius), self.kind)
 
 
 def two_classes(slope: float, bias: float, base: float = 0.0) -> Layered:

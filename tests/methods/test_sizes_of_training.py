@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import stobatch
 from stobatch.baselines.dpsgd import DpSgdConfig
 from stobatch.config import RunConfig
-from stobatch.dp.clipping import clipped_sum, clipped_sum_by_example
+from stobatch.dp.clipping import clipped_sum_by_example, clipped_sum_in_one_pass
 from stobatch.errors import ModelError
 from stobatch.methods import method_of
 from stobatch.models import Layered
@@ -58,7 +58,7 @@ def test_a_network_that_mixes_in_mixed_precision_only_is_not_trained_in_it() -> 
     prepared(UnderAutocast(), config())
     with pytest.raises(ModelError, match="mixes examples"):
         prepared(UnderAutocast(), config(**{"machine.precision": "bfloat16"}))
-    assert prepared(nn.Tanh(), config(**{"machine.precision": "bfloat16"})).clip is clipped_sum
+    assert prepared(nn.Tanh(), config(**{"machine.precision": "bfloat16"})).clip is clipped_sum_in_one_pass
 
 
 class _MixedBackwards(torch.autograd.Function):
@@ -86,10 +86,12 @@ class MixedBackwards(nn.Module):
 
 
 def test_fast_clipping_that_is_wrong_in_large_batches_is_not_used() -> None:
-    assert prepared(nn.Tanh(), config()).clip is clipped_sum
+    assert prepared(nn.Tanh(), config()).clip is clipped_sum_in_one_pass
     assert prepared(MixedBackwards(), config()).clip is clipped_sum_by_example
     few = config(**{"method.expected_batch_size": 8})
-    assert prepared(MixedBackwards(), few).clip is clipped_sum, "eight rows do not show it: the size matters"
+    assert prepared(MixedBackwards(), few).clip is clipped_sum_in_one_pass, (
+        "eight rows do not show it: the size matters"
+    )
 
 
 def test_votes_of_a_network_that_mixes_large_batches_only_are_refused() -> None:

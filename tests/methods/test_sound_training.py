@@ -431,7 +431,7 @@ def clipped_term_by_term(network: nn.Module, losses: Any, batch: Any, clip_norm:
         def natural(network: nn.Module, batch: Any) -> Tensor:
             return F.cross_entropy(network(batch[0]), batch[1], reduction="none")
 
-        parts.append(per_example.clipped_sum(network, natural, (entry, batch[1]), clip_norm))
+        parts.append(per_example.clipped_sum_in_one_pass(network, natural, (entry, batch[1]), clip_norm))
     total = {name: value + parts[1].gradients[name] for name, value in parts[0].gradients.items()}
     return per_example.ClippedSum(total, parts[0].norms)
 

@@ -20,8 +20,8 @@ from stobatch.dp.clipping import (
     Batch,
     ClippedSum,
     Losses,
-    clipped_sum,
     clipped_sum_by_example,
+    clipped_sum_in_one_pass,
     clipper_for,
     is_recorded,
 )
@@ -161,8 +161,8 @@ def same(one: ClippedSum, other: ClippedSum, tolerance: float = EXACT) -> bool:
 def test_the_fast_way_is_taken_and_equals_formed_gradients(name: str, norm: str, objective: str) -> None:
     network = made(name, norm)
     batch, losses = OBJECTIVES[objective](network)
-    assert clipper_for(network, losses, batch) is clipped_sum
-    fast = clipped_sum(network, losses, batch, 0.1)
+    assert clipper_for(network, losses, batch) is clipped_sum_in_one_pass
+    fast = clipped_sum_in_one_pass(network, losses, batch, 0.1)
     assert same(fast, clipped_sum_by_example(network, losses, batch, 0.1))
     assert float(fast.norms.min()) > 0.1, "all are clipped, so the sum depends on the norms"
 
@@ -185,7 +185,7 @@ def test_the_fast_way_equals_one_example_at_a_time(name: str, norm: str) -> None
     network = made(name, norm)
     for batch, losses in (OBJECTIVES["all and reconstruction"](network), (examples(network), attacked_inside)):
         slow = one_at_a_time(network, losses, batch, 0.1)
-        assert same(clipped_sum(network, losses, batch, 0.1), slow)
+        assert same(clipped_sum_in_one_pass(network, losses, batch, 0.1), slow)
 
 
 @pytest.mark.parametrize("objective", ["all and reconstruction", "noise between"])
@@ -196,7 +196,7 @@ def test_no_contribution_is_longer_than_c(name: str, norm: str, objective: str) 
     for scale in (1.0, 30.0):
         large = (scale * batch[0], *batch[1:])
         for row in range(len(batch[1])):
-            alone = clipped_sum(network, losses, tuple(entry[row : row + 1] for entry in large), 0.1)
+            alone = clipped_sum_in_one_pass(network, losses, tuple(entry[row : row + 1] for entry in large), 0.1)
             assert 0.1 * (1 - 1e-6) <= float(flat(alone.gradients).norm()) <= 0.1 * (1 + EXACT)
 
 
@@ -207,7 +207,7 @@ def test_no_contribution_in_bfloat16_is_longer_than_c(name: str, norm: str) -> N
     with working_precision("bfloat16", torch.device("cpu")):
         assert network(batch[0]).dtype == torch.bfloat16
         for row in range(len(batch[1])):
-            alone = clipped_sum(network, losses, tuple(entry[row : row + 1] for entry in batch), 0.1)
+            alone = clipped_sum_in_one_pass(network, losses, tuple(entry[row : row + 1] for entry in batch), 0.1)
             assert all(value.dtype == torch.float32 for value in alone.gradients.values())
             assert 0.099 <= float(flat(alone.gradients).norm()) <= 0.1 * (1 + 1e-5)
 
@@ -232,7 +232,9 @@ def test_another_networks_encoder_counts_for_nothing() -> None:
         return natural(network, batch) + natural(teacher, batch)
 
     batch = examples(network)
-    assert same(clipped_sum(network, taught, batch, 0.1), clipped_sum(network, natural, batch, 0.1))
+    assert same(
+        clipped_sum_in_one_pass(network, taught, batch, 0.1), clipped_sum_in_one_pass(network, natural, batch, 0.1)
+    )
 
 
 # Broken twins.
@@ -265,7 +267,9 @@ def test_an_encoder_that_tells_too_little_is_caught(
     assert is_recorded(network)
     assert clipper_for(network, losses, batch) is clipped_sum_by_example
     assert not same(
-        clipped_sum(network, losses, batch, math.inf), clipped_sum_by_example(network, losses, batch, math.inf), 1e-2
+        clipped_sum_in_one_pass(network, losses, batch, math.inf),
+        clipped_sum_by_example(network, losses, batch, math.inf),
+        1e-2,
     )
 
 

@@ -11,14 +11,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch.bounds.boxes import Box, worst_case_scores
 from stobatch.dp import clipping as per_example
-from stobatch.dp.clipping import Batch, ClippedSum, clipped_sum, clipped_sum_by_example
+from stobatch.dp.clipping import Batch, ClippedSum, clipped_sum_by_example, clipped_sum_in_one_pass
 from stobatch.models import build_layered
 from stobatch.models.layered import Layered
 from stobatch.training.trainable import working_precision
 
 CLIP = 1.0
 ALLOWED = 1 + 1e-5
-WAYS = [clipped_sum, clipped_sum_by_example]
+WAYS = [clipped_sum_in_one_pass, clipped_sum_by_example]
 Clipper = Callable[..., ClippedSum]
 
 
@@ -64,7 +64,7 @@ def test_norms_taken_in_bfloat16_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
         return (clip_norm / norms.bfloat16()).clamp(max=1.0).to(dtype)
 
     monkeypatch.setattr(per_example, "clipping_weights", rough)
-    assert longest(clipped_sum) > ALLOWED
+    assert longest(clipped_sum_in_one_pass) > ALLOWED
 
 
 @pytest.mark.parametrize("way", WAYS)

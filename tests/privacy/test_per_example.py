@@ -24,9 +24,9 @@ from stobatch.dp.clipping import (
     ClippedSum,
     Clipper,
     Losses,
-    clipped_sum,
     clipped_sum_by_example,
     clipped_sum_in_chunks,
+    clipped_sum_in_one_pass,
     clipper_for,
     clipping_weights,
 )
@@ -163,7 +163,7 @@ def agrees(one: ClippedSum, other: ClippedSum, tolerance: float) -> bool:
     )
 
 
-def assert_right(network: nn.Module, losses: Losses, batch: Batch, *, by: Clipper = clipped_sum) -> None:
+def assert_right(network: nn.Module, losses: Losses, batch: Batch, *, by: Clipper = clipped_sum_in_one_pass) -> None:
     """In both precisions, where nothing, something and everything is clipped."""
     for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, SINGLE)):
         network, batch = network.to(dtype), (batch[0].to(dtype), *batch[1:])
@@ -220,7 +220,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 def test_the_fast_way_equals_the_slow_loop(name: str, losses: Losses) -> None:
     network = NETWORKS[name]()
     assert_right(network, losses, examples(PICTURE, losses))
-    assert clipper_for(network.double(), losses, examples(PICTURE, losses)) is clipped_sum
+    assert clipper_for(network.double(), losses, examples(PICTURE, losses)) is clipped_sum_in_one_pass
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_convolutions_go_both_ways(layer: nn.Conv2d, is_formed: bool, monkeypatc
     """Many positions and few weights: gradients are formed. Few positions and many weights: they are not."""
     formed, original = [], ConvGradients._formed
     monkeypatch.setattr(ConvGradients, "_formed", lambda self, *rows: formed.append(1) or original(self, *rows))
-    clipped_sum(flat(layer).double(), natural, examples(PICTURE), 1.0)
+    clipped_sum_in_one_pass(flat(layer).double(), natural, examples(PICTURE), 1.0)
     assert bool(formed) == is_formed
 
 
@@ -264,7 +264,7 @@ def test_the_pass_of_boxes_equals_the_slow_loop(name: str, losses: Losses) -> No
     description, shape = STACKS[name]
     network, batch = layered(description, shape), examples(shape, losses)
     assert_right(network, losses, batch)
-    assert clipper_for(network.double(), losses, batch) is clipped_sum
+    assert clipper_for(network.double(), losses, batch) is clipped_sum_in_one_pass
 
 
 @pytest.mark.parametrize("losses", [spread_alone, whole_output_layer])
@@ -346,7 +346,7 @@ def test_random_networks_equal_the_slow_loop(body: list[str], losses: Losses, co
         reject()
     batch = examples(PICTURE, losses, count, seed)
     slow = oracle(network, losses, batch, 1.0)
-    assert agrees(clipped_sum(network, losses, batch, 1.0), slow, 1e-9)
+    assert agrees(clipped_sum_in_one_pass(network, losses, batch, 1.0), slow, 1e-9)
     assert agrees(clipped_sum_by_example(network, losses, batch, 1.0), slow, 1e-9)
 
 
@@ -375,7 +375,7 @@ HOSTILE = [0.0, 1e-200, 1e-12, 1.0, 1e4, 1e12, 1e80, 1e160, 1e308, math.inf, -ma
     clip_norm=st.sampled_from([1e-3, 1.0, 50.0]),
     seed=st.integers(0, 1000),
 )
-@pytest.mark.parametrize("by", [clipped_sum, clipped_sum_by_example])
+@pytest.mark.parametrize("by", [clipped_sum_in_one_pass, clipped_sum_by_example])
 def test_no_example_moves_the_sum_further_than_c(
     by: Clipper, name: str, losses: Losses, scales: list[float], clip_norm: float, seed: int
 ) -> None:
@@ -387,7 +387,7 @@ def test_no_example_moves_the_sum_further_than_c(
     assert largest_change(network, losses, (inputs, labels), clip_norm, by) <= clip_norm * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("by", [clipped_sum, clipped_sum_by_example])
+@pytest.mark.parametrize("by", [clipped_sum_in_one_pass, clipped_sum_by_example])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_an_example_that_is_not_finite_adds_nothing(by: Clipper, bad: float) -> None:
     network, batch = layered("conv 3 3, relu, linear", PICTURE).double(), examples(PICTURE)
@@ -442,9 +442,9 @@ def test_long_parts_that_cancel_are_clipped_all_the_same(losses: Losses, picture
     batch = (both, torch.full((60,), 1e5))
     assert float(oracle(network, losses, batch, 1.0).norms.min()) > 10
     for row in range(60):
-        alone = clipped_sum(network, losses, (both[row : row + 1], batch[1][row : row + 1]), 1.0)
+        alone = clipped_sum_in_one_pass(network, losses, (both[row : row + 1], batch[1][row : row + 1]), 1.0)
         assert length(alone.gradients) <= 1 + 1e-4
-    assert largest_change(network, losses, batch, 1.0, clipped_sum) <= 1 + 1e-3
+    assert largest_change(network, losses, batch, 1.0, clipped_sum_in_one_pass) <= 1 + 1e-3
 
 
 def test_trusting_rounded_inner_products_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,21 +458,23 @@ def test_trusting_rounded_inner_products_is_caught(monkeypatch: pytest.MonkeyPat
 def test_the_allowance_for_rounding_costs_next_to_nothing() -> None:
     """Where rows do not cancel, norms in float32 are a ten-thousandth too long at most."""
     network, batch = flat(nn.Conv2d(2, 24, 5), nn.ReLU()), examples(PICTURE, views, 50)
-    fast = clipped_sum(network, views, (batch[0].float(), batch[1]), 1.0).norms.double()
+    fast = clipped_sum_in_one_pass(network, views, (batch[0].float(), batch[1]), 1.0).norms.double()
     true = clipped_sum_by_example(network.double(), views, batch, 1.0).norms
     ratio = fast / true
     assert 1 - 1e-6 <= float(ratio.min()) <= float(ratio.max()) <= 1 + 1e-4
 
 
 def clipped_by_the_batch(network: nn.Module, losses: Losses, batch: Batch, clip_norm: float) -> ClippedSum:
-    whole = clipped_sum(network, losses, batch, math.inf)
+    whole = clipped_sum_in_one_pass(network, losses, batch, math.inf)
     weight = min(1.0, clip_norm / length(whole.gradients)) if len(batch[0]) else 1.0
     return ClippedSum({name: weight * value for name, value in whole.gradients.items()}, whole.norms)
 
 
 def views_clipped_apart(network: nn.Module, losses: Losses, batch: Batch, clip_norm: float) -> ClippedSum:
     count = batch[0].shape[1]
-    return clipped_sum(network, natural, (batch[0].flatten(0, 1), batch[1].repeat_interleave(count)), clip_norm)
+    return clipped_sum_in_one_pass(
+        network, natural, (batch[0].flatten(0, 1), batch[1].repeat_interleave(count)), clip_norm
+    )
 
 
 def test_clipping_the_batch_is_caught() -> None:
@@ -481,13 +483,13 @@ def test_clipping_the_batch_is_caught() -> None:
     inputs, labels = torch.ones(4, 4).double(), torch.zeros(4).long()
     inputs[0] *= -1e3
     assert largest_change(network, natural, (inputs, labels), 1e-3, clipped_by_the_batch) > 1.5e-3
-    assert largest_change(network, natural, (inputs, labels), 1e-3, clipped_sum) <= 1e-3 * (1 + 1e-6)
+    assert largest_change(network, natural, (inputs, labels), 1e-3, clipped_sum_in_one_pass) <= 1e-3 * (1 + 1e-6)
 
 
 def test_clipping_views_apart_is_caught() -> None:
     network, batch = layered("conv 3 3, relu, linear", PICTURE).double(), examples(PICTURE, views)
     assert largest_change(network, views, batch, 1e-2, views_clipped_apart) > 1.2e-2
-    assert largest_change(network, views, batch, 1e-2, clipped_sum) <= 1e-2 * (1 + 1e-6)
+    assert largest_change(network, views, batch, 1e-2, clipped_sum_in_one_pass) <= 1e-2 * (1 + 1e-6)
 
 
 def without_bias(gradients: LinearGradients) -> Tensor:
@@ -520,11 +522,11 @@ def test_a_forgotten_part_of_the_norm_is_caught(
     network, batch = layered("linear 5, tanh, linear", (4,)).double(), examples((4,), losses, 20)
     batch = (batch[0] / 4, batch[1])
     clip_norm = 0.01
-    assert largest_change(network, losses, batch, clip_norm, clipped_sum) <= clip_norm * (1 + 1e-6)
+    assert largest_change(network, losses, batch, clip_norm, clipped_sum_in_one_pass) <= clip_norm * (1 + 1e-6)
     slow = oracle(network, losses, batch, clip_norm)
     monkeypatch.setattr(LinearGradients, "squared_norms", twin)
-    assert not agrees(clipped_sum(network, losses, batch, clip_norm), slow, 1e-3)
-    assert largest_change(network, losses, batch, clip_norm, clipped_sum) > clip_norm * 1.01
+    assert not agrees(clipped_sum_in_one_pass(network, losses, batch, clip_norm), slow, 1e-3)
+    assert largest_change(network, losses, batch, clip_norm, clipped_sum_in_one_pass) > clip_norm * 1.01
 
 
 # Coupling: no example reaches another's part of the sum.
@@ -535,7 +537,7 @@ def weighted(losses: Losses) -> Losses:
     return lambda network, batch: losses(network, batch[:-1]) * batch[-1]
 
 
-def changed_part(network: nn.Module, losses: Losses, by: Clipper = clipped_sum) -> float:
+def changed_part(network: nn.Module, losses: Losses, by: Clipper = clipped_sum_in_one_pass) -> float:
     inputs, labels = examples(PICTURE, losses)
     only = torch.zeros(len(inputs)).double()
     only[1] = 1
@@ -581,13 +583,13 @@ def test_layers_may_overwrite_what_others_returned(first: tuple[nn.Module, ...])
     """The gradient is taken where the values were made, not where they are overwritten."""
     network, batch = flat(*first, nn.LeakyReLU(0.3, inplace=True)), examples(PICTURE)
     assert_right(network, natural, batch)
-    assert clipper_for(network.double(), natural, batch) is clipped_sum
+    assert clipper_for(network.double(), natural, batch) is clipped_sum_in_one_pass
 
 
 def test_gradients_at_overwritten_values_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     network, batch = flat(nn.Conv2d(2, 3, 3), nn.LeakyReLU(0.3, inplace=True)).double(), examples(PICTURE)
     monkeypatch.setattr(tape, "get_gradient_edge", lambda outputs: outputs)
-    assert not agrees(clipped_sum(network, natural, batch, 1.0), oracle(network, natural, batch, 1.0), 1e-3)
+    assert not agrees(clipped_sum_in_one_pass(network, natural, batch, 1.0), oracle(network, natural, batch, 1.0), 1e-3)
     assert clipper_for(network, natural, batch) is clipped_sum_by_example
 
 
@@ -620,7 +622,7 @@ class OverwritesView(nn.Module):
 def test_what_is_overwritten_out_of_sight_is_refused(kind: Callable[[], nn.Module]) -> None:
     network, batch = kind().double(), examples((4,))
     with pytest.raises(ModelError, match="inplace=False"):
-        clipped_sum(network, natural, batch, 1.0)
+        clipped_sum_in_one_pass(network, natural, batch, 1.0)
 
 
 def test_a_network_that_overwrites_out_of_sight_goes_the_slow_way() -> None:
@@ -728,13 +730,13 @@ def test_losses_that_escape_the_tape_go_the_slow_way(losses: Losses) -> None:
     assert clipper_for(network, losses, batch) is clipped_sum_by_example
     slow = oracle(network, losses, batch, 0.5)
     assert agrees(clipped_sum_by_example(network, losses, batch, 0.5), slow, EXACT)
-    assert not agrees(clipped_sum(network, losses, batch, 0.5), slow, 1e-3)
+    assert not agrees(clipped_sum_in_one_pass(network, losses, batch, 0.5), slow, 1e-3)
 
 
 def test_one_example_is_too_few_for_a_probe() -> None:
     """Whose row is whose cannot be told from it."""
     network = layered("linear 5, tanh, linear", (4,)).double()
-    for count, way in ((1, clipped_sum_by_example), (2, clipped_sum)):
+    for count, way in ((1, clipped_sum_by_example), (2, clipped_sum_in_one_pass)):
         assert clipper_for(network, natural, examples((4,), count=count)) is way
 
 
@@ -742,7 +744,7 @@ def test_choosing_leaves_the_network_as_it_was() -> None:
     network = layered("conv 3 3, relu, linear", PICTURE)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     inputs, labels = examples(PICTURE)
-    assert clipper_for(network, natural, (inputs.float(), labels)) is clipped_sum
+    assert clipper_for(network, natural, (inputs.float(), labels)) is clipped_sum_in_one_pass
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(value.grad is None for value in network.parameters())
     assert not any(layer._forward_hooks for layer in network.modules())
@@ -769,14 +771,14 @@ def test_an_attack_inside_the_losses_is_not_part_of_the_gradient() -> None:
         return natural(network, (torch.where(worse[:, None, None, None], candidate, batch[0]), batch[1]))
 
     slow = oracle(network, attacked, batch, 0.5)
-    assert agrees(clipped_sum(network, attacked, batch, 0.5), slow, EXACT)
-    assert largest_change(network, attacked, batch, 0.5, clipped_sum) <= 0.5 * (1 + 1e-6)
+    assert agrees(clipped_sum_in_one_pass(network, attacked, batch, 0.5), slow, EXACT)
+    assert largest_change(network, attacked, batch, 0.5, clipped_sum_in_one_pass) <= 0.5 * (1 + 1e-6)
 
 
 # Small cases.
 
 
-@pytest.mark.parametrize("by", [clipped_sum, clipped_sum_by_example])
+@pytest.mark.parametrize("by", [clipped_sum_in_one_pass, clipped_sum_by_example])
 def test_an_empty_batch_gives_zeros_of_every_shape(by: Clipper) -> None:
     network = layered("conv 3 3, relu, linear", PICTURE)
     empty = (torch.zeros(0, *PICTURE), torch.zeros(0).long())
@@ -790,13 +792,13 @@ def test_an_empty_batch_gives_zeros_of_every_shape(by: Clipper) -> None:
 
 def test_losses_without_weights_give_zeros() -> None:
     network, batch = layered("conv 3 3, relu, linear", PICTURE).double(), examples(PICTURE)
-    found = clipped_sum(network, lambda network, batch: batch[0].flatten(1).sum(1), batch, 1.0)
+    found = clipped_sum_in_one_pass(network, lambda network, batch: batch[0].flatten(1).sum(1), batch, 1.0)
     assert length(found.gradients) == 0
     assert found.norms.tolist() == [0.0] * 5
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 9])
-@pytest.mark.parametrize("by", [clipped_sum, clipped_sum_by_example])
+@pytest.mark.parametrize("by", [clipped_sum_in_one_pass, clipped_sum_by_example])
 def test_chunks_add_up(chunk: int, by: Clipper) -> None:
     network, batch = layered("conv 3 3, relu, linear", PICTURE).double(), examples(PICTURE)
     whole = by(network, natural, batch, 0.5)
@@ -869,5 +871,5 @@ def test_the_tape_is_closed_after_an_error() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        clipped_sum(network, fails, (torch.zeros(2, 4), torch.zeros(2).long()), 1.0)
+        clipped_sum_in_one_pass(network, fails, (torch.zeros(2, 4), torch.zeros(2).long()), 1.0)
     assert not any(layer._forward_hooks for layer in network.modules())

@@ -21,6 +21,7 @@ import stobatch
 from stobatch.config import CertificationConfig, DataConfig, EvaluationConfig, MachineConfig, ModelConfig, RunConfig
 from stobatch.config import TrainingConfig as Training
 from stobatch.data import Dataset
+from stobatch.dp.noise import add_noise
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.interrupts import Interrupted
 from stobatch.seeds import Seeds
@@ -126,11 +127,11 @@ def test_the_model_is_the_average_and_not_the_last_step(undisturbed: Path) -> No
 
 def releases_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
     """What is released from now on: the step, a digest of its noise, and one of the sum under it."""
-    noise, released, seen = DpSgdTrainable._drawn, DpSgdTrainable.released, list[tuple[int, str, str]]()
+    released, seen = DpSgdTrainable.released, list[tuple[int, str, str]]()
     drawn = [""]
 
-    def drawing(self: DpSgdTrainable, step: int, trainer: int) -> Any:
-        values = noise(self, step, trainer)
+    def drawing(*sums_and_noise: Any) -> Any:
+        values = add_noise(*sums_and_noise)
         drawn[0] = tensors_digest(values)
         return values
 
@@ -138,7 +139,7 @@ def releases_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
         seen.append((step, drawn[0], tensors_digest(gradients)))
         released(self, step, gradients)
 
-    monkeypatch.setattr(DpSgdTrainable, "_drawn", drawing)
+    monkeypatch.setattr("stobatch.sound.step.add_noise", drawing)
     monkeypatch.setattr(DpSgdTrainable, "released", releasing)
     return seen
 

@@ -19,7 +19,7 @@ from stobatch.data import cifar10, mnist
 from stobatch.doctor import examinations, machine, numbers, storage
 from stobatch.doctor.check import Examination, Health, Outcome, examine
 from stobatch.dp.accounting import PoissonGaussian
-from stobatch.dp.clipping import ClippedSum, clipped_sum
+from stobatch.dp.clipping import ClippedSum, clipped_sum_in_one_pass
 from stobatch.errors import DataError
 from stobatch.files import write_atomically
 from stobatch.seeds import Seeds
@@ -71,11 +71,11 @@ def scaled(factor: float) -> Callable[[PoissonGaussian, float], float]:
 
 
 def half_clipped(network, losses, batch, clip_norm):
-    return clipped_sum(network, losses, batch, 2 * clip_norm)
+    return clipped_sum_in_one_pass(network, losses, batch, 2 * clip_norm)
 
 
 def one_left_out(network, losses, batch, clip_norm):
-    done = clipped_sum(network, losses, tuple(entry[1:] for entry in batch), clip_norm)
+    done = clipped_sum_in_one_pass(network, losses, tuple(entry[1:] for entry in batch), clip_norm)
     return ClippedSum(done.gradients, torch.cat([done.norms[:1], done.norms]))
 
 

@@ -2,7 +2,16 @@
 
 from stobatch.attacks.apgd import APGD
 from stobatch.attacks.ball import Ball
-from stobatch.attacks.ensemble import Budget, EveryAim, Restarts, make_attack, paper_ensemble, restarted
+from stobatch.attacks.ensemble import (
+    Attacked,
+    Budget,
+    EveryAim,
+    Restarts,
+    attack,
+    make_attack,
+    paper_ensemble,
+    restarted,
+)
 from stobatch.attacks.expectation import Expectation, of_module
 from stobatch.attacks.goals import Goal
 from stobatch.attacks.loop import Attack, GradientAttack, Plain, Scores, Victim, craft, ensemble_slices
@@ -17,6 +26,7 @@ __all__ = [
     "IFGSM",
     "MIM",
     "Attack",
+    "Attacked",
     "Ball",
     "Budget",
     "EveryAim",
@@ -29,6 +39,7 @@ __all__ = [
     "Scores",
     "Square",
     "Victim",
+    "attack",
     "craft",
     "ensemble_slices",
     "make_attack",

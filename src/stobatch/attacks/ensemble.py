@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stobatch.attacks.ball import Ball
 from stobatch.attacks.goals import Goal
-from stobatch.attacks.loop import Attack, Best, GradientAttack, Victim, appraise
-from stobatch.errors import SettingError
+from stobatch.attacks.loop import Attack, Best, GradientAttack, Plain, Victim, appraise
+from stobatch.errors import ModelError, SettingError
+from stobatch.models.validators import unchanged
 from stobatch.registry import ATTACKS
+from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius
 
 
 @dataclass(frozen=True)
@@ -104,3 +106,73 @@ def paper_ensemble(names: tuple[str, ...], steps: int) -> list[GradientAttack]:
         assert isinstance(attack, GradientAttack)
         ensemble.append(replace(attack, relative_step=1.0))
     return ensemble
+
+
+@dataclass(frozen=True, repr=False)
+class Attacked:
+    """The worst point found for each input, and whether it is what the attack wanted.
+
+    An attack that failed proves nothing: it may have been too weak.
+    """
+
+    points: Tensor
+    success: Tensor
+    """Where the module answers otherwise than the label, or as the target; an input that did so before counts."""
+    distance: Tensor
+    """How far each point is from its input, in float64; never above the radius."""
+    radius: Radius
+    name: str
+
+    def __repr__(self) -> str:
+        broken = int(self.success.sum())
+        return f"<{self.name}: {broken} of {len(self.success)} inputs broken within {self.radius}; the rest not proved>"
+
+
+def attack(
+    module: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    radius: Radius | float,
+    *,
+    norm: Norm | str = Norm.LINF,
+    input_range: InputRange = PAPER_RANGE,
+    name: str = "apgd_ce",
+    steps: int = 50,
+    restarts: int = 1,
+    queries: int = 1_000,
+    targeted: bool = False,
+    generator: torch.Generator | None = None,
+    rows_at_once: int = 357,
+) -> Attacked:
+    """Attack any deterministic module in a ball around each input; `name` is one of `ATTACKS`.
+
+    `module` maps inputs to logits. Labels are those to leave, or with `targeted` those to reach. A radius that is a
+    number has the `norm` and the `input_range` given beside it. Of a module that draws random numbers attack the mean
+    instead: `attacks.Expectation(attacks.of_module(module), draws)` is a victim for `make_attack(name, Budget()).run`.
+
+    **Guarantee.** Every point returned lies in its ball and in the input range, checked in float64, and `success` is
+    what the module says at that very point, in one more pass. The module and its gradients are left as they are.
+
+    >>> module = nn.Linear(2, 2)
+    >>> _ = module.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
+    >>> inputs, labels = torch.tensor([[0.3, 0.0], [0.9, 0.0]]), torch.tensor([0, 0])
+    >>> attack(module, inputs, labels, 0.2, generator=torch.Generator().manual_seed(0))
+    <apgd_ce: 1 of 2 inputs broken within linf 0.2 over [-1, 1]; the rest not proved>
+    """
+    if generator is None:
+        generator = torch.Generator()
+        generator.seed()
+    size = Radius.of(radius, norm, input_range)
+    ball, goal = Ball.around(inputs, size), Goal(labels, targeted)
+    made = make_attack(name, Budget(steps=steps, restarts=restarts, queries=queries))
+    with torch.no_grad(), unchanged(module):
+        few = inputs[:rows_at_once]
+        if not torch.equal(module(few.clone()), module(few.clone())):
+            raise ModelError(
+                "the module answers the same inputs differently each time.",
+                why="A point would be called broken, or not, by luck.",
+                remedy="Call module.eval(), or attack its mean: attacks.Expectation(attacks.of_module(module), 16).",
+            )
+        points = made.run(Plain(module), ball, goal, generator, chunk=rows_at_once)
+        answers = torch.cat([module(part) for part in torch.split(points, rows_at_once)])
+        return Attacked(points, goal.reached(answers), ball.distance(points), size, name)

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from stobatch.attacks.expectation import Sample
 from stobatch.auditing.vote_counts import Ballots, count, counter_of
+from stobatch.bounds.certifier import BoundCertificates
 from stobatch.config import CertificationConfig
 from stobatch.models import ConvEncoder, Head, Layered, Network
 from stobatch.published.monte_carlo import Tally
 from stobatch.published.radius import published_robustness_epsilon, radius_factor
 from stobatch.published.verified_inference import PublishedCertificates, VerifiedInference
-from stobatch.sound.verifiers import BoundCertificates, BoundsVerifier, VotesVerifier
+from stobatch.sound.verifiers import BoundsVerifier, VotesVerifier
 from stobatch.types import PAPER_RANGE, Norm
 from stobatch.verifier import CertificateKind, Verifier
 from stobatch.votes.counting import VoteCertificates, VoteSettings
@@ -89,6 +90,7 @@ class ObservedFrequency(Verifier):
             top_lower=top,
             draws=np.full(len(inputs), settings.draws),
             range=PAPER_RANGE,
+            failure_probability=settings.failure_probability,
             **{f"radius_{norm}": self.votes.noise.radius(norm, top, 1 - top, num_inputs) for norm in Norm},
         )
 

@@ -48,6 +48,11 @@ class EpsilonBound:
     details: dict[str, Any] = field(default_factory=dict)
     """Counts and rates behind the bound; no score and no threshold."""
 
+    def __str__(self) -> str:
+        """The bound in words, never without δ, confidence and what it assumes."""
+        assuming = f", assuming {self.assumes}" if self.assumes else ""
+        return f"ε ≥ {self.epsilon:.3g} at δ = {self.delta:g} with {100 * self.confidence:.3g}% confidence{assuming}"
+
     def to_dict(self) -> dict[str, Any]:
         """Under names that nobody takes for a guarantee."""
         plain = asdict(self)
@@ -112,6 +117,21 @@ def two_sided_bounds(
         return EpsilonBound(member.epsilon(fpr, fnr, delta), delta, confidence, member.name, member.assumes, details)
 
     return tuple(bound(member, cut) for member, cut in zip(families, cuts, strict=True))
+
+
+def two_sample_bound(
+    without: ArrayLike, with_: ArrayLike, *, delta: float, confidence: float = 0.95, threshold: float | None = None
+) -> EpsilonBound:
+    """Bound ε from below by many independent trainings of any mechanism, on D (`without`) and on D' (`with_`).
+
+    The scores are an attacker's, larger where the training seems to have been on D'. **Guarantee.** That of
+    `two_sided_bounds`: a mechanism that is (ε, δ)-differentially private for D and D' gets a bound above ε with
+    probability at most 1 - confidence. A `threshold` has to be fixed before the trainings.
+
+    >>> print(two_sample_bound([0.0] * 500, [1.0] * 500, delta=1e-5))  # the attacker is never wrong
+    ε ≥ 4.21 at δ = 1e-05 with 95% confidence
+    """
+    return two_sided_bounds(without, with_, delta=delta, confidence=confidence, threshold=threshold)[0]
 
 
 def _chosen(member: Family, without: Floats, with_: Floats, delta: float, failure: float) -> float:
@@ -257,7 +277,7 @@ def privacy_finding(
         claim=str(claim),
         claim_status=claim.status,
         verdict=Verdict.REFUTED if best.epsilon > claim.epsilon else Verdict.CONSISTENT,
-        statement=f"{tried} {format_bound(best)}, where {claim.epsilon:.4g} is {claim.status}",
+        statement=f"{tried} {best}, where {claim.epsilon:.4g} is {claim.status}",
         threat_model=threat_model,
         attack=attack,
         confidence=confidence,
@@ -269,9 +289,3 @@ def privacy_finding(
             "bounds": [bound.to_dict() for bound in bounds],
         },
     )
-
-
-def format_bound(bound: EpsilonBound) -> str:
-    """A bound in words, never without δ, confidence and what it assumes."""
-    assuming = f", assuming {bound.assumes}" if bound.assumes else ""
-    return f"ε ≥ {bound.epsilon:.3g} at δ = {bound.delta:g} with {100 * bound.confidence:.3g}% confidence{assuming}"

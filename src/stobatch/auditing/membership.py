@@ -25,7 +25,7 @@ from scipy.special import logsumexp
 from scipy.stats import binom, chi2
 from scipy.stats import t as student
 
-from stobatch.auditing.lower_bounds import EpsilonBound, area_under_curve, check_epsilon, check_request, format_bound
+from stobatch.auditing.lower_bounds import EpsilonBound, area_under_curve, check_epsilon, check_request
 from stobatch.auditing.subject import Audited
 from stobatch.auditing.tradeoff_curves import MOST_EPSILON
 from stobatch.dp.guarantee import PrivacyGuarantee
@@ -505,7 +505,7 @@ def membership_finding(
         claim_status=claim.status,
         verdict=Verdict.REFUTED if refuted else Verdict.NOT_TESTED if powerless else Verdict.CONSISTENT,
         statement=f"members are told from others with an AUROC of {result.auroc:.3f} ({low:.3f} to {high:.3f}); true "
-        f"positives: {rates}; {format_bound(result.epsilon_bound)}, where {against}",
+        f"positives: {rates}; {result.epsilon_bound}, where {against}",
         threat_model="the attacker queries the trained model, and trains models of its own on records like these",
         attack=f"likelihood ratio with {result.num_shadows} shadow models on {result.num_targets} others",
         confidence=confidence,

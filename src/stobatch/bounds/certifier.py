@@ -7,10 +7,13 @@ and the rounding of float32 can change. Loose for deep networks, good for shallo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any, Literal, NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stobatch.bounds.arithmetic import require_plain_float32
@@ -31,8 +34,9 @@ from stobatch.bounds.linear import (
     lower_bounds,
 )
 from stobatch.errors import DataError, ModelError, UnitError
-from stobatch.models.layered import Squash
-from stobatch.verifier import require_stack, require_unaltered
+from stobatch.models.layered import Layered, Squash
+from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius, Status
+from stobatch.verifier import Certificate, CertificateKind, Flags, Labels, require_stack, require_unaltered
 
 FLOAT32_DISTANCE = 2.0**-22
 """Boxes are this much wider than asked, so that a distance may be measured, or a ball cut out, in float32."""
@@ -42,6 +46,129 @@ _COPIES = 10
 
 _CPU_EXAMPLES = 32
 """Examples at once on a CPU: enough to fill the cores, few enough to stay near the cache."""
+
+
+_ASSUMPTIONS = (
+    "the deployed pass is a call of the saved network, without hooks, in float32: sums of products in any order, fused "
+    "or not; no TF32, half precision, quantisation, Winograd (NNPACK, cuDNN) or FFT",
+    "every output depends on its own input alone",
+)
+
+
+def bound_kind(unit: Radius) -> CertificateKind:
+    """Say what a radius by bounds means, in this unit, and what it rests on."""
+    source = "interval and linear bounds, docs/guarantees.md, section 5"
+    inside = "" if unit.norm is Norm.LINF else "; the ball lies inside the l-infinity ball of the same radius"
+    return CertificateKind("bounds", Status.PROVED, source + inside, unit, 0.0, _ASSUMPTIONS, function="single_pass")
+
+
+@dataclass(frozen=True, repr=False)
+class BoundCertificates:
+    """What bounds say about a batch: the network's own labels, and the largest radius asked about that is proved.
+
+    A radius of 0 is no statement: not even the input itself was proved to keep its label.
+    """
+
+    label: Labels
+    radius: NDArray[np.float64]
+    kind: CertificateKind
+    """The unit of the radii, who vouches for them and on what assumptions."""
+    correct: Flags | None = None
+    """Where the label is the true one, if true labels were given."""
+
+    @property
+    def abstain(self) -> Flags:
+        return np.zeros(len(self.label), dtype=bool)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        return {"label": self.label, "abstain": self.abstain, "radius": self.radius}
+
+    def certified(self, asked: Radius | float) -> Flags:
+        """Whether the label is proved to hold in the ball asked about, by a radius that was checked."""
+        unit = self.kind.unit
+        ball = Radius.of(asked, unit.norm, unit.range).to(unit.range)
+        if ball.norm is not unit.norm:
+            raise UnitError(
+                f"the radii are {unit.norm}; you ask about {ball.norm}.", remedy="Certify in the norm you ask about."
+            )
+        flags: Flags = (self.radius > 0) & (self.radius >= ball.size)
+        return flags
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, index: int) -> Certificate:
+        unit = self.kind.unit
+        radius = Radius(float(self.radius[index]), unit.norm, unit.range)
+        return Certificate(int(self.label[index]), False, radius, self.kind.status, 0.0)
+
+    def __repr__(self) -> str:
+        unit, proved = self.kind.unit, self.radius > 0
+        right = "" if self.correct is None else f", {int((proved & self.correct).sum())} of them with the right label"
+        return (
+            f"<{len(self)} inputs, {int(proved.sum())} certified{right}; {self.kind.status}, radii {unit.norm} over "
+            f"{unit.range}, median {np.median(self.radius) if len(self) else 0:g}; {self.kind.source}>"
+        )
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.kind.assumptions)
+        return f"<p>{escape(repr(self))}</p><ul>{notes}</ul>"
+
+
+def certify(
+    module: nn.Module,
+    inputs: Tensor,
+    radii: Radius | float | Sequence[Radius | float],
+    labels: Tensor | None = None,
+    *,
+    method: Literal["interval", "linear"] = "linear",
+    memory_mb: int = 512,
+) -> BoundCertificates:
+    """Prove, input by input, that no perturbation up to a radius changes the label that a stack of layers gives.
+
+    `module` is an nn.Sequential, or a `stobatch.models.Layered`, of Linear, Conv2d, ReLU, Tanh, AvgPool2d, MaxPool2d,
+    Flatten, Identity and Squash, ending in Linear, in float32. Numbers are l-infinity radii on inputs in [-1, 1]; a
+    `Radius` may have another norm, and another range inside [-1, 1] that the inputs lie in. Of several radii, which
+    share their unit, the largest that is proved counts. `labels` are the true ones, to count right answers with.
+
+    **Guarantee.** No float32 input of the range within `radius` of the given one gets another label from the module,
+    called as it is now: deterministic, with the rounding of the module's own pass and of these bounds included. The
+    assumptions on arithmetic stand in `bounds.linear`, and in what is returned.
+
+    >>> model = nn.Sequential(nn.Linear(1, 2))
+    >>> _ = model[0].load_state_dict({"weight": torch.tensor([[1.0], [-1.0]]), "bias": torch.zeros(2)})
+    >>> certificates = certify(model, torch.tensor([[0.5], [-0.3]]), [0.1, 0.2, 0.4])
+    >>> print(certificates[0])
+    class 0 within linf 0.4 over [-1, 1] (proved)
+    >>> certificates.radius.tolist(), certificates.certified(0.4).tolist()
+    ([0.4, 0.2], [True, False])
+    """
+    several = [radii] if isinstance(radii, Radius | float | int) else list(radii)
+    asked = [Radius.of(radius) for radius in several]
+    if not asked or len({(radius.norm, radius.range) for radius in asked}) > 1:
+        raise UnitError(
+            "the radii to certify are none, or of different units.", remedy="Give one or more of one norm and range."
+        )
+    if isinstance(module, Layered):
+        certifier = BoxCertifier(require_stack(module), method, memory_mb, deployed=module)
+    elif isinstance(module, nn.Sequential):
+        certifier = BoxCertifier(module, method, memory_mb)
+    else:
+        raise ModelError(
+            f"there are no bounds for a {type(module).__name__}.",
+            why="Bounds follow layers one after the other, and its forward may compute anything.",
+            remedy="Give an nn.Sequential of its layers, or certify it by vote: stobatch.votes.certify.",
+        )
+    unit = replace(asked[0], size=1.0)
+    found = certifier.certificates(inputs, [radius.size for radius in asked], unit)
+    if labels is None:
+        return found
+    if labels.shape != inputs.shape[:1]:
+        raise DataError(
+            f"{len(inputs)} inputs come with labels of shape {tuple(labels.shape)}.",
+            remedy="Give one label for each input.",
+        )
+    return replace(found, correct=found.label == labels.cpu().numpy())
 
 
 class BoundRadii(NamedTuple):
@@ -66,7 +193,7 @@ class BoxCertifier:
     >>> _ = leads_by_one.load_state_dict({"weight": torch.tensor([[1.0], [-1.0]]), "bias": torch.zeros(2)})
     >>> certifier = BoxCertifier(nn.Sequential(leads_by_one))
     >>> certifier.certified_radius(torch.tensor([[0.5], [-0.3]]), largest=1.0, tolerance=0.125)
-    CertifiedRadii(prediction=tensor([0, 1]), radius=tensor([0.3750, 0.2500], dtype=torch.float64))
+    BoundRadii(prediction=tensor([0, 1]), radius=tensor([0.3750, 0.2500], dtype=torch.float64))
     """
 
     layers: nn.Sequential
@@ -123,6 +250,19 @@ class BoxCertifier:
             alive = alive[self._margins(inputs[alive], predictions[alive], radius, until_positive=True) > 0]
             found[alive, column] = True
         return found
+
+    def certificates(self, inputs: Tensor, sizes: Sequence[float], unit: Radius) -> BoundCertificates:
+        """The deployed labels, and the largest of the sizes that is proved for each input; of `unit` norm and range.
+
+        Bounds are for l-infinity balls; an l1 or l2 ball lies in the l-infinity ball of the same radius. And they are
+        for [-1, 1]: a range inside of it leaves an attacker less.
+        """
+        if unit.range != PAPER_RANGE:
+            _require_within(unit.range, inputs)
+        holds, label = self.certified_at(inputs, sizes), self.predict(inputs)
+        # From small to large, what fails at one radius is not claimed at a larger one.
+        proved = torch.tensor((0.0, *sorted(sizes)), dtype=torch.float64)[holds.sum(1).cpu()]
+        return BoundCertificates(label.cpu().numpy(), proved.numpy(), bound_kind(unit))
 
     @torch.no_grad()
     def certified_radius(self, inputs: Tensor, *, largest: float, tolerance: float) -> BoundRadii:
@@ -198,6 +338,17 @@ class BoxCertifier:
         device = next(self.layers.parameters()).device
         require_plain_float32(self.layers, device)
         return inputs.to(device)
+
+
+def _require_within(limits: InputRange, inputs: Tensor) -> None:
+    if not (limits.low >= PAPER_RANGE.low and limits.high <= PAPER_RANGE.high):
+        raise UnitError(
+            f"the radii are over {limits}, which is not inside {PAPER_RANGE}.",
+            why="Bounds allow for inputs of that size and no larger.",
+            remedy="Put the scaling to the inputs' own range into the network, and give inputs in [-1, 1].",
+        )
+    if not bool(((inputs >= limits.low) & (inputs <= limits.high)).all()):
+        raise DataError(f"inputs leave {limits}, which the radii are over.", remedy="Give radii over their own range.")
 
 
 def _checked_radii(radius: float | Tensor, inputs: Tensor) -> Tensor:

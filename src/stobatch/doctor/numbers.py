@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch.doctor.check import Health, Outcome
 from stobatch.dp.accounting import PoissonGaussian, gaussian_epsilon
-from stobatch.dp.clipping import Batch, Clipper, clipped_sum, clipped_sum_by_example
+from stobatch.dp.clipping import Batch, Clipper, clipped_sum_by_example, clipped_sum_in_one_pass
 from stobatch.dp.noise import Grid, rounded_normal
 from stobatch.models.layered import build_layered
 from stobatch.seeds import Seeds
@@ -78,7 +78,7 @@ def accountant(epsilon: Epsilon = PoissonGaussian.epsilon) -> Outcome:
     return Outcome(Health.OK if right else Health.BROKEN, f"{said}; 0 to 1e-3 is right")
 
 
-def clipping(fast: Clipper = clipped_sum) -> Outcome:
+def clipping(fast: Clipper = clipped_sum_in_one_pass) -> Outcome:
     """The fast sum of clipped gradients against one that forms every example's gradient."""
     network, batch = _probe()
 

@@ -29,7 +29,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
+from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import SettingError
+from stobatch.types import Neighbours, Status
 
 LEAST_NOISE, MOST_NOISE = 0.1, 1e4
 """Noise multipliers that `noise_for` looks at."""
@@ -162,6 +164,50 @@ class PoissonGaussian:
             bounds = np.maximum(kept - growth * rates, (kept - rates) / growth)
             least[start : start + _CURVE_POINTS] = bounds.max(axis=1)
         return np.maximum(least, 0.0)
+
+
+def epsilon(
+    *, noise_multiplier: float, poisson_sampling_rate: float, steps: int, delta: float, unit: str = "example"
+) -> PrivacyGuarantee:
+    """Account for a training loop of one's own: what its steps promise when one record is added or removed.
+
+    **Guarantee.** The mechanism that the assumptions describe, T steps of `PoissonGaussian`, is (ε, δ)-differentially
+    private for adding or removing one record. That a program is this mechanism is for its author to see to: the
+    assumptions are what to look for. Shuffled or fixed batches, and replacing a record, need another ε.
+
+    >>> print(epsilon(noise_multiplier=1.0, poisson_sampling_rate=0.01, steps=1000, delta=1e-5))
+    proved ε = 1.82884, δ = 1e-05 (add-or-remove-one, per example; for the mechanism assumed; no program was checked)
+    """
+    mechanism = PoissonGaussian(poisson_sampling_rate, noise_multiplier, steps)
+    return PrivacyGuarantee(
+        epsilon=mechanism.epsilon(delta),
+        delta=delta,
+        neighbours=Neighbours.ADD_REMOVE,
+        unit=unit,
+        status=Status.PROVED,
+        source="for the mechanism assumed; no program was checked",
+        assumptions=(
+            f"Poisson sampling: each step takes every {unit} independently with probability "
+            f"{poisson_sampling_rate:.6g}; shuffled or fixed batches are another mechanism",
+            f"a step releases a sum to which each {unit} adds a vector of norm at most C, and nothing else "
+            "(`dp.clipped_sum`)",
+            f"on every value of the sum lies fresh secret Gaussian noise of standard deviation {noise_multiplier:.6g} "
+            "C, empty batches included (`dp.add_noise`)",
+            f"there are at most {steps} steps, fixed beforehand, and nothing else is computed from the data: no choice "
+            "of settings, no statistics, no division by the realised batch size",
+            "the number of records, the sampling rate and every other setting are public",
+            "how sums of clipped contributions round, in the precision of training, is not bounded",
+        ),
+    )
+
+
+def noise_multiplier(*, target_epsilon: float, poisson_sampling_rate: float, steps: int, delta: float) -> float:
+    """Find the noise multiplier with which `epsilon` is at most the target; the same relation and sampling are meant.
+
+    >>> round(noise_multiplier(target_epsilon=1.0, poisson_sampling_rate=0.01, steps=1000, delta=1e-5), 3)
+    1.415
+    """
+    return noise_for(target_epsilon, delta, poisson_sampling_rate, steps)
 
 
 def _grid_interval(mechanism: PoissonGaussian, log_tail: float) -> float:

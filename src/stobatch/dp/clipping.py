@@ -1,5 +1,9 @@
 """Sums of clipped per-example gradients: what DP-SGD adds noise to.
 
+`clipped_sum` serves any module in a loop of one's own. Under it are two ways to the same sum:
+`clipped_sum_in_one_pass`, which hardly ever forms an example's gradient, and `clipped_sum_by_example`, which forms them
+all and serves any network.
+
 **Guarantee.** Whatever the network, the losses and the data are, adding or removing one example changes the sum by a
 vector of norm at most `clip_norm`, because each example's gradient depends on that example alone and is shortened to
 that norm, with an allowance for rounding; an example whose gradient is not finite adds nothing. What is rounded when
@@ -9,16 +13,20 @@ contributions are summed is not part of this bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from stobatch.dp.layer_gradients import KNOWN, LayerGradients, LayerUse, Tape, is_known, squared_lengths
-from stobatch.errors import ModelError
+from stobatch.dp.mixing import FEW_ROWS, mixing_experiment, require_no_mixing_layers
+from stobatch.dp.noise import Grid
+from stobatch.errors import DataError, ModelError, SettingError
 
 Batch = tuple[Tensor, ...]
 """Tensors with one leading entry per example."""
@@ -42,7 +50,7 @@ def clipping_weights(norms: Tensor, clip_norm: float, dtype: torch.dtype | None 
     return torch.where(norms.isfinite(), weights, 0.0).to(dtype)
 
 
-def clipped_sum(network: nn.Module, losses: Losses, batch: Batch, clip_norm: float) -> ClippedSum:
+def clipped_sum_in_one_pass(network: nn.Module, losses: Losses, batch: Batch, clip_norm: float) -> ClippedSum:
     """By one backward pass: norms from what each layer saw, then one weighted sum.
 
     Every parameter has to belong to a layer that the tape records; `clipped_sum_by_example` serves any network.
@@ -68,7 +76,7 @@ def clipped_sum(network: nn.Module, losses: Losses, batch: Batch, clip_norm: flo
         finite = norms.isfinite()
         if not bool(finite.all()):
             # Zero times infinity is no number, so such examples are left out rather than weighted by zero.
-            rest = clipped_sum(network, losses, tuple(entry[finite] for entry in batch), clip_norm)
+            rest = clipped_sum_in_one_pass(network, losses, tuple(entry[finite] for entry in batch), clip_norm)
             return ClippedSum(rest.gradients, norms)
         weights = clipping_weights(norms, clip_norm, next(next(iter(layers)).parameters(recurse=False)).dtype)
         return ClippedSum(_summed(network, layers, weights), norms)
@@ -174,7 +182,13 @@ Clipper = Callable[[nn.Module, Losses, Batch, float], ClippedSum]
 
 
 def clipped_sum_in_chunks(
-    network: nn.Module, losses: Losses, batch: Batch, clip_norm: float, chunk: int, *, by: Clipper = clipped_sum
+    network: nn.Module,
+    losses: Losses,
+    batch: Batch,
+    clip_norm: float,
+    chunk: int,
+    *,
+    by: Clipper = clipped_sum_in_one_pass,
 ) -> ClippedSum:
     """The same sum, a chunk of the batch at a time: what one chunk needs stays in the cache, and memory is bounded.
 
@@ -201,10 +215,10 @@ def clipper_for(network: nn.Module, losses: Losses, probe: Batch) -> Clipper:
     with _stirred(network):
         slow = clipped_sum_by_example(network, losses, probe, 1.0)
         try:
-            fast = clipped_sum(network, losses, probe, 1.0)
+            fast = clipped_sum_in_one_pass(network, losses, probe, 1.0)
         except ModelError:
             return clipped_sum_by_example
-    return clipped_sum if _agree(fast, slow, slow, _TOLERANCE) else clipped_sum_by_example
+    return clipped_sum_in_one_pass if _agree(fast, slow, slow, _TOLERANCE) else clipped_sum_by_example
 
 
 def is_right_in_full(network: nn.Module, losses: Losses, batch: Batch, *, rough: bool) -> bool:
@@ -217,8 +231,8 @@ def is_right_in_full(network: nn.Module, losses: Losses, batch: Batch, *, rough:
     few = torch.tensor(sorted({0, count // 3, 2 * count // 3, count - 1}), device=batch[0].device)
     rest = torch.ones(count, dtype=torch.bool, device=batch[0].device).index_fill(0, few, False)
     with _stirred(network):
-        whole = clipped_sum(network, losses, batch, 1.0)
-        others = clipped_sum(network, losses, tuple(entry[rest] for entry in batch), 1.0)
+        whole = clipped_sum_in_one_pass(network, losses, batch, 1.0)
+        others = clipped_sum_in_one_pass(network, losses, tuple(entry[rest] for entry in batch), 1.0)
         slow = clipped_sum_by_example(network, losses, tuple(entry[few] for entry in batch), 1.0)
     taken = {name: value - others.gradients[name] for name, value in whole.gradients.items()}
     return _agree(ClippedSum(taken, whole.norms[few]), slow, whole, _ROUGH_TOLERANCE if rough else _TOLERANCE)
@@ -232,3 +246,151 @@ def _agree(fast: ClippedSum, slow: ClippedSum, whole: ClippedSum, tolerance: flo
     rounding = 1e-3 * tolerance * torch.cat([value.flatten() for value in whole.gradients.values()]).norm()
     pairs = [(fast.gradients[name], value) for name, value in slow.gradients.items()] + [(fast.norms, slow.norms)]
     return all(bool((one - other).norm() <= tolerance * other.norm() + rounding) for one, other in pairs)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClippedGradients(Mapping[str, Tensor]):
+    """Σ min(1, C/‖g_i‖) g_i by parameter name: to be noised, and not private before.
+
+    **Guarantee.** Adding or removing one example changes it, as one vector over all parameters, by at most `clip_norm`,
+    but for how the sum of contributions rounds in the parameters' precision.
+    """
+
+    gradients: dict[str, Tensor]
+    clip_norm: float
+    num_examples: int
+    """Of the batch. Private: a step divides by a public constant, never by this."""
+    in_one_pass: bool
+    """Whether one backward pass was enough, or each example's gradient was formed."""
+
+    def noise_stddev(self, noise_multiplier: float) -> float:
+        """σ(C + √d·step): σC, and what pays for rounding the sum to the noise's grid (`add_noise`).
+
+        >>> round(ClippedGradients({"weight": torch.zeros(100)}, 2.0, 5, True).noise_stddev(1.5), 6)
+        3.0
+        """
+        step = Grid.for_noise(noise_multiplier * self.clip_norm).step
+        values = sum(value.numel() for value in self.gradients.values())
+        while True:
+            stddev = noise_multiplier * (self.clip_norm + math.sqrt(values) * step)
+            if Grid.for_noise(stddev).step <= step:
+                return stddev
+            step *= 2
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.gradients[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.gradients)
+
+    def __len__(self) -> int:
+        return len(self.gradients)
+
+    def __repr__(self) -> str:
+        values = sum(value.numel() for value in self.gradients.values())
+        way = "in one pass" if self.in_one_pass else "example by example"
+        return (
+            f"<clipped gradients of {len(self)} parameters, {values} values; each example at most {self.clip_norm:g} "
+            f"in l2, clipped {way}; no noise yet, NOT private>"
+        )
+
+
+def clipped_sum(module: nn.Module, losses: Losses, batch: Batch, clip_norm: float) -> ClippedGradients:
+    """Sum the gradients of a batch, each example's clipped to `clip_norm`, for a training loop of one's own.
+
+    `losses(module, batch)` returns one loss per example; each is a function of its own rows of the batch alone. The sum
+    comes from one backward pass where every trained weight belongs to a Linear, Conv2d or GroupNorm layer that is used
+    as it is, else from every example's own gradient, which costs memory and time. Which of the two is right is tried
+    out on the first batch that a module and its losses are seen with, by comparing them; so is that examples do not mix
+    and that passes leave no trace in the module's buffers.
+
+    **Guarantee.** That of `ClippedGradients`. Assumes that what was tried out holds for later batches as well. The
+    module's gradients and parameters are left as they are.
+
+    >>> model = nn.Linear(2, 1)
+    >>> squares = lambda model, batch: (model(batch[0])[:, 0] - batch[1]).square()
+    >>> clipped_sum(model, squares, (torch.ones(3, 2), torch.ones(3)), clip_norm=0.1)
+    <clipped gradients of 2 parameters, 3 values; each example at most 0.1 in l2, clipped in one pass; no noise yet, \
+NOT private>
+    """
+    if not 0 < clip_norm < math.inf:
+        raise SettingError(
+            f"clip_norm={clip_norm} is not a length.",
+            why="It bounds what one example adds to the sum, and the noise is a multiple of it.",
+            remedy="Use a number above 0, such as 1.",
+        )
+    if not batch or len({len(entry) for entry in batch}) != 1:
+        raise DataError(
+            f"the batch has entries of lengths {[len(entry) for entry in batch]}.",
+            remedy="Give a tuple of tensors with one leading entry per example, such as (inputs, labels).",
+        )
+    require_no_mixing_layers(module, remedy="Use stobatch.models.replace_batch_norm(module).")
+    way = _way_for(module, losses, batch)
+    if way is clipped_sum_by_example:
+        formed = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        way = partial(clipped_sum_in_chunks, chunk=max(1, _FORMED_AT_ONCE // max(1, formed)), by=way)
+    found = way(module, losses, batch, clip_norm)
+    return ClippedGradients(found.gradients, clip_norm, len(batch[0]), way is clipped_sum_in_one_pass)
+
+
+_FORMED_AT_ONCE = 2**27
+"""Values of gradients that are formed at once: half a gigabyte in float32."""
+
+_TRIED: WeakKeyDictionary[nn.Module, tuple[ReferenceType[Losses], bool, Clipper]] = WeakKeyDictionary()
+"""The way that was found right for a module, its losses and its mode."""
+
+
+def _way_for(module: nn.Module, losses: Losses, batch: Batch) -> Clipper:
+    """The way that was right for this module and these losses before, or is for this batch.
+
+    A private batch may be looked at here: what is found changes the time that a step takes, and the result by rounding.
+    """
+    if module in _TRIED and _TRIED[module][0]() is losses and _TRIED[module][1] == module.training:
+        return _TRIED[module][2]
+    if len(batch[0]) < 2:
+        return clipped_sum_by_example
+    _try_out(module, losses, tuple(entry[:FEW_ROWS] for entry in batch))
+    try:
+        way = clipper_for(module, losses, tuple(entry[:FEW_ROWS] for entry in batch))
+        if way is clipped_sum_in_one_pass and len(batch[0]) > FEW_ROWS:
+            rough = torch.is_autocast_enabled(batch[0].device.type)
+            way = way if is_right_in_full(module, losses, batch, rough=rough) else clipped_sum_by_example
+    except RuntimeError as error:
+        raise ModelError(
+            f"the gradients of single examples cannot be formed: {str(error).splitlines()[0]}",
+            why="torch.func.vmap does not follow what the module or the losses do; random layers are one cause.",
+            remedy="Remove dropout and data-dependent branches, or use layers that PyTorch vectorises.",
+        ) from error
+    _TRIED[module] = ref(losses), module.training, way
+    return way
+
+
+def _try_out(module: nn.Module, losses: Losses, few: Batch) -> None:
+    """Raise unless a few examples have a loss each, do not reach each other's, and leave the buffers as they were."""
+    before = {name: value.clone() for name, value in module.named_buffers()}
+    with torch.no_grad():
+        values = losses(module, few)
+        if values.shape != few[0].shape[:1]:
+            raise ModelError(
+                f"losses returned the shape {tuple(values.shape)} for {len(few[0])} examples.",
+                why="Each example's gradient is that of its own loss.",
+                remedy="Return one loss per example, as with reduction='none'.",
+            )
+        if few[0].is_floating_point():
+            generator = torch.Generator().manual_seed(1)
+            if found := mixing_experiment(
+                lambda inputs: losses(module, (inputs, *few[1:])), few[0], (-1.0, 0.0, 1.0), generator
+            ):
+                raise ModelError(
+                    "changing one example of a batch changes another example's loss.",
+                    why=f"Some layer or loss mixes examples or draws random numbers, found with {found}.",
+                    remedy="Remove it (dropout, batch statistics, means over the batch), so that a clipped gradient is "
+                    "about one example.",
+                )
+    for name, value in module.named_buffers():
+        if name not in before or not torch.equal(value, before[name]):
+            raise ModelError(
+                f"passing examples through the module changes its '{name}'.",
+                why="What it writes down is a statement about private examples, without noise.",
+                remedy="Use layers that keep nothing: no running statistics or counters.",
+            )

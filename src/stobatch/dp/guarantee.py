@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 from stobatch.paper import implements
@@ -14,7 +15,7 @@ PUBLIC_SEED = "public seed"
 
 
 @implements("Definition 1", "Eq. 1", verdict="the standard definition of (ε, δ)-differential privacy.")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrivacyGuarantee:
     """(ε, δ)-DP with its neighbouring relation, its status and the reasons for that status.
 
@@ -71,6 +72,15 @@ class PrivacyGuarantee:
             would = f"{budget} would be {self.secret_seed_status} with secret seeds"
             return f"VOID: {PUBLIC_SEED} ({would}; {about}; {self.source})"
         return f"claimed {budget} ({about}; {self.source}), NOT a proven guarantee"
+
+    def __repr__(self) -> str:
+        """The sentence, and below it everything that it rests on and that speaks against it."""
+        notes = {"assumes": self.assumptions, "but": self.objections, "audit": self.audits}
+        return "\n".join([str(self), *(f"  {word}: {note}" for word, each in notes.items() for note in each)])
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<li>{escape(note)}</li>" for note in (*self.assumptions, *self.objections, *self.audits))
+        return f"<p>{escape(str(self))}</p><ul>{notes}</ul>"
 
     @classmethod
     def none(cls, source: str) -> PrivacyGuarantee:

@@ -1,4 +1,4 @@
-"""Gaussian noise that is exactly an ideal normal number rounded to a grid (docs/guarantees.md, section 4).
+"""`add_noise`: Gaussian noise that is exactly an ideal normal number rounded to a grid (docs/guarantees.md, section 4).
 
 A normal number in floating point is not an ideal one: its low bits depend on its size, and a sum that was rounded after
 noise was added shows them. On a grid that is fixed beforehand nothing of the kind is left. If s is a multiple of the
@@ -13,6 +13,7 @@ its random bits, until it is certain. So the draw depends on the stream alone, a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,8 @@ from mpmath.libmp import to_int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stobatch.seeds import BLOCK, Stream
+from stobatch.errors import SettingError
+from stobatch.seeds import BLOCK, Seeds, Stream
 
 FINEST, COARSEST = 2.0**-60, 2.0**-24
 """Steps of grids on which sums are exact (`training/exact_sum.py`)."""
@@ -54,6 +56,45 @@ class Grid:
             return cls(FINEST, scale)
         step = 2.0 ** (math.frexp(stddev)[1] - 1 - _STEPS_PER_DEVIATION)
         return cls(min(max(step, FINEST), COARSEST), scale)
+
+
+def add_noise(
+    sums: Mapping[str, Tensor], stddev: float, stream: Stream | None = None, grid: Grid | None = None
+) -> dict[str, Tensor]:
+    """Add N(0, stddev²) to every value of the sums: what a private step of training ends in.
+
+    Without a stream the random bits are secret, from the operating system. A step on several devices sums its parts
+    exactly, on the same grid; one device adds the noise to its own part, and the order of parts does not matter.
+
+    **Guarantee.** Let s be a sum, rounded to the grid before any noise is drawn. With ideal bits, what is returned is a
+    function of round(s + Z), Z ~ N(0, stddev²) for each value: it gives away no more than the ideal Gaussian mechanism
+    does about s. Rounding may put √d steps more between two sums of d values, so those that differ by up to C count as
+    differing by C + √d·step, a millionth more or so: `ClippedGradients.noise_stddev` pays for it in noise, the sound
+    method in clipping. Nothing is promised where others know the stream's key.
+
+    >>> sums = {"weight": torch.tensor([0.3, -2.0])}
+    >>> noise = Stream(b"k" * 32)
+    >>> bool((add_noise(sums, 1.0, noise)["weight"] - sums["weight"]).abs().max() > 0.1)
+    True
+    """
+    if not 0 <= stddev < math.inf:
+        raise SettingError(
+            f"stddev={stddev} is not a size of noise.", remedy="Give the noise multiplier times the clipping norm."
+        )
+    stream = Seeds.secret().stream("noise") if stream is None else stream
+    step = (Grid.for_noise(stddev) if grid is None else grid).step
+    sizes = [value.numel() for value in sums.values()]
+    drawn = torch.split(torch.from_numpy(rounded_normal(stream, sum(sizes), stddev, step)), sizes)
+    return {
+        # One addition in float64 is a function of its exact result, and so is what a shorter format keeps of it.
+        name: (_nearest(value, step) + noise.view(value.shape).to(value.device)).to(value.dtype)
+        for (name, value), noise in zip(sums.items(), drawn, strict=True)
+    }
+
+
+def _nearest(values: Tensor, step: float) -> Tensor:
+    """The nearest multiples of the step, in float64: a power of two, so that scaling by it rounds nothing."""
+    return (values.detach().to(torch.float64) / step).round_().mul_(step)
 
 
 def rounded_normal(stream: Stream, count: int, stddev: float, step: float) -> NDArray[np.float64]:

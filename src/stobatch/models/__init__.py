@@ -1,11 +1,12 @@
 """Networks: the paper's three f(x) = g(a(x)), plain stacks of layers, and an adapter for your own."""
 
+from stobatch.dp.mixing import mixing_layers
 from stobatch.models.affine import AffineEncoder, ConvEncoder, DenseEncoder, OperatorNorms
 from stobatch.models.architectures import Architecture, build, build_encoder, initialise
 from stobatch.models.classifier import Classifier, bytes_per_row, rows_in_memory
 from stobatch.models.layered import Layered, build_layered
 from stobatch.models.network import Head, Network, ReferenceNorm, from_layers
-from stobatch.models.validators import mixing_layers, replace_batch_norm, require_per_example
+from stobatch.models.validators import replace_batch_norm, require_per_example
 
 __all__ = [
     "AffineEncoder",

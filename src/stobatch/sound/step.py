@@ -24,16 +24,17 @@ from stobatch.dp.clipping import (
     Batch,
     Clipper,
     Losses,
-    clipped_sum,
     clipped_sum_by_example,
+    clipped_sum_in_one_pass,
     clipper_for,
     is_right_in_full,
 )
-from stobatch.dp.noise import Grid, rounded_normal
+from stobatch.dp.mixing import FEW_ROWS
+from stobatch.dp.noise import Grid, add_noise
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import DataError, ModelError
 from stobatch.models import Classifier, rows_in_memory
-from stobatch.models.validators import FEW_ROWS, unchanged
+from stobatch.models.validators import unchanged
 from stobatch.seeds import Seeds, Stream
 from stobatch.sound.losses import NormalSampler, normal_sampler, sampler_by_blocks
 from stobatch.sound.settings import DpSgdSettings
@@ -97,7 +98,7 @@ class DpSgdTrainable(Trainable):
         """The fast clipping, if it is right for a few examples and for as many as pass at once."""
         with unchanged(self.network):
             found = clipper_for(self.network, *self._probe(FEW_ROWS))
-            if found is clipped_sum and self.rows > FEW_ROWS:
+            if found is clipped_sum_in_one_pass and self.rows > FEW_ROWS:
                 with working_precision(precision, self.network.device):
                     if not is_right_in_full(self.network, *self._probe(self.rows), rough=precision == "bfloat16"):
                         return clipped_sum_by_example
@@ -191,17 +192,6 @@ class DpSgdTrainable(Trainable):
         """The stream of a trainer's noise in a step."""
         return self.seeds.stream(*self._path(step, trainer), "noise")
 
-    def _drawn(self, step: int, trainer: int) -> Gradients:
-        """A trainer's noise in a step, in the units of `parts`: multiples of the grid's step."""
-        targets = self.targets(step)
-        sizes = [value.numel() for value in targets.values()]
-        stddev = self.noise_stddev * self.shrink
-        flat = torch.from_numpy(rounded_normal(self._noise(step, trainer), sum(sizes), stddev, self._grid.step))
-        return {
-            name: drawn.view(value.shape).to(self.network.device)
-            for (name, value), drawn in zip(targets.items(), torch.split(flat, sizes), strict=True)
-        }
-
     def _samples(self, step: int, trainer: int, share: DeviceRank) -> Iterator[tuple[int, Tensor, bool]]:
         """Poisson samples of the trainer's shards that this device reads: which, positions, and whether it does all.
 
@@ -254,8 +244,10 @@ class DpSgdTrainable(Trainable):
                 self.canaries.add(total, which, step, min(LENGTH * self.plan.clip_norm, self.clip_norm))
                 yield {name: value.mul_(scale) for name, value in total.items()}
         if share.first:
-            # Once for the trainer, however many devices it has.
-            yield self._drawn(step, task.trainer)
+            # Once for the trainer, however many devices it has. The engine's sums are exact on the grid of the noise,
+            # so noise on a part of zeros is noise on the sum.
+            nothing = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self.targets(step).items()}
+            yield add_noise(nothing, self.noise_stddev * self.shrink, self._noise(step, task.trainer), self._grid)
 
     def released(self, step: int, gradients: Gradients) -> None:
         if self.canaries is not None:

@@ -7,51 +7,28 @@ that it names most often under noise. A model is deployed as one or the other, s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stobatch.attacks.expectation import Sample
-from stobatch.bounds.certifier import BoxCertifier
+from stobatch.bounds.certifier import BoundCertificates, BoxCertifier, bound_kind
 from stobatch.config import RunConfig
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError
 from stobatch.models import Classifier, Layered, rows_in_memory
 from stobatch.models.validators import unchanged
 from stobatch.sound.settings import DpSgdSettings
-from stobatch.types import PAPER_RANGE, Norm, Radius, Status
-from stobatch.verifier import CertificateKind, Flags, Labels, Verifier, require_same_scores, require_stack
-from stobatch.votes.confidence import Floats
+from stobatch.types import PAPER_RANGE, Norm, Radius
+from stobatch.verifier import CertificateKind, Verifier, require_same_scores, require_stack
 from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSettings
 from stobatch.votes.noise import GaussianNoise, HiddenGaussian, SmoothingNoise
 from stobatch.votes.soft import vote_samples
 
-_BOUND_ASSUMPTIONS = (
-    "the deployed pass is a call of the saved network, without hooks, in float32: sums of products in any order, fused "
-    "or not; no TF32, half precision, quantisation, Winograd (NNPACK, cuDNN) or FFT",
-    "every output depends on its own input alone",
-)
 _PILOT = 100
 """Inputs on which two ways to certify are compared."""
-
-
-@dataclass(frozen=True)
-class BoundCertificates:
-    """What bounds say about a batch: the network's own label, and the largest radius asked about that is proved."""
-
-    label: Labels
-    radius: Floats
-
-    @property
-    def abstain(self) -> Flags:
-        return np.zeros(len(self.label), dtype=bool)
-
-    def columns(self) -> dict[str, NDArray[Any]]:
-        return {"label": self.label, "abstain": self.abstain, "radius": self.radius}
 
 
 @final
@@ -69,21 +46,14 @@ class BoundsVerifier(Verifier):
 
     @property
     def kinds(self) -> tuple[CertificateKind, ...]:
-        source = "interval and linear bounds, docs/guarantees.md, section 5"
-        inside = "" if self.norm is Norm.LINF else "; the ball lies inside the l-infinity ball of the same radius"
-        unit = Radius(1.0, self.norm, PAPER_RANGE)
-        return (
-            CertificateKind(
-                "bounds", Status.PROVED, source + inside, unit, 0.0, _BOUND_ASSUMPTIONS, function="single_pass"
-            ),
-        )
+        return (bound_kind(self._unit),)
+
+    @property
+    def _unit(self) -> Radius:
+        return Radius(1.0, self.norm, PAPER_RANGE)
 
     def verify(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
-        holds = self.certifier.certified_at(inputs, self.radii)
-        # From small to large, what fails at one radius is not claimed at a larger one.
-        sizes = torch.tensor((0.0, *self.radii), dtype=torch.float64)
-        label = self.certifier.predict(inputs)
-        return BoundCertificates(label.cpu().numpy(), sizes[holds.sum(1).cpu()].numpy())
+        return self.certifier.certificates(inputs, self.radii, self._unit)
 
 
 @final

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stobatch.auditing.lower_bounds import EpsilonBound, format_bound
+from stobatch.auditing.lower_bounds import EpsilonBound
 from stobatch.auditing.one_run_bounds import bounds_of_guesses
 from stobatch.auditing.tradeoff_curves import AnyMechanism, Family, PoissonGaussianFamily
 from stobatch.config import INSTRUMENTS
@@ -78,8 +78,8 @@ def _privacy(subject: Subject, finding: Finding) -> Iterator[str]:
     refuted = held is not None and best.epsilon > held
     if (finding["verdict"] == Verdict.REFUTED) != refuted:
         yield f"its verdict is {finding['verdict']}, where ε >= {best.epsilon:.4g} was found and {held} is claimed"
-    if format_bound(best) not in finding["statement"]:
-        yield f"its statement is not about what was found, {format_bound(best)}"
+    if str(best) not in finding["statement"]:
+        yield f"its statement is not about what was found, {best}"
 
 
 def _bound(subject: Subject, bound: EpsilonBound) -> Iterator[str]:

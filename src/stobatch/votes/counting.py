@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 from torch import Tensor, nn
 
+from stobatch.dp.mixing import FEW_ROWS, mixing_experiment, mixing_layers
 from stobatch.errors import DataError, ModelError
-from stobatch.models import mixing_layers
-from stobatch.models.validators import FEW_ROWS, mixing_experiment
+from stobatch.models.validators import unchanged
 from stobatch.settings import Settings, setting
 from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius, Status
-from stobatch.verifier import ASSUMPTIONS, CertificateKind, Flags, Labels
+from stobatch.verifier import ASSUMPTIONS, Certificate, CertificateKind, Flags, Labels
 from stobatch.votes.confidence import LOOK_EVERY, Floats, clopper_pearson, settle
-from stobatch.votes.noise import SmoothingNoise, two_streams
+from stobatch.votes.noise import GaussianNoise, SmoothingNoise, two_streams
 
 Scorer = Callable[[Tensor], Tensor]
 
@@ -45,7 +45,7 @@ class VoteSettings(Settings):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VoteCertificates:
     """The answers for a batch of inputs; every column has one entry per input.
 
@@ -61,6 +61,8 @@ class VoteCertificates:
     radius_l2: Floats
     radius_linf: Floats
     range: InputRange
+    failure_probability: float
+    """The chance, for each input by itself, that its certificate is wrong."""
 
     def radius(self, norm: Norm) -> Floats:
         return {Norm.L1: self.radius_l1, Norm.L2: self.radius_l2, Norm.LINF: self.radius_linf}[norm]
@@ -70,7 +72,24 @@ class VoteCertificates:
         return ~self.abstain & (self.radius(asked.norm) >= asked.to(self.range).size)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        return {name: values for name, values in vars(self).items() if name != "range"}
+        return {name: values for name, values in vars(self).items() if name not in ("range", "failure_probability")}
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, index: int) -> Certificate:
+        """The answer for one input, with its l2 radius."""
+        radius = Radius(float(self.radius_l2[index]), Norm.L2, self.range)
+        abstain = bool(self.abstain[index])
+        return Certificate(int(self.label[index]), abstain, radius, Status.PROVED, self.failure_probability)
+
+    def __repr__(self) -> str:
+        radius = f"{np.median(self.radius_l2[~self.abstain]):.4g}" if not self.abstain.all() else "none"
+        return (
+            f"<{len(self)} inputs, {int(self.abstain.sum())} abstain; {Status.PROVED}, each wrong with probability at "
+            f"most {self.failure_probability:g}; of the vote, not of a single pass; median radius of the others l2 "
+            f"{radius} over {self.range}; assuming {', '.join(ASSUMPTIONS)}>"
+        )
 
 
 class SmoothedClassifier:
@@ -140,7 +159,13 @@ class SmoothedClassifier:
             )
         proved = {f"radius_{norm}": self.noise.radius(norm, top, 1 - top, num_inputs) for norm in Norm}
         return VoteCertificates(
-            label.cpu().numpy(), abstain=top <= 0.5, top_lower=top, draws=used, range=self.input_range, **proved
+            label.cpu().numpy(),
+            abstain=top <= 0.5,
+            top_lower=top,
+            draws=used,
+            range=self.input_range,
+            failure_probability=self.settings.failure_probability,
+            **proved,
         )
 
     def predict(self, inputs: Tensor, generator: torch.Generator, draws: int = 1000) -> tuple[Labels, Flags]:
@@ -166,6 +191,57 @@ class SmoothedClassifier:
         counter = VoteCounter(self.network, self.noise, inputs, self.num_classes, self.settings.rows_at_once)
         counter.require_per_example()
         return counter
+
+
+def certify(
+    module: nn.Module,
+    inputs: Tensor,
+    stddev: float,
+    *,
+    draws: int = 10_000,
+    failure_probability: float = 0.001,
+    selection_draws: int = 100,
+    input_range: InputRange = PAPER_RANGE,
+    generator: torch.Generator | None = None,
+    rows_at_once: int = 2_000,
+) -> VoteCertificates:
+    """Certify, by vote under Gaussian noise, what any module says that treats each example by itself.
+
+    What is certified, and has to be deployed, is the vote: the class that `module` names most often for
+    input + N(0, stddev²). `module` maps a batch in `input_range`, and whatever noise makes of it, to one score per
+    class; it is called as it is, so call `module.eval()` first.
+
+    **Guarantee.** For each input separately, with probability at least 1 - failure_probability over the draws: either
+    it abstains, or its label is the most probable class under the noise and stays so within its radius. Assumes that
+    the module is deterministic and treats each example by itself, which is tried out on the inputs; exact arithmetic;
+    and ideal random numbers, which PyTorch's generator stands in for.
+
+    >>> certificates = certify(nn.Linear(4, 3), torch.zeros(2, 4), stddev=0.5, draws=1000)
+    >>> certificates.radius(Norm.L2).shape, certificates.certified(Radius(10.0, Norm.L2)).tolist()
+    ((2,), [False, False])
+    """
+    if not len(inputs):
+        raise DataError("there are no inputs to certify.", remedy="Give at least one.")
+    settings = VoteSettings(
+        failure_probability=failure_probability,
+        selection_draws=selection_draws,
+        draws=draws,
+        rows_at_once=rows_at_once,
+    )
+    if generator is None:
+        generator = torch.Generator()
+        generator.seed()
+    with torch.no_grad(), unchanged(module):
+        scores = module(inputs[:FEW_ROWS])
+        if scores.ndim != 2:
+            raise ModelError(
+                f"the module returns {tuple(scores.shape)} for {len(inputs[:FEW_ROWS])} inputs.",
+                remedy="Return one row of scores, one for each class, for each input.",
+            )
+        classifier = SmoothedClassifier(
+            module, GaussianNoise(stddev), scores.shape[1], settings, input_range=input_range
+        )
+        return classifier.certify(inputs, generator)
 
 
 class VoteCounter:
