@@ -1,4 +1,4 @@
-"""Checkpoints that older versions wrote, with a file per process, are continued; the leader alone writes those of today."""
+"""Checkpoints of older versions, with a file per process, are continued; today the leader alone writes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_checkpoint_of_two_files_that_lacks_one_is_refused(tmp_path: Path) -> 
     before.save(tmp_path, "hash", InProcessEngine())
     (folder,) = (tmp_path / FOLDER).iterdir()
     split(folder)[1].unlink()
-    with pytest.raises(RunError, match="every checkpoint in .* is damaged"):
+    with pytest.raises(RunError, match=r"every checkpoint in .* is damaged"):
         before.restore(tmp_path, "hash", 10)
 
 
