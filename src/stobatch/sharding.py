@@ -9,9 +9,8 @@ from typing import Any
 from stobatch import data
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, Manifest, ShardedExamples, Stream, find_repeated_records, write_shards
-from stobatch.data.dataset import chunks
 from stobatch.data.overlap import find_copies
-from stobatch.data.shard_writing import passes, require_room
+from stobatch.data.shard_writing import require_room
 from stobatch.data.shards import read_test
 from stobatch.evaluation.tables import data_root
 from stobatch.progress import progress
@@ -52,18 +51,11 @@ def check_shards(folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
     manifest = Manifest.read(Path(folder))
     examples = ShardedExamples(manifest)
     starts = [rows.start for rows in examples.shards]
-    repeated = across = 0
-    shown: list[list[int]] = []
-    with progress("check", len(examples) * (1 + passes(manifest)), quiet=quiet) as advance:
-        for _, labels in chunks(examples):
-            advance(len(labels))
-        test = read_test(manifest, manifest.info.num_test)
-        for positions in find_repeated_records(manifest, advance=advance):
-            repeated += 1
-            across += bisect_right(starts, positions[0]) != bisect_right(starts, positions[-1])
-            shown += [list(positions)] if len(shown) < _SHOWN else []
-    found = {"count": repeated, "in_more_than_one_shard": across, "first_positions": shown}
-    copies = len(find_copies(examples, test))
+    with progress("check", len(examples), quiet=quiet) as advance:
+        repeated = find_repeated_records(examples, advance=advance)
+    across = [places for places in repeated if bisect_right(starts, places[0]) != bisect_right(starts, places[-1])]
+    found = {"count": len(repeated), "in_more_than_one_shard": len(across), "first_positions": repeated[:_SHOWN]}
+    copies = len(find_copies(examples, read_test(manifest, manifest.info.num_test)))
     return {**_summary(manifest), "test_copies": copies, "repeated_records": found}
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stobatch.doctor import examinations
-from stobatch.doctor.check import Health
+from stobatch.doctor import Health, checks, examinations
 
-QUICK = ["packages", "disk", "clock", "accountant", "data folder"]
+QUICK = ["packages", "disk", "accountant", "data folder"]
 CHEAP = [part for name in QUICK for part in ("--only", name)]
 
 
@@ -87,9 +86,7 @@ def test_more_threads_than_cores_do_not_stop_training(cli, monkeypatch):
 
 
 def test_an_extra_that_is_missing_does_not_stop_training(cli, monkeypatch):
-    from stobatch.doctor import machine
-
-    monkeypatch.setitem(machine.EXTRAS, "flwr", ("no_such_module", "pip install flwr"))
+    monkeypatch.setitem(checks.EXTRAS, "flwr", ("no_such_module", "pip install flwr"))
     result = cli("doctor", "--only", "extra flwr")
     assert result.code == 0
     assert "extra flwr: pip install flwr" in result.out

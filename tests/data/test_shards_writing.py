@@ -18,30 +18,19 @@ import torch
 from PIL import Image
 
 from stobatch.config import DataConfig
-from stobatch.data import (
-    Dataset,
-    Manifest,
-    ShardedExamples,
-    ShardWriter,
-    Stream,
-    from_tensors,
-    load,
-    stream,
-    write_shards,
-)
+from stobatch.data import Dataset, Manifest, ShardedExamples, Stream, from_tensors, load, stream, write_shards
 from stobatch.data.dataset import Chunk
 from stobatch.data.pixels import scale
-from stobatch.data.shard_writing import Dealer, to_bytes
+from stobatch.data.shard_writing import deal, to_bytes
 from stobatch.seeds import Seeds
 
 
-def in_chunks(data: Dataset, size: int, *, counted: bool = True) -> Stream:
+def in_chunks(data: Dataset, size: int) -> Stream:
     def chunks(inputs: torch.Tensor, labels: torch.Tensor) -> Iterator[Chunk]:
         yield from zip(inputs.split(size), labels.split(size), strict=True)
 
     train = data.train.in_memory()
-    info = data.info if counted else replace(data.info, num_train=0, num_test=0)
-    return Stream(info, chunks(train.inputs, train.labels), chunks(data.test.inputs, data.test.labels), counted=counted)
+    return Stream(data.info, chunks(train.inputs, train.labels), chunks(data.test.inputs, data.test.labels))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -58,26 +47,16 @@ def test_the_same_source_and_seed_give_the_same_files_whatever_the_chunks(
     assert write_shards(floats, tmp_path / "other", 4, Seeds.reproducible(6)).digest != manifest.digest
 
 
-def test_an_unknown_number_is_dealt_by_turns(tmp_path: Path, floats: Dataset, seeds: Seeds) -> None:
-    manifest = write_shards(in_chunks(floats, 7, counted=False), tmp_path / "turns", 7, seeds)
-    assert manifest.dealt == {"rule": "by turns"}
-    assert manifest.info == floats.info
-    order = [index for shard in range(7) for index in range(shard, 60, 7)]
-    assert torch.equal(ShardedExamples(manifest).in_memory().inputs, floats.train.in_memory().inputs[order])
-
-
-@pytest.mark.parametrize("counted", [True, False])
-def test_content_does_not_decide_the_shard_and_copies_stay_together(seeds: Seeds, counted: bool) -> None:
-    dealer = Dealer(4, 3, 31 if counted else None, seeds)
-    shards = dealer.shards_of(0, 31)
-    assert np.array_equal(shards[10:20], dealer.shards_of(10, 10))
+def test_content_does_not_decide_the_shard_and_copies_stay_together(seeds: Seeds) -> None:
+    shards = deal(31, 3, 4, seeds)
+    assert len(shards) == 31
     assert all(len(set(shards[start : start + 3])) == 1 for start in range(0, 31, 3))
     sizes = np.bincount(shards[::3])
     assert sizes.max() - sizes.min() <= 1
 
 
 def test_dealing_is_a_permutation_that_depends_on_the_seed(seeds: Seeds) -> None:
-    one, other = (Dealer(8, 1, 8000, each).shards_of(0, 8000) for each in (seeds, Seeds.reproducible(6)))
+    one, other = (deal(8000, 1, 8, each) for each in (seeds, Seeds.reproducible(6)))
     assert np.array_equal(np.bincount(one), np.full(8, 1000))
     # Independent dealings agree on one record in eight: 1,000 of 8,000, and within 6 standard deviations of 30.
     assert abs(int((one == other).sum()) - 1000) < 180
@@ -134,12 +113,11 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
 ) -> None:
     out = tmp_path / "out"
     assert "Use from 1 to 60 shards." in fails(write_shards, floats, out, 61, seeds)
-    assert "Use from 1 to 60 shards." in fails(write_shards, in_chunks(floats, 7, counted=False), out, 61, seeds)
     assert "one shard or more" in fails(write_shards, floats, out, 0, seeds)
     few, many = (replace(in_chunks(floats, 7), info=replace(floats.info, num_train=n)) for n in (70, 50))
     assert "was to have 70 training examples and has 60" in fails(write_shards, few, out, 4, seeds)
     assert "was to have 50 training examples and has 56" in fails(write_shards, many, out, 4, seeds)
-    no_test = replace(in_chunks(floats, 7, counted=False), test=())
+    no_test = replace(in_chunks(floats, 7), info=replace(floats.info, num_test=0), test=())
     assert "no test examples" in fails(write_shards, no_test, out, 4, seeds)
     fewer = replace(in_chunks(floats, 7), test=())
     assert "was to have 7 test examples and has 0" in fails(write_shards, fewer, out, 4, seeds)
@@ -152,13 +130,6 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     shaped = replace(in_chunks(floats, 7), info=replace(floats.info, input_shape=(2, 5, 3)))
     assert "is (2, 3, 5), not (2, 5, 3)" in fails(write_shards, shaped, out, 4, seeds)
     assert not out.exists()
-
-
-def test_a_writer_that_is_not_finished_leaves_nothing(tmp_path: Path, floats: Dataset, seeds: Seeds) -> None:
-    with ShardWriter(tmp_path / "out", floats.info, 4, seeds) as writer:
-        writer.add_test(floats.test.inputs, floats.test.labels)
-        assert list((tmp_path / "out").iterdir())
-    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_there_is_not_overwritten(tmp_path: Path, folder: Path, floats: Dataset, seeds: Seeds, fails) -> None:

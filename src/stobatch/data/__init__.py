@@ -1,8 +1,9 @@
 """Data sets as checked tensors in [-1, 1], described before they are read, and cut into fixed disjoint batches."""
 
 from stobatch.data.dataset import Dataset, DatasetInfo, Examples, Stream, TrainingExamples, from_tensors
+from stobatch.data.overlap import find_repeated_records
 from stobatch.data.partition import fixed_disjoint_batches, pick_trainers, poisson_sample, trainer_batches
-from stobatch.data.shard_writing import ShardWriter, find_repeated_records, write_shards
+from stobatch.data.shard_writing import write_shards
 from stobatch.data.shards import Manifest, ShardedExamples
 from stobatch.data.sources import Source, data_root, describe, load, stream
 
@@ -11,7 +12,6 @@ __all__ = [
     "DatasetInfo",
     "Examples",
     "Manifest",
-    "ShardWriter",
     "ShardedExamples",
     "Source",
     "Stream",

@@ -290,20 +290,16 @@ def _first(mask: Tensor) -> int:
 
 Chunk = tuple[Tensor, Tensor]
 """Inputs, float32 in [-1, 1], and labels, int64: consecutive examples, as few or as many as fit."""
-_BYTES_AT_ONCE = 2**24
+_BYTES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Training and test examples in chunks, each looked at once and in order.
-
-    Where the counts are not known before the last chunk, `counted` is false and those in `info` mean nothing.
-    """
+    """Training and test examples in chunks, each looked at once and in order; as many as `info` says."""
 
     info: DatasetInfo
     train: Iterable[Chunk]
     test: Iterable[Chunk]
-    counted: bool = True
 
     @classmethod
     def of(cls, dataset: Dataset) -> Stream:
@@ -311,7 +307,7 @@ class Stream:
 
 
 def rows_at_once(input_shape: tuple[int, int, int]) -> int:
-    """As many examples as make a chunk of about 16 MiB."""
+    """As many examples as make a chunk of about 4 MiB."""
     return max(1, _BYTES_AT_ONCE // (4 * math.prod(input_shape)))
 
 

@@ -1,4 +1,5 @@
-"""Test records that are training records: an accuracy on them says nothing about new ones.
+"""Records that are there twice. A test record that is a training record says nothing about new ones; a person with two
+training records is protected less than the guarantee, which is per record, says.
 
 A copy is a test record whose inputs are those of a training record, to the bit; labels and near copies are not looked
 at. How many there are is a function of the private training data without noise, so it is told to the owner alone: by
@@ -7,13 +8,13 @@ a refusal, before anything is written, or in `private/`. What is published says 
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-import torch
+import hashlib
+from collections.abc import Callable
+
 from torch import Tensor
 
 from stobatch.config import DataConfig
-from stobatch.data.dataset import Dataset, Examples, TrainingExamples, rows_at_once
+from stobatch.data.dataset import Dataset, Examples, TrainingExamples, chunks
 from stobatch.data.shards import ShardedExamples, read_test
 from stobatch.data.sources import is_public
 from stobatch.errors import DataError
@@ -70,47 +71,40 @@ def statement(config: DataConfig, *, own: bool) -> str:
     )
 
 
-Words = npt.NDArray[np.uint32]
-Hashes = npt.NDArray[np.uint64]
-
-
-def find_copies(train: TrainingExamples, test: Examples) -> npt.NDArray[np.int64]:
+def find_copies(train: TrainingExamples, test: Examples) -> list[int]:
     """Return the positions of test records whose inputs are those of a training record, to the bit.
 
-    **Guarantee.** Exact: a 64-bit hash of each row only chooses which rows are compared. Training records are read in
-    chunks, so they may be larger than memory.
+    **Guarantee.** Every copy is found. That another record is taken for one would be a collision of BLAKE2b. Training
+    records are read in chunks, so they may be larger than memory.
     """
-    words = _words(test.inputs)
-    multipliers: Hashes = np.random.default_rng(0).integers(0, 2**64, (words.shape[1],), dtype=np.uint64)
-    multipliers |= np.uint64(1)
-    hashes = _hashes(words, multipliers)
-    wanted: dict[int, list[int]] = {}
-    for place, key in enumerate(hashes.tolist()):
-        wanted.setdefault(key, []).append(place)
-    copied = np.zeros(len(words), dtype=bool)
-    at_once = max(1, rows_at_once(train.input_shape) // 8)
-    for start in range(0, len(train), at_once):
-        rows = _words(train.fetch(torch.arange(start, min(start + at_once, len(train))))[0])
-        keys = _hashes(rows, multipliers)
-        for row in np.flatnonzero(np.isin(keys, hashes)):
-            # Places that are settled are dropped, so that a blank image which occurs everywhere costs one comparison.
-            key = int(keys[row])
-            places = wanted[key]
-            same = [place for place in places if np.array_equal(words[place], rows[row])]
-            copied[same] = True
-            wanted[key] = [place for place in places if not copied[place]]
-    return np.flatnonzero(copied)
+    digests = _digests(test.inputs)
+    wanted, met = set(digests), set[bytes]()
+    for inputs, _ in chunks(train):
+        met |= wanted.intersection(_digests(inputs))
+    return [place for place, digest in enumerate(digests) if digest in met]
 
 
-def _words(inputs: Tensor) -> Words:
-    """One row of 32-bit words for each record; -0.0 is no other value than 0.0, and adding 0 makes it that."""
-    rows = np.ascontiguousarray((inputs.detach().cpu() + 0.0).numpy())
-    words: Words = rows.reshape(len(rows), -1).view(np.uint32)
-    return words
+def find_repeated_records(
+    train: TrainingExamples, *, advance: Callable[[int], object] = lambda records: None
+) -> list[list[int]]:
+    """Return the positions of each training record (inputs and label) that occurs more than once.
+
+    **Guarantee.** As for `find_copies`; memory holds a digest for each record.
+    """
+    first: dict[bytes, int] = {}
+    groups: dict[int, list[int]] = {}
+    start = 0
+    for inputs, labels in chunks(train):
+        for place, (digest, label) in enumerate(zip(_digests(inputs), labels.tolist(), strict=True), start):
+            earliest = first.setdefault(digest + label.to_bytes(4, "little"), place)
+            if earliest != place:
+                groups.setdefault(earliest, [earliest]).append(place)
+        start += len(labels)
+        advance(len(labels))
+    return list(groups.values())
 
 
-def _hashes(words: Words, multipliers: Hashes) -> Hashes:
-    """Multiply and add modulo 2^64; a piece at a time, since the words are widened."""
-    rows = max(1, 2**18 // words.shape[1])
-    pieces = [words[start : start + rows].astype(np.uint64) @ multipliers for start in range(0, len(words), rows)]
-    return np.concatenate([np.empty(0, np.uint64), *pieces])
+def _digests(inputs: Tensor) -> list[bytes]:
+    """Return a digest for each record; -0.0 is no other value than 0.0, and adding 0 makes it that."""
+    rows = (inputs.detach().cpu() + 0.0).flatten(1).contiguous().numpy()
+    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]

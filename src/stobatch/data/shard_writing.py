@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +25,10 @@ from stobatch.data.shards import (
     FILE,
     LABELS,
     TEST_TITLE,
-    Array,
     Manifest,
     Shard,
     ShardedExamples,
     StoredFile,
-    pieces,
     read_test,
     stem_of,
 )
@@ -57,19 +54,47 @@ def write_shards(
 
     `advance` hears of every record twice: when it is written and when it is in a checksum.
 
-    **Guarantee.** Memory holds one chunk, twelve bytes for each record, and in the end the test examples, among which
-    copies of training examples are counted; the size of the training data does not matter. The same
-    source, seed and number of shards give the same files and the same digest, however the source is cut into chunks.
+    **Guarantee.** Memory holds one chunk, a few bytes for each record, and in the end the test examples, among which
+    copies of training examples are counted; the size of the training data does not matter. The same source, seed and
+    number of shards give the same files and the same digest, however the source is cut into chunks. A folder has its
+    manifest when every file is written, on disk and summed, and not before: a kill leaves a folder that is refused and
+    can be written again, an error leaves nothing. Files have mode 0600 and the folder 0700: they are private data, and
+    so are their checksums, which confirm a guess.
     """
     stream = source if isinstance(source, Stream) else Stream.of(source)
-    with ShardWriter(out, stream.info, num_shards, seeds, counted=stream.counted) as writer:
+    shard_of = deal(stream.info.num_train, stream.info.copies, num_shards, seeds)
+    dealt = {"rule": "seeded permutation", "seed": seeds.root if seeds.public else None}
+    with _new_folder(out):
+        writer = ShardWriter(out, stream.info, shard_of, num_shards)
         for inputs, labels in stream.train:
             writer.add(inputs, labels)
             advance(len(labels))
         for inputs, labels in stream.test:
             writer.add_test(inputs, labels)
             advance(len(labels))
-        return writer.finish(advance)
+        return writer.finish(dealt, advance)
+
+
+def deal(num_records: int, copies: int, num_shards: int, seeds: Seeds) -> npt.NDArray[np.int32]:
+    """Return the shard of each record; within a shard records keep the order in which they came.
+
+    **Guarantee.** It depends on a record's place in the source, the number of records and the seed alone, so changing
+    one record changes one shard. Copies of one original (`DatasetInfo.copies`) stay together, so a person is in one
+    shard. Shards differ in size by at most one original.
+    """
+    originals = -(-num_records // copies)
+    if num_shards < 1:
+        raise DataError(f"{num_shards} shards hold no examples.", remedy="Use one shard or more.")
+    if num_shards > originals:
+        raise DataError(
+            f"{originals} training examples do not fill {num_shards} shards.",
+            why="Every shard holds at least one.",
+            remedy=f"Use from 1 to {originals} shards." if originals else "Give training examples.",
+        )
+    order = seeds.philox("data", "shards").permutation(originals)
+    order *= num_shards
+    order //= originals
+    return np.repeat(order.astype(np.int32), copies)[:num_records]
 
 
 def require_room(out: Path) -> None:
@@ -83,101 +108,103 @@ def require_room(out: Path) -> None:
         raise DataError(f"{out} holds other files ('{foreign[0]}').", remedy="Choose a folder that is new or empty.")
 
 
-class ShardWriter:
-    """Takes examples in any number of chunks and leaves a folder that `ShardedExamples` reads.
+@contextmanager
+def _new_folder(out: Path) -> Iterator[None]:
+    """Make an empty, private folder; leave nothing of it unless it has a manifest in the end."""
+    require_room(out)
+    made = not out.exists()
+    try:
+        with _writing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.mkdir(mode=0o700, exist_ok=True)
+            _clear(out)
+            out.chmod(0o700)
+        yield
+    finally:
+        if not (out / FILE).exists():
+            with suppress(OSError):
+                _clear(out)
+                if made:
+                    out.rmdir()
 
-    **Guarantee.** A folder has its manifest when every file is written, on disk and summed, and not before. A kill
-    leaves a folder that is refused and can be written again; an error, or an end without `finish`, leaves nothing.
-    Files have mode 0600 and the folder 0700: they are private data, and so are their checksums, which confirm a guess.
+
+def _clear(out: Path) -> None:
+    for path in out.iterdir():
+        if _OURS.fullmatch(path.name):
+            path.unlink()
+
+
+class ShardWriter:
+    """Appends examples to the files of a folder, and makes it one that `ShardedExamples` reads.
 
     Inputs are stored as bytes as long as `pixels.scale` makes the very same inputs of them. The first input that bytes
     cannot express turns everything into float32, which costs one copy of what was written before.
     """
 
-    def __init__(self, out: Path, info: DatasetInfo, num_shards: int, seeds: Seeds, *, counted: bool = True) -> None:
-        self.out, self.info, self.counted = out, info, counted
-        if num_shards < 1:
-            raise DataError(f"{num_shards} shards hold no examples.", remedy="Use one shard or more.")
-        self._dealer = Dealer(num_shards, info.copies, info.num_train if counted else None, seeds)
+    def __init__(self, out: Path, info: DatasetInfo, shard_of: npt.NDArray[np.int32], num_shards: int) -> None:
+        self.out, self.info, self.shard_of = out, info, shard_of
         self._encoding = "uint8"
         self._counts = dict.fromkeys([*(stem_of(number) for number in range(num_shards)), _TEST], 0)
-        self._made_folder = False
-
-    def __enter__(self) -> Self:
-        with _writing(self.out):
-            self._make_room()
+        with _writing(out):
             for stem in self._counts:
-                self._append(stem, np.empty((0, *self.info.input_shape), ENCODINGS["uint8"]), np.empty(0, LABELS))
-        return self
+                self._append(stem, np.empty((0, *info.input_shape), ENCODINGS["uint8"]), np.empty(0, LABELS))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not (self.out / FILE).exists():
-            with suppress(OSError):
-                self._clear()
-                if self._made_folder:
-                    self.out.rmdir()
+    @property
+    def _num_train(self) -> int:
+        return sum(count for stem, count in self._counts.items() if stem != _TEST)
 
     def add(self, inputs: Tensor, labels: Tensor) -> None:
-        """The next training examples."""
-        inputs, labels = inputs.detach().cpu(), labels.detach().cpu()
+        """Append the next training examples, each to its shard."""
         first = self._num_train
-        if self.counted and first + len(labels) > self.info.num_train:
+        if first + len(labels) > self.info.num_train:
             raise self._miscounted("training", first + len(labels), self.info.num_train)
-        stored = self._checked(inputs, labels, "training", first)
-        shards = self._dealer.shards_of(first, len(labels))
+        stored, classes = self._encoded(inputs, labels, "training", first)
+        shards = self.shard_of[first : first + len(labels)]
         with _writing(self.out):
             for number in np.unique(shards):
                 own = np.flatnonzero(shards == number)
-                self._append(stem_of(int(number)), stored[own], labels.numpy()[own])
+                self._append(stem_of(int(number)), stored[own], classes[own])
 
     def add_test(self, inputs: Tensor, labels: Tensor) -> None:
-        """The next test examples."""
-        inputs, labels = inputs.detach().cpu(), labels.detach().cpu()
-        stored = self._checked(inputs, labels, "test", self._counts[_TEST])
+        """Append the next test examples."""
+        stored, classes = self._encoded(inputs, labels, "test", self._counts[_TEST])
         with _writing(self.out):
-            self._append(_TEST, stored, labels.numpy())
+            self._append(_TEST, stored, classes)
 
-    def finish(self, advance: Advance = lambda records: None) -> Manifest:
+    def finish(self, dealt: dict[str, Any], advance: Advance = lambda records: None) -> Manifest:
         """Make the files whole, sum them up and write the manifest."""
-        found, num_test = self._num_train, self._counts[_TEST]
-        if self.counted and found != self.info.num_train:
-            raise self._miscounted("training", found, self.info.num_train)
-        if self.counted and num_test != self.info.num_test:
+        num_train, num_test = self._num_train, self._counts[_TEST]
+        if num_train != self.info.num_train:
+            raise self._miscounted("training", num_train, self.info.num_train)
+        if num_test != self.info.num_test:
             raise self._miscounted("test", num_test, self.info.num_test)
         if not num_test:
             raise DataError(f"{self.info.name} has no test examples.", remedy="Give at least one.")
-        if not all(self._counts.values()):
-            raise too_many(self._dealer.num_shards, -(-found // self.info.copies))
         with _writing(self.out):
             shards: list[Shard] = []
-            for number, stem in enumerate(self._counts):
+            for number, (stem, count) in enumerate(self._counts.items()):
                 first = sum(shard.count for shard in shards) if stem != _TEST else 0
                 title = f"shard {number}" if stem != _TEST else TEST_TITLE
-                shards.append(Shard(title, first, self._counts[stem], *self._finished(stem)))
-                advance(self._counts[stem])
-        info = DatasetInfo(**{**vars(self.info), "num_train": found, "num_test": num_test})
-        manifest = Manifest(self.out, info, self._encoding, self._dealer.rule, tuple(shards[:-1]), shards[-1])
+                inputs = _sealed(self._path(stem, "inputs"), ENCODINGS[self._encoding], (count, *self.info.input_shape))
+                shards.append(Shard(title, first, count, inputs, _sealed(self._path(stem, "labels"), LABELS, (count,))))
+                advance(count)
+        manifest = Manifest(self.out, self.info, self._encoding, dealt, tuple(shards[:-1]), shards[-1])
         copies = find_copies(ShardedExamples(manifest), read_test(manifest, num_test))
         manifest = replace(manifest, test_copies=len(copies))
         with _writing(self.out):
             manifest.write()
         return manifest
 
-    @property
-    def _num_train(self) -> int:
-        return sum(count for stem, count in self._counts.items() if stem != _TEST)
-
     def _miscounted(self, part: str, found: int, promised: int) -> DataError:
         return DataError(
             f"{self.info.name} was to have {promised} {part} examples and has {found}.",
             why="They are dealt to the shards by their number.",
-            remedy="Give the right number, or counted=False if it is not known.",
+            remedy="Give the right number.",
         )
 
-    def _checked(self, inputs: Tensor, labels: Tensor, part: str, first: int) -> Any:
-        """The inputs as they are stored."""
+    def _encoded(self, inputs: Tensor, labels: Tensor, part: str, first: int) -> tuple[Any, Any]:
+        """Return inputs and labels as they are stored, checked."""
+        inputs, labels = inputs.detach().cpu(), labels.detach().cpu()
 
         def called(index: int) -> str:
             return f"{part} example {first + index} of {self.info.name}"
@@ -192,27 +219,13 @@ class ShardWriter:
         if self._encoding == "uint8":
             as_bytes = to_bytes(inputs)
             if as_bytes is not None:
-                return as_bytes.numpy()
+                return as_bytes.numpy(), labels.numpy()
             with _writing(self.out):
                 self._widen()
-        return inputs.numpy()
+        return inputs.numpy(), labels.numpy()
 
     def _path(self, stem: str, part: str) -> Path:
         return self.out / f"{stem}.{part}.npy"
-
-    def _make_room(self) -> None:
-        require_room(self.out)
-        if not self.out.exists():
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            self.out.mkdir(mode=0o700)
-            self._made_folder = True
-        self._clear()
-        self.out.chmod(0o700)
-
-    def _clear(self) -> None:
-        for path in self.out.iterdir():
-            if _OURS.fullmatch(path.name):
-                path.unlink()
 
     def _append(self, stem: str, inputs: Any, labels: Any) -> None:
         """To the two files of a shard, which are opened for this alone: a thousand shards need no thousand handles."""
@@ -239,17 +252,9 @@ class ShardWriter:
             wide.replace(path)
         self._encoding = "float32"
 
-    def _finished(self, stem: str) -> tuple[StoredFile, StoredFile]:
-        """Both files with their true length in the header, on disk, and summed as they now are."""
-        count = self._counts[stem]
-        return (
-            _sealed(self._path(stem, "inputs"), ENCODINGS[self._encoding], (count, *self.info.input_shape)),
-            _sealed(self._path(stem, "labels"), LABELS, (count,)),
-        )
-
 
 def to_bytes(inputs: Tensor) -> Tensor | None:
-    """The bytes of which `pixels.scale` makes exactly these inputs, or None.
+    """Return the bytes of which `pixels.scale` makes exactly these inputs, or None.
 
     >>> to_bytes(torch.tensor([-1.0, 1.0])), to_bytes(torch.tensor([0.0]))
     (tensor([  0, 255], dtype=torch.uint8), None)
@@ -266,6 +271,7 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def _sealed(path: Path, dtype: str, shape: tuple[int, ...]) -> StoredFile:
+    """Put the true length into a file's header, flush it to the disk, and sum it up as it now is."""
     with path.open("rb+") as file:
         file.write(_header(dtype, shape))
         file.flush()
@@ -285,100 +291,3 @@ def _writing(out: Path) -> Iterator[None]:
             f"cannot write {out}: {why}.".replace("..", "."),
             remedy="Free some space or choose another folder, then write it again.",
         ) from error
-
-
-Numbers = npt.NDArray[np.int64]
-
-
-class Dealer:
-    """Deals records to shards; within a shard they keep the order in which they came.
-
-    Where their number is known a seeded permutation deals them, else they go to the shards by turns. Copies of one
-    original (`DatasetInfo.copies`) stay together, so a person is in one shard.
-
-    **Guarantee.** The shard of a record depends on its place in the source, the number of records and the seed alone,
-    so that changing one record changes one shard. Shards differ in size by at most one original.
-    """
-
-    def __init__(self, num_shards: int, copies: int, num_records: int | None, seeds: Seeds) -> None:
-        self.num_shards, self.copies = num_shards, copies
-        self.rule: dict[str, Any] = {"rule": "by turns"}
-        self._shard_of_original: npt.NDArray[np.int32] | None = None
-        if num_records is not None:
-            originals = -(-num_records // copies)
-            if not 1 <= num_shards <= originals:
-                raise too_many(num_shards, originals)
-            order = seeds.philox("data", "shards").permutation(originals)
-            order *= num_shards
-            order //= originals
-            self._shard_of_original = order.astype(np.int32)
-            self.rule = {"rule": "seeded permutation", "seed": seeds.root if seeds.public else None}
-
-    def shards_of(self, first: int, count: int) -> Numbers:
-        """The shards of so many records from a place in the source on."""
-        originals = np.arange(first, first + count) // self.copies
-        if self._shard_of_original is None:
-            return originals % self.num_shards
-        return self._shard_of_original[originals].astype(np.int64)
-
-
-def too_many(num_shards: int, originals: int) -> DataError:
-    return DataError(
-        f"{originals} training examples do not fill {num_shards} shards.",
-        why="Every shard holds at least one.",
-        remedy=f"Use from 1 to {originals} shards." if originals else "Give training examples.",
-    )
-
-
-_DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
-_RECORDS_AT_ONCE = 8_000_000
-"""Digests that are held at a time: with their positions and their order about 256 MB."""
-
-
-def find_repeated_records(
-    manifest: Manifest, *, advance: Callable[[int], object] = lambda records: None, at_once: int = _RECORDS_AT_ONCE
-) -> Iterator[tuple[int, ...]]:
-    """The positions of each record (inputs and label) that occurs more than once, in one shard or in several.
-
-    **Guarantee.** Every repetition is found, bit for bit; that two different records are taken for one has a
-    probability below 2^-60 for a billion of them. Memory does not grow with the data: they are read as often as it
-    takes to hold the digests of one part at a time.
-    """
-    parts = passes(manifest, at_once)
-    for part in range(parts):
-        found = [_digests(manifest, shard, part, parts, advance) for shard in manifest.shards]
-        digests = np.concatenate([digest for digest, _ in found])
-        positions = np.concatenate([position for _, position in found])
-        order = np.argsort(digests, order=("high", "low"), kind="stable")
-        digests, positions = digests[order], positions[order]
-        edges = np.flatnonzero(digests[1:] != digests[:-1]) + 1
-        starts, stops = np.concatenate([[0], edges]), np.concatenate([edges, [len(digests)]])
-        for start, stop in zip(*(ends[stops - starts > 1] for ends in (starts, stops)), strict=True):
-            yield tuple(sorted(int(position) for position in positions[start:stop]))
-
-
-def passes(manifest: Manifest, at_once: int = _RECORDS_AT_ONCE) -> int:
-    """How often the data is read."""
-    return -(-manifest.info.num_train // at_once)
-
-
-def _digests(
-    manifest: Manifest, shard: Shard, part: int, parts: int, advance: Callable[[int], object]
-) -> tuple[Array, npt.NDArray[np.int64]]:
-    """Those digests of a shard that belong to this part, and where they lie."""
-    kept: list[Array] = [np.empty(0, _DIGEST)]
-    places: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-    for first, inputs, labels in pieces(manifest, shard):
-        # -0.0 is no other value than 0.0, and adding 0 makes it that.
-        values = inputs + np.zeros((), inputs.dtype)
-        flat = values.reshape(len(values), -1).view(np.uint8)
-        raw = b"".join(
-            hashlib.blake2b(row.tobytes() + label.tobytes(), digest_size=16).digest()
-            for row, label in zip(flat, labels, strict=True)
-        )
-        digests = np.frombuffer(raw, _DIGEST)
-        own = np.flatnonzero(digests["high"] % np.uint64(parts) == part)
-        kept.append(digests[own])
-        places.append(first + own)
-        advance(len(inputs))
-    return np.concatenate(kept), np.concatenate(places)

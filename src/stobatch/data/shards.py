@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from stobatch.config import DataConfig
-from stobatch.data.dataset import DatasetInfo, Examples, TrainingExamples, check_examples, rows_at_once
+from stobatch.data.dataset import DatasetInfo, Examples, TrainingExamples, check_examples
 from stobatch.data.pixels import scale
 from stobatch.data.sources import Source
 from stobatch.errors import DataError, RunError
@@ -347,15 +347,6 @@ def read_test(manifest: Manifest, limit: int) -> Examples:
     stored_inputs, stored_labels = mapped(manifest, manifest.test)
     inputs, labels = np.array(stored_inputs[:limit]), np.array(stored_labels[:limit])
     return Examples(*decoded(manifest, inputs, labels, np.arange(limit)), manifest.info.num_classes)
-
-
-def pieces(manifest: Manifest, shard: Shard) -> Iterator[tuple[int, Array, Array]]:
-    """A shard as it is stored, piece by piece, each with its first position."""
-    rows = rows_at_once(manifest.info.input_shape)
-    for start in range(0, shard.count, rows):
-        # Mapped anew for each piece: pages that were read count as this process's memory until the view is gone.
-        inputs, labels = mapped(manifest, shard)
-        yield shard.first + start, np.array(inputs[start : start + rows]), np.array(labels[start : start + rows])
 
 
 def _refused(folder: Path, shard: Shard, file: StoredFile, what: str) -> DataError:

@@ -1,8 +1,9 @@
-"""The whole state of a training: weights, optimiser, history, position. Each process writes a part of it.
+"""The whole state of a training: weights, optimiser, history, position. The process that leads writes it.
 
-A checkpoint is a folder with a part per process and, last of all, a list of the parts with their checksums. Without
-the list, or with a part that does not match it, it is no checkpoint, and the one before it counts; two are kept.
-Random state needs no room here: every draw is derived from the seeds and the step (`stobatch.seeds`).
+A checkpoint is a folder with the tensors and, last of all, a list of their files with checksums. Without the list, or
+with a file that does not match it, it is no checkpoint, and the one before it counts; two are kept. (The list may name
+several files: older versions wrote one per process.) Every process holds the same state, so any number of them can
+continue. Random state needs no room here: every draw is derived from the seeds and the step (`stobatch.seeds`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from stobatch.models import Classifier
 from stobatch.training.engines import Engine
 
 FOLDER = Path(PRIVATE) / "checkpoints"
+TENSORS = "part-1-of-1.safetensors"
 LIST = "complete.json"
 KEPT = 2
 DRIFTED = {"parameters": "Use nodes of one kind, and look for failing memory; resume from the last checkpoint."}
@@ -61,15 +63,15 @@ class TrainingState:
         return tensors_digest(dict(self.network.named_parameters()))
 
     def save(self, run: Path, config_hash: str, engine: Engine, drifted: Callable[[], None] = lambda: None) -> None:
-        """Write this process's part; the process that leads completes the checkpoint once all parts are there.
+        """Write a checkpoint, complete once all processes have shown that they hold the same parameters.
 
-        `drifted` is called before an error says that processes hold different parameters.
+        `drifted` is called before an error says that they do not.
         """
         folder, identity = run / FOLDER / f"step-{self.step:08d}", {"step": str(self.step), "config_hash": config_hash}
-        own = _dealt(self.tensors(), engine.processes)[engine.rank]
-        name = f"part-{engine.rank + 1}-of-{engine.processes}.safetensors"
-        write_tensors(folder / name, own, identity, private=True)
-        digests = engine.exchange(f"checkpoint {self.step}", _digest(folder / name))
+        if engine.leads:
+            write_tensors(folder / TENSORS, self.tensors(), identity, private=True)
+        # A leader that is lost while it writes is noticed here, apart from what follows: its steps are to be trusted.
+        engine.exchange(f"checkpoint {self.step}", "")
         # The same all-reduced gradients moved the same parameters: where they differ, hardware or memory is at fault.
         try:
             engine.require_equal(f"after step {self.step}", {"parameters": self.parameters_digest}, DRIFTED)
@@ -77,10 +79,8 @@ class TrainingState:
             drifted()
             raise
         if engine.leads:
-            names = [f"part-{rank + 1}-of-{engine.processes}.safetensors" for rank in range(engine.processes)]
-            write_json(
-                folder / LIST, "checkpoint", {**identity, "parts": dict(zip(names, digests, strict=True))}, private=True
-            )
+            parts = {TENSORS: _digest(folder / TENSORS)}
+            write_json(folder / LIST, "checkpoint", {**identity, "parts": parts}, private=True)
             # Those of now are complete and durable; older ones than the last two would never be read again.
             for old in sorted((run / FOLDER).glob("step-*"), reverse=True)[KEPT:]:
                 _remove(old)
@@ -157,18 +157,6 @@ def _remove(folder: Path) -> None:
             why="Checkpoints that are not needed any more would fill the disk.",
             remedy="Look at its permissions, then run the same command with --resume.",
         ) from None
-
-
-def _dealt(tensors: dict[str, Tensor], processes: int) -> list[dict[str, Tensor]]:
-    """Each process's part: the largest first, to whoever has least. The leader has the history, which only it knows."""
-    parts: list[dict[str, Tensor]] = [{} for _ in range(processes)]
-    sizes = [0] * processes
-    for name in sorted(tensors.keys() - {"history"}, key=lambda name: (-tensors[name].numel(), name)):
-        least = sizes.index(min(sizes))
-        parts[least][name] = tensors[name]
-        sizes[least] += tensors[name].numel()
-    parts[0]["history"] = tensors["history"]
-    return parts
 
 
 def _whole(folders: list[Path]) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
