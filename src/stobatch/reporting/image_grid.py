@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stobatch.data.sources import is_public
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, tensors_sha256
 from stobatch.reporting.page import Html, join, tag, void
@@ -29,7 +28,7 @@ def pictures_section(facts: Facts, *, images: bool | None) -> Html:
         return join([title, tag("p", "Pictures were left out of this report on request.", class_="muted")])
     if kept is None:
         return join([title, tag("p", "The evaluation kept no pictures.", class_="muted")])
-    if images is None and not _are_public(facts, kept):
+    if images is None and not _are_public(kept):
         note = "Pictures were left out: the test images are not those of a public data set. To show them: "
         return join([title, tag("p", note, tag("code", "stobatch report RUN --images"), class_="muted")])
     if images is None and not _file(facts, kept).exists():
@@ -76,10 +75,9 @@ def _file(facts: Facts, kept: dict[str, Any]) -> Path:
     return facts.run.path / PRIVATE / name.name if name.parts[0] == PRIVATE else facts.run.path / name.name
 
 
-def _are_public(facts: Facts, kept: dict[str, Any]) -> bool:
-    """Whether everybody can have these images; older evaluations say so by the name of the data set only."""
-    name = facts.config.get("dataset", {}).get("name", "")
-    return bool(kept["public"]) if "public" in kept else is_public(name)
+def _are_public(kept: dict[str, Any]) -> bool:
+    """Whether anybody can download the test images; not said by old runs, whose pictures have to be asked for."""
+    return bool(kept.get("public", False))
 
 
 def _example(facts: Facts, kept: dict[str, Any], pixels: dict[str, Pixels], place: int) -> Html:
