@@ -154,6 +154,7 @@ def scores(functions: tuple[str, ...] = ("single_pass", "vote")) -> dict[str, An
         "flags": [FLAG],
         "images": {
             "file": "images.safetensors",
+            "public": True,
             "attack": "madry",
             "labels": [0, 1],
             "predictions": {"clean": [0, 1], "0.2": [0, 0]},
