@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from stobatch.paper import implements
-from stobatch.seeds import Seeds
 from stobatch.types import Neighbours, Status, Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stobatch.seeds import Seeds
 
 PUBLIC_SEED = "public seed"
 """Why a guarantee is void: whoever knows the seed can rebuild the noise and take it off."""
