@@ -15,8 +15,8 @@ from hypothesis import settings
 
 from stobatch.data import mnist
 
-collect_ignore_glob = ["*conftest.py"]
-"""For doctests: two modules of one name cannot be collected."""
+collect_ignore_glob = ["*conftest.py", "support/extension/*"]
+"""For doctests: two modules of one name cannot be collected, nor a package that is only installed where it is tried."""
 
 # Cores may be shared with other work: how long an example takes says nothing about the claim.
 settings.register_profile("patient", deadline=None)

@@ -138,10 +138,13 @@ def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network:
         if verifier is not None:
             found.append(verifier)
     if not found:
+        wanted = config.certification.certificate
         raise ModelError(
-            f"this model has no certificate of the kind '{config.certification.certificate}'.",
+            f"this model has no certificate of the kind '{wanted}'.",
             why="Votes need a model trained with method.smoothing_stddev; bounds need a list of layers without "
-            "normalisation.",
+            "normalisation."
+            if wanted in ("best", "bounds", "votes")
+            else f"'{wanted}' has nothing to say about this network, or about radii in {config.evaluation.norm}.",
             remedy="Train with `--recipe sound.mnist`, or set certification.certificate=best.",
         )
     return tuple(found)

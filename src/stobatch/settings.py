@@ -152,13 +152,22 @@ class Settings:
         )
 
 
+def names_of(kind: type[Settings]) -> dict[str, str]:
+    """The field that each accepted name means: its own, and the one in files where that is another."""
+    fields = dataclasses.fields(kind)
+    return {f.name: f.name for f in fields} | {f.metadata["stored"]: f.name for f in fields if f.metadata.get("stored")}
+
+
 def own_names(kind: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by the fields' own names, where some may stand by the name in files; both at once are refused."""
-    stored = {f.metadata["stored"]: f.name for f in dataclasses.fields(kind) if f.metadata.get("stored")}
-    twice = next((old for old, name in stored.items() if old in values and name in values), None)
-    if twice is not None:
-        raise SettingError(f"'{stored[twice]}' and '{twice}' are one setting.", remedy=f"Give {stored[twice]} alone.")
-    return {stored.get(key, key): value for key, value in values.items()}
+    names, found = names_of(kind), dict[str, Any]()
+    for key, value in values.items():
+        name = names.get(key, key)
+        if name in found:
+            stored = next(other for other, field in names.items() if field == name != other)
+            raise SettingError(f"'{name}' and '{stored}' are one setting.", remedy=f"Give {name} alone.")
+        found[name] = value
+    return found
 
 
 _HINTS: dict[type[Any], dict[str, Any]] = {}
@@ -183,11 +192,6 @@ def unknown_key(key: str, known: Sequence[str]) -> SettingError:
     # Of a long text only the beginning: matching takes time that grows with the square of the length.
     near = get_close_matches(key[:100], known, n=3, cutoff=0.5) or sorted(known)[:8]
     return SettingError(f"there is no setting '{key}'.", remedy=f"Nearest: {', '.join(near)}.")
-
-
-def has_setting(settings: Settings, name: str) -> bool:
-    """Return whether there is a field of that name, its own or the one in files."""
-    return any(name in (field.name, field.metadata.get("stored")) for field in dataclasses.fields(settings))
 
 
 def dotted_keys(settings: Settings) -> list[str]:

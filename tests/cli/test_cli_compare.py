@@ -15,7 +15,7 @@ from stobatch.interrupts import Interrupted
 from stobatch_recipes.baselines import COMPARED, rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "comparing.md"
-NAMES = "sound,stobatch,vanilla_adversarial"
+NAMES = "sound,published,vanilla_adversarial"
 
 
 @pytest.fixture(scope="session")
@@ -50,15 +50,15 @@ def test_the_table_says_who_vouches_for_every_budget_and_every_certificate(compa
             line
             == {
                 "sound ε=3": f"proved: ε = {row['guarantees'][0].get('proved_epsilon', 0):g}, δ = 0.001",
-                "stobatch ε=3": "CLAIMED, NOT PROVED: ε = 3",
+                "published ε=3": "CLAIMED, NOT PROVED: ε = 3",
                 "vanilla_adversarial": "no privacy",
             }[row["name"]]
         )
         assert f"{100 * row['clean']['mean']:.1f} ± {100 * row['clean']['stddev']:.1f}%" in result.out
     for line in result.out.splitlines():
-        if "stobatch ε=3" in line:
+        if "published ε=3" in line:
             assert re.search("claimed", line, re.IGNORECASE), line
-        assert not re.search("stobatch ε=3.*│ proved", line), line
+        assert not re.search("published ε=3.*│ proved", line), line
     assert "published rule (claimed, not proved)" in result.out
     assert "corrected rule (proved)" in result.out
     assert "bounds rule (proved)" in result.out
@@ -69,7 +69,7 @@ def test_the_table_says_who_vouches_for_every_budget_and_every_certificate(compa
     assert "1.5 would by chance" in result.out
     # On the way, too: a name carries its ε.
     assert "1 of 6: sound ε=3 (proved), training 1" in result.err
-    assert "3 of 6: stobatch ε=3 (claimed, not proved), training 1" in result.err
+    assert "3 of 6: published ε=3 (claimed, not proved), training 1" in result.err
 
 
 def test_json_is_the_document_and_a_second_call_trains_nothing(cli, few, compared, monkeypatch) -> None:
@@ -103,7 +103,7 @@ def test_methods_without_privacy_have_one_row_and_others_one_for_each_budget(cli
         (("--epsilon", "0"), "--epsilon 0 is no budget"),
         (("--epsilon", "nan"), "is no budget"),
         (("--methods", "vanilla_adversarial", "--epsilon", "-1"), "is no budget"),
-        (("--methods", "stobatch", "--epsilon", "0.01"), "label"),
+        (("--methods", "published", "--epsilon", "0.01"), "label"),
         (("--radius", "3"), "radi"),
         (("--radius", "-0.1"), "radi"),
         (("--radius", "0.1", "--radius", "0.1"), "twice"),
@@ -160,8 +160,11 @@ def test_a_broken_proof_ends_with_1(cli, tmp_path, monkeypatch, refuted: str, co
 def test_a_methods_setting_goes_to_the_methods_that_have_it() -> None:
     made = comparing._changed(rows(NAMES.split(","), [1.0], 0.2), {"method.batch_size": 30, "training.steps": 7})
     assert {name: config.training.steps for name, config in made.items()} == dict.fromkeys(made, 7)
-    sizes = {name: getattr(config.method, "batch_size", None) for name, config in made.items()}
-    assert sizes == {"sound ε=1": None, "stobatch ε=1": 30, "vanilla_adversarial": 30}
+    assert {config.method.batch_size for config in made.values()} == {30}
+    weights = {"method.certified_weight": 0.25, "method.label_epsilon": 0.3}
+    made = comparing._changed(rows(NAMES.split(","), [1.0], 0.2), weights)
+    found = {name: {key: getattr(config.method, key[7:], None) for key in weights} for name, config in made.items()}
+    assert [list(values.values()) for values in found.values()] == [[0.25, None], [None, 0.3], [None, None]]
 
 
 @pytest.mark.parametrize("name", COMPARED)

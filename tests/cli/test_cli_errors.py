@@ -94,10 +94,10 @@ def test_an_empty_list_of_attacks_is_refused(cli, tiny, tmp_path, key):
 BROKEN_FILES = {
     "toml": ("mine.toml", "steps = = 3", "is not valid"),
     "json": ("mine.json", "{", "is not valid"),
-    "unknown method": ("mine.toml", '[method]\nname = "stobatsh"', "method.name=stobatch"),
+    "unknown method": ("mine.toml", '[method]\nname = "stobatsh"', "method.name=published"),
     "unknown key in a file": (
         "mine.toml",
-        '[method]\nname = "stobatch"\n[training]\nstesp = 3',
+        '[method]\nname = "published"\n[training]\nstesp = 3',
         "Nearest: steps",
     ),
 }

@@ -1,11 +1,16 @@
 """One small, whole training for each method: what the suite runs. Whoever adds a method adds an entry here.
 
+A method of another package is put on the bench by the name of a recipe, which says its settings, for 300 examples:
+
+    STOBATCH_CONFORMANCE=my_recipe python -m pytest tests/conformance
+
 An entry is a complete `RunConfig` with a seed. `small` fills in all but the method's own settings; what a member of the
 DP-SGD family needs for so few examples stands in `PRIVATE`.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from stobatch.baselines.adlm_plan import AdLmConfig
@@ -26,6 +31,7 @@ from stobatch.config import (
 )
 from stobatch.published.settings import PublishedConfig
 from stobatch.sound.settings import SoundConfig
+from stobatch_recipes import recipe
 
 EXEMPT = {
     "control_half_noise": "broken on purpose: audits have to catch it",
@@ -107,3 +113,8 @@ SMALL: dict[str, RunConfig] = {
     "securesgd": small(SecureSgdConfig(**PRIVATE), PAPER_NETWORK),
     "securesgd_agm": small(SecureSgdAgmConfig(**PRIVATE), PAPER_NETWORK),
 }
+if "STOBATCH_CONFORMANCE" in os.environ:
+    given = recipe(os.environ["STOBATCH_CONFORMANCE"])
+    layers = PAPER_NETWORK if given.model.layers is None else LAYERS
+    descent = {"optimiser": given.training.optimiser, "learning_rate": given.training.learning_rate}
+    SMALL = {given.method.title: small(given.method, layers, **descent)}

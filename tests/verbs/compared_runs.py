@@ -9,7 +9,7 @@ from stobatch.config import RunConfig
 from stobatch_recipes.baselines import rows
 
 RADII = (0.2, 0.05)
-NAMES = ("sound ε=3", "stobatch ε=3", "vanilla_adversarial")
+NAMES = ("sound ε=3", "published ε=3", "vanilla_adversarial")
 SETTINGS: dict[str, Any] = {
     "data.train_limit": 120,
     "data.test_limit": 40,
@@ -38,7 +38,7 @@ OWN: dict[str, dict[str, Any]] = {
         "model.architecture": "squash 3, conv 4 7/5, relu, linear",
         "training.learning_rate": 1.0,
     },
-    "stobatch": {"method.batch_size": 30, "method.train_attack_steps": 1},
+    "published": {"method.batch_size": 30, "method.train_attack_steps": 1},
     "vanilla_adversarial": {"method.batch_size": 30, "method.train_attack_steps": 1},
 }
 
@@ -48,7 +48,7 @@ def small(*names: str, **changes: Any) -> dict[str, RunConfig]:
     more = {key.replace("__", "."): value for key, value in changes.items()}
     made = rows(list(OWN), [3.0], RADII[0])
     return {
-        name: config.override_all({**SETTINGS, **OWN[config.method.name], **more})
+        name: config.override_all({**SETTINGS, **OWN[config.method.title], **more})
         for name, config in made.items()
         if not names or name in names
     }

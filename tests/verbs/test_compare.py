@@ -147,7 +147,7 @@ def test_each_row_has_its_guarantee_under_the_key_of_its_status_alone(made: Path
     assert not [key for key in none if "epsilon" in key]
     assert not [key for key in claimed if "epsilon" in key and not key.startswith("void")]
     labels = [row["label"] for row in document(made)["rows"]]
-    assert labels[1] == "stobatch ε=3 (void: public seed), single pass"
+    assert labels[1] == "published ε=3 (void: public seed), single pass"
     assert labels[3] == "vanilla_adversarial (no privacy), single pass"
 
 
@@ -390,4 +390,4 @@ def test_an_audit_of_one_seed_tells_the_seeds_apart(out: Path) -> None:
     row = next(row for row in found["rows"] if row["name"] == NAMES[1])
     assert [(g["seeds"], g["status"]) for g in row["guarantees"]] == [([1], "void"), ([2], "refuted")]
     assert "void_epsilon" not in row["guarantees"][1]
-    assert row["label"] == "stobatch ε=3 (void: public seed / refuted), single pass"
+    assert row["label"] == "published ε=3 (void: public seed / refuted), single pass"

@@ -72,6 +72,11 @@ def count(verifier: Any, points: Tensor, draws: int, generator: torch.Generator)
     )
 
 
+def can_count(verifier: Verifier) -> bool:
+    """Return whether it is known how the vote of such a verifier is counted."""
+    return count.dispatch(type(verifier)) is not count.dispatch(object)
+
+
 @count.register
 def _(verifier: VerifiedInference, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
     points = points.to(verifier.network.encoder.weight)

@@ -11,7 +11,7 @@ import typer
 from stobatch.cli.app import Device, Json, Limit, Set, _assignments, _print, app
 from stobatch.config import RunConfig
 from stobatch.errors import SettingError
-from stobatch.settings import dotted_keys, has_setting, unknown_key
+from stobatch.settings import names_of, unknown_key
 from stobatch.types import Status
 
 _ELSEWHERE = {
@@ -98,18 +98,20 @@ def _require_elsewhere(changes: dict[str, Any]) -> None:
 
 def _changed(configs: dict[str, RunConfig], changes: dict[str, Any]) -> dict[str, RunConfig]:
     """Every configuration with the changes that concern it: a method's setting goes to the methods that have it."""
-    keys = [key.removeprefix("method.") for key in changes if key.startswith("method.")]
-    for key in keys:
-        if not any(has_setting(config.method, key) for config in configs.values()):
-            known = {f"method.{own}" for config in configs.values() for own in dotted_keys(config.method)}
-            raise unknown_key(f"method.{key}", sorted(known))
-    return {
-        name: config.override_all(
-            {
-                key: value
-                for key, value in changes.items()
-                if not key.startswith("method.") or has_setting(config.method, key.removeprefix("method."))
-            }
-        )
-        for name, config in configs.items()
-    }
+    names = {name: names_of(type(config.method)) for name, config in configs.items()}
+    for key in changes:
+        section, _, own = key.partition(".")
+        if section == "method" and not any(own in known for known in names.values()):
+            known = {f"method.{field}" for accepted in names.values() for field in accepted.values()}
+            raise unknown_key(key, sorted(known))
+    return {name: config.override_all(_own(changes, names[name])) for name, config in configs.items()}
+
+
+def _own(changes: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """The changes that concern a method whose settings have these names.
+
+    A setting that is given by both of its names is meant for this method by the one in files, which fewer have.
+    """
+    given = {field for name, field in names.items() if name != field and f"method.{name}" in changes}
+    wanted = {f"method.{name}" for name in names if name not in given}
+    return {key: value for key, value in changes.items() if not key.startswith("method.") or key in wanted}

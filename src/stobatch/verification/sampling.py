@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stobatch import data
-from stobatch.auditing.vote_counts import count
+from stobatch.auditing.vote_counts import can_count, count
 from stobatch.data import Dataset, Examples
 from stobatch.errors import StobatchError
 from stobatch.files import Columns
@@ -34,6 +34,8 @@ _DRAWS = 2000
 """Fresh draws for each row of a vote, at most."""
 _ROUNDING = 1e-5
 """Of the largest score: two machines may disagree on which of two scores is larger if they are this near."""
+_ROUNDING_OF_RADII = 1e-3
+"""Of a radius whose rule is another package's: how it rounds is not known here."""
 
 
 def data_of(subject: Subject, dataset: Dataset | None) -> Dataset | str:
@@ -134,12 +136,15 @@ def _certified(
     inputs = test.inputs[chosen].to(subject.model.network.device)
     part = {name: [values[int(row)] for row in chosen] for name, values in rows.items()}
     again = _Again(verifier, inputs, part, chosen.tolist(), len(rows["label"]), seeds)
-    if isinstance(verifier, BoundsVerifier):
+    if verifier.function == "single_pass":
         wrong = _wrong_answers(subject, test, rows, chosen)
         if wrong:
             detail = f"row {wrong[0]}: the weights give another label than is certified"
             return differs("sample certified again", detail, "certificates.json")
-        return again.bounds(verifier)
+        return again.bounds(verifier) if isinstance(verifier, BoundsVerifier) else again.radii()
+    if not can_count(verifier):
+        detail = f"nothing is known about how the vote of {type(verifier).__name__} is counted"
+        return not_checked("sample certified again", detail, "certificates.json")
     return again.votes()
 
 
@@ -169,6 +174,16 @@ class _Again:
             detail = f"row {self.rows[place]}: {radius[place]:g} is recorded, {sizes[place]:g} is proved again"
             return differs(self.name, detail, self.file)
         return agrees(self.name, f"{len(self.rows)} of {self.of} rows: every radius is proved again", self.file)
+
+    def radii(self) -> Check:
+        """What another package certifies without draws, computed again; less is allowed for what rounding may do."""
+        found = self.verifier.verify(self.inputs, self.seeds.generator("sample radii")).columns()
+        for kind in self.verifier.kinds:
+            recorded, again = np.asarray(self.recorded[kind.column]), found[kind.column]
+            for place in np.flatnonzero(recorded > again * (1 + _ROUNDING_OF_RADII) + _ROUNDING):
+                detail = f"row {self.rows[place]}: {recorded[place]:g} is recorded, {again[place]:g} is computed again"
+                return differs(self.name, detail, self.file)
+        return agrees(self.name, f"{len(self.rows)} of {self.of} rows: every radius is computed again", self.file)
 
     def votes(self) -> Check:
         """Fresh draws against the recorded label and, where its rule is known in closed form, against its radius."""

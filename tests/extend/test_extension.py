@@ -1,0 +1,114 @@
+"""A package of one's own adds one of each thing by name: trained, certified, attacked, audited and reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from installed import EXTENSION, install_extension
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = EXTENSION / "stobatch_example"
+PAGES = {"method": "method.py", "attack": "attack.py", "certificate": "certificate.py", "dataset": "dataset.py"}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """As if the package were installed."""
+    site = install_extension(tmp_path_factory.mktemp("site"))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(site))), "COLUMNS": "200"}
+
+
+def run(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *map(str, arguments)]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def finished(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plan, train, certify, evaluate, audit, report and verify, through the command line."""
+    out = tmp_path_factory.mktemp("runs") / "bars"
+    done = run(environment, "stobatch", "demo", "--recipe", "bars", "--out", out)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "lipschitz radius" in done.stdout
+    assert "proved: ε = 3" in done.stdout
+    return out
+
+
+def document(run_directory: Path, name: str) -> dict:
+    return json.loads((run_directory / f"{name}.json").read_text())
+
+
+def test_every_name_is_the_packages_own(finished: Path) -> None:
+    config = document(finished, "config")["config"]
+    assert config["method"]["name"] == "smooth_labels"
+    assert config["method"]["expected_batch_size"] == 30
+    assert (config["data"]["name"], config["model"]["architecture"]) == ("bars", "tiny_stack")
+    assert document(finished, "training")["data"]["public"] is False
+    certificates = document(finished, "certificates")
+    assert [kind["name"] for kind in certificates["kinds"]] == ["lipschitz"]
+    assert certificates["certified_accuracy"]["lipschitz"][0]["value"] > 0, "the certificate proves something"
+    (under,) = document(finished, "scores")["under_attack"]
+    assert under["attacks"] == ["shrinking_steps", "madry"]
+    accuracy = {(row["attack"], row["radius"]): row["value"] for row in under["accuracy"]}
+    assert accuracy["shrinking_steps", 0.1] < under["clean_accuracy"]["value"], "the attack finds something"
+    report = (finished / "report.html").read_text()
+    assert "method smooth_labels · data bars" in report
+    assert "lipschitz" in report
+
+
+def test_the_certificate_holds_under_attack(finished: Path) -> None:
+    (finding,) = document(finished, "audit")["findings"]
+    assert (finding["instrument"], finding["verdict"]) == ("certificates", "consistent")
+
+
+def test_its_attack_is_named_on_the_command_line(environment: dict[str, str], finished: Path) -> None:
+    done = run(environment, "stobatch", "attack", finished, "--attack", "shrinking_steps", "--radius", "0.1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["attacks"] == ["shrinking_steps"]
+    done = run(environment, "stobatch", "attack", finished, "--attack", "shrinking_step", "--radius", "0.1")
+    assert done.returncode == 2
+    assert "Did you mean shrinking_steps?" in done.stderr
+
+
+def test_without_the_package_its_names_are_refused_with_what_there_is(finished: Path) -> None:
+    bare = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    for arguments in (("certify", finished), ("plan", "--recipe", "bars")):
+        done = run(bare, "stobatch", *arguments)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert "Nearest: " in done.stderr
+
+
+def test_a_recipe_is_named_by_its_place(environment: dict[str, str]) -> None:
+    found = [
+        run(environment, "stobatch", "plan", "--json", "--recipe", name)
+        for name in ("bars", "stobatch_example.recipe:bars")
+    ]
+    assert found[0].returncode == 0, found[0].stderr
+    assert found[0].stdout == found[1].stdout
+
+
+@pytest.mark.slow
+def test_its_method_passes_the_conformance_suite(environment: dict[str, str]) -> None:
+    suite = ROOT / "tests" / "conformance"
+    twins = suite / "test_conformance_access_twins.py"
+    wanted = {**environment, "STOBATCH_CONFORMANCE": "bars"}
+    done = run(wanted, "pytest", "-p", "no:cacheprovider", suite, "--ignore", twins)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 80
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_show_the_package_as_it_is(page: str) -> None:
+    text = (ROOT / "docs" / "extend" / f"{page}.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert code == (PACKAGE / PAGES[page]).read_text()
+    (entry,) = re.findall(r"```toml\n(.*?)```", text, re.S)
+    assert entry in (EXTENSION / "pyproject.toml").read_text()
+    assert len(text.splitlines()) <= 80, "a page is one screen"

@@ -1,0 +1,1 @@
+"""One of each thing that another package may add to stobatch."""
