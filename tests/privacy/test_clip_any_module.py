@@ -213,7 +213,7 @@ def test_what_is_released_lies_on_the_grid_whatever_the_sums_are() -> None:
 
 @given(st.floats(1e-6, 1e6), st.floats(0.1, 100), st.integers(1, 10**8))
 def test_the_noise_pays_for_rounding_the_sums(clip_norm: float, sigma: float, values: int) -> None:
-    sums = dp.ClippedGradients({"weight": torch.zeros(1).expand(values)}, clip_norm, 1, in_one_pass=True)
+    sums = dp.ClippedGradients({"weight": torch.zeros(1).expand(values)}, clip_norm, in_one_pass=True)
     stddev = sums.noise_stddev(sigma)
     assert stddev >= sigma * (clip_norm + math.sqrt(values) * Grid.for_noise(stddev).step)
     if clip_norm * sigma > 1e-3 and sigma <= 10:

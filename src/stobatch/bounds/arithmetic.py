@@ -1,6 +1,6 @@
 """How the products of a float32 pass are computed: what bounds allow for, and how to find out that it is not that.
 
-The rounding allowance of `certification.linear_bounds` covers sums of float32 products, accumulated in float32 or wider
+The rounding allowance of `bounds.linear` covers sums of float32 products, accumulated in float32 or wider
 in any order, fused or not. It covers nothing else: operands rounded to TF32 or bfloat16 first, and algorithms that
 combine inputs before they multiply (Winograd, FFT), whose error is not a share of the products that are summed.
 

@@ -1,7 +1,7 @@
 """Interval bounds through a stack of layers, differentiable: what certified training descends on.
 
 These bounds are for training. They are computed in the network's own precision without regard to rounding; the
-certificate (`certification.interval`) bounds the rounding too and never uses these numbers.
+certificate (`bounds.certifier`) bounds the rounding too and never uses these numbers.
 """
 
 from __future__ import annotations
