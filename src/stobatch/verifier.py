@@ -74,7 +74,7 @@ class Certificate:
 
     def __str__(self) -> str:
         if self.abstain:
-            return f"abstains (class {self.label} led, and no label is {self.status})"
+            return "abstains: no label was proved"
         often = f", wrong with probability at most {self.failure_probability:g}" if self.failure_probability else ""
         return f"class {self.label} within {self.radius} ({self.status}{often})"
 

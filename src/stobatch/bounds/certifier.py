@@ -187,7 +187,7 @@ class BoxCertifier:
 
     **Guarantee.** Where `margins` is positive, every float32 input in [-1, 1] within the radius of the given one gets
     the same prediction from the deployed float32 pass, on any device that keeps to the assumptions of
-    `linear_bounds`: its rounding errors are part of the bounds, and so are those of the bounds themselves.
+    `bounds.linear`: its rounding errors are part of the bounds, and so are those of the bounds themselves.
 
     >>> leads_by_one = nn.Linear(1, 2)
     >>> _ = leads_by_one.load_state_dict({"weight": torch.tensor([[1.0], [-1.0]]), "bias": torch.zeros(2)})

@@ -10,7 +10,7 @@ sum over the layer. Both are added up in `Affine.allowance`; nothing else in the
 
 **Assumptions.** Sums of float32 products are accumulated in float32 or wider, in any order, with or without fused
 multiply-add; subnormal numbers may be kept or flushed to zero; tanh is within 8 units in the last place. Excluded, and
-refused as far as `models.arithmetic` can find out: TF32, half precision, and algorithms that are not sums of products
+refused as far as `bounds.arithmetic` can find out: TF32, half precision, and algorithms that are not sums of products
 (Winograd, FFT).
 """
 
@@ -44,6 +44,7 @@ def gamma(unit: float, roundings: int) -> float:
 class Box:
     """All values that one layer of the deployed pass can take, for each example: low <= value <= high.
 
+    Both ends are examples x the layer's shape, in float64.
     Values that nothing is known about are NaN, and so is every bound derived from them.
     """
 
@@ -69,6 +70,7 @@ class Rows:
     """Quantities with linear lower bounds: each is at least coefficients · layer + constant.
 
     Row p speaks of the example `owner[p]`, and holds for every pass that starts inside the box of that example.
+    Coefficients are rows x the layer's shape, constants and owners one per row.
     """
 
     coefficients: Tensor
@@ -77,6 +79,9 @@ class Rows:
 
     def lowest(self, box: Box) -> Tensor:
         """The lower bounds over a box of the layer, with the rounding of these very sums taken off."""
+        # min over the box of c·x is c·m - |c|·r, m its centre and r its radius. Computed, the two sums miss by at most
+        # γ|c|·|m| and γ|c|·r, and |m| + r is the reach: a radius that is wider by γ · reach pays for both. n counts
+        # every term four times, for the roundings of m, r and the wider radius.
         sums = gamma(FLOAT64_UNIT, 4 * box.low[0].numel() + SPARE_ROUNDINGS)
         radius = box.radius + sums * box.reach
         at_centre = _dot(self.coefficients, box.centre[self.owner])
@@ -149,16 +154,21 @@ class Affine(Step):
         return SMALLEST_NORMAL * 2 * (self.fan_in + 2) * (1 + self.weight.abs().max()) * largest
 
     def forward(self, before: Box) -> Passed:
+        # W maps a box of centre m and radius r into one of centre Wm + b and radius |W|r. The deployed pass adds ρ, at
+        # most a share of |W||x| + |b|; |x| is at most the reach, so one array bounds ρ for every x of the box.
         centre, sizes = self.product(self.weight, before.centre), self.product(self.weight.abs(), before.reach)
         if self.bias is not None:
             centre, sizes = centre + self.bias, sizes + self.bias.abs()
         rounding = self.allowance(before.low[0].numel(), centre[0].numel()) * sizes
         rounding = rounding + self.underflow(before.reach).view(-1, *(1,) * (centre.dim() - 1))
+        # NaN, which certifies nothing, where a sum might overflow: there no share of its size bounds the error.
         rounding = torch.where(sizes < LARGEST_SUM, rounding, torch.nan)
         radius = self.product(self.weight.abs(), before.radius) + rounding
         return Passed(self, before, Box(centre - radius, centre + radius), rounding)
 
     def backward(self, rows: Rows, passed: Passed, lower_slope: LowerSlope) -> Rows:
+        # With y = Wx + b + ρ: c·y + k >= (cᵀW)x + (k + c·b - |c|·|ρ|). The rounding goes into the constant here, before
+        # the coefficients change: |ρ| is known for this layer's values.
         assert passed.rounding is not None
         constant = rows.constant - _dot(rows.coefficients.abs(), passed.rounding[rows.owner])
         if self.bias is not None:
@@ -241,10 +251,13 @@ class Rectifier(Step):
 
     def backward(self, rows: Rows, passed: Passed, lower_slope: LowerSlope) -> Rows:
         box = passed.before
+        # For l < 0 < u and any α in [0, 1]: αx <= ReLU(x) <= sx + t, the chord with s = u/(u - l) and t = -sl. A lower
+        # bound Σ c ReLU(x) takes the line below where c > 0 and the chord above where c < 0.
         is_open, identity = (box.low < 0) & (box.high > 0), (box.low >= 0).double()
         chord = torch.where(is_open, box.high / (box.high - box.low), identity)
         below = torch.where(is_open, lower_slope(box, chord), identity)
-        # A rounded slope is a slope like any other, if the line is then lifted over both ends of the curve.
+        # A rounded slope is a slope like any other, if the line is then lifted over both ends of the curve, t >= -sl
+        # and t >= (1 - s)u: ReLU is convex, so a line over its ends is over all of it.
         lift = torch.maximum(-chord * box.low, (1 - chord) * box.high) * (1 + 2.0**-50) + SMALLEST_NORMAL
         lift = torch.where(is_open, lift, 0.0)
         helps, harms = rows.coefficients.clamp(min=0), rows.coefficients.clamp(max=0)
@@ -317,6 +330,8 @@ class Flatten(Step):
 
 def lower_bounds(rows: Rows, trace: Sequence[Passed], lower_slope: LowerSlope) -> Tensor:
     """The best of the bounds that the rows reach on their way back, from the box they stand on to the first."""
+    # Every place on the way back gives a lower bound of the same quantity, so the largest holds; the walk ends at the
+    # first layer that knows only boxes.
     best = rows.lowest(trace[-1].after)
     for passed in reversed(trace):
         moved = passed.step.backward(rows, passed, lower_slope)

@@ -45,6 +45,8 @@ class ClippedSum:
 def clipping_weights(norms: Tensor, clip_norm: float, dtype: torch.dtype | None = None) -> Tensor:
     """min(1, C/norm) in some precision, less its own rounding, and 0 for what is not finite."""
     dtype = dtype or norms.dtype
+    # Three roundings follow, each by a factor of at most 1 + eps/2: of the quotient, of its conversion to `dtype`, and
+    # of each product w_i g_i. Four eps pay for them twice over, so that ‖w_i g_i‖ <= C as computed.
     shortest = clip_norm * (1 - 4 * torch.finfo(dtype).eps)
     weights = (shortest / norms.clamp(min=1e-12)).clamp(max=1.0)
     return torch.where(norms.isfinite(), weights, 0.0).to(dtype)
@@ -57,6 +59,9 @@ def clipped_sum_in_one_pass(network: nn.Module, losses: Losses, batch: Batch, cl
     """
     if len(batch[0]) == 0:
         return ClippedSum(_zeros(network), batch[0].new_zeros(0, dtype=torch.float64))
+    # The loss ℓ_i depends on the rows of example i alone. So the gradient of Σ ℓ_i at a layer's outputs y has in the
+    # rows of i just ∂ℓ_i/∂y: one backward pass gives every example's, and with the inputs a that the tape kept, the
+    # gradient Σ_rows (∂ℓ_i/∂y) aᵀ of its weight is known without being formed.
     with Tape(network) as tape, torch.enable_grad():
         values = losses(network, batch)
         total = values.sum()
@@ -64,6 +69,7 @@ def clipped_sum_in_one_pass(network: nn.Module, losses: Losses, batch: Batch, cl
     uses = [(layer, use) for layer, all_uses in tape.uses.items() for use in all_uses]
     if not uses:
         return ClippedSum(_zeros(network), values.new_zeros(len(values), dtype=torch.float64))
+    # At outputs only, never for parameters: the sum over the batch that autograd would form there is not wanted.
     gradients = torch.autograd.grad(total, [use.at for _, use in uses], allow_unused=True)
     met: dict[nn.Module, list[LayerUse]] = {}
     for (layer, use), gradient in zip(uses, gradients, strict=True):
@@ -72,6 +78,7 @@ def clipped_sum_in_one_pass(network: nn.Module, losses: Losses, batch: Batch, cl
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         layers = {layer: KNOWN[type(layer)](layer, parts, len(values)) for layer, parts in met.items()}
         none = values.new_zeros(len(values), dtype=torch.float64)
+        # An example's weight min(1, C/‖g_i‖) needs its norm over all layers: first all norms, then all weighted sums.
         norms = sum((part.squared_norms() for part in layers.values()), start=none).sqrt()
         finite = norms.isfinite()
         if not bool(finite.all()):
@@ -145,6 +152,7 @@ def clipped_sum_by_example(network: nn.Module, losses: Losses, batch: Batch, cli
         return each.sum()
 
     formed: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0))(parameters, batch)
+    # `formed` has, for each parameter, examples x its shape.
     with torch.autocast(batch[0].device.type, enabled=False):
         norms = torch.stack([squared_lengths(g) for g in formed.values()]).sum(0).sqrt()
         finite = norms.isfinite()
@@ -258,15 +266,13 @@ class ClippedGradients(Mapping[str, Tensor]):
 
     gradients: dict[str, Tensor]
     clip_norm: float
-    num_examples: int
-    """Of the batch. Private: a step divides by a public constant, never by this."""
     in_one_pass: bool
     """Whether one backward pass was enough, or each example's gradient was formed."""
 
     def noise_stddev(self, noise_multiplier: float) -> float:
         """σ(C + √d·step): σC, and what pays for rounding the sum to the noise's grid (`add_noise`).
 
-        >>> round(ClippedGradients({"weight": torch.zeros(100)}, 2.0, 5, True).noise_stddev(1.5), 6)
+        >>> round(ClippedGradients({"weight": torch.zeros(100)}, 2.0, True).noise_stddev(1.5), 6)
         3.0
         """
         step = Grid.for_noise(noise_multiplier * self.clip_norm).step
@@ -330,7 +336,7 @@ NOT private>
         formed = sum(p.numel() for p in module.parameters() if p.requires_grad)
         way = partial(clipped_sum_in_chunks, chunk=max(1, _FORMED_AT_ONCE // max(1, formed)), by=way)
     found = way(module, losses, batch, clip_norm)
-    return ClippedGradients(found.gradients, clip_norm, len(batch[0]), way is clipped_sum_in_one_pass)
+    return ClippedGradients(found.gradients, clip_norm, way is clipped_sum_in_one_pass)
 
 
 _FORMED_AT_ONCE = 2**27

@@ -93,8 +93,10 @@ def _gram(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     Both come from the same inner products, since the rows are too long to be read twice.
     """
     if first.shape[1] == 1:
+        # ‖g aᵀ‖ = ‖g‖ ‖a‖: nothing can cancel.
         single = squared_lengths(first) * squared_lengths(second)
         return single, single.sqrt()
+    # ⟨g_s a_sᵀ, g_t a_tᵀ⟩ = (a_s·a_t)(g_s·g_t), examples x rows x rows of each: the weight's size does not enter.
     a, g = torch.bmm(first, first.mT), torch.bmm(second, second.mT)
     size = (a.diagonal(dim1=1, dim2=2) * g.diagonal(dim1=1, dim2=2)).double().sqrt().sum(1)
     return (a * g).sum((1, 2), dtype=torch.float64), size
@@ -121,7 +123,9 @@ def squared_lengths(values: Tensor) -> Tensor:
 def _hidden(size: Tensor, num_terms: int, unit: float) -> Tensor:
     """How much of a squared norm rounding can hide where terms of this size in total cancel, at its worst.
 
-    Without it an example whose rows all but cancel would seem short, and would be added unclipped.
+    Without it an example whose rows all but cancel would seem short, and would be added unclipped. Each inner product
+    of rows errs by at most nu ‖a_s‖ ‖a_t‖, so Σ (a_s·a_t)(g_s·g_t) errs by that share of (Σ ‖a_s‖ ‖g_s‖)², the size
+    squared, whatever the sum itself is.
     """
     return _allowance(num_terms, unit) * size.square()
 
@@ -132,6 +136,7 @@ class LinearGradients(LayerGradients):
     def __init__(self, layer: nn.Module, met: list[LayerUse], num_examples: int) -> None:
         super().__init__(layer, met, num_examples)
         self.weight = layer.get_parameter("weight").detach()
+        # Examples x rows x values: a into W and g at its outputs, r into |W| and h at its outputs.
         self.a, self.g = self._joined(WeightForm.WEIGHT)
         self.r, self.h = self._joined(WeightForm.ABSOLUTE)
         differences = [met.rows(num_examples) for met in self.met[WeightForm.DIFFERENCES]]
@@ -158,7 +163,8 @@ class LinearGradients(LayerGradients):
             return squared_lengths(self.formed)
         total, size = _gram(self.a, self.g)
         if self.met[WeightForm.ABSOLUTE]:
-            # Every row of one kind meets every row of the other.
+            # ⟨g_s a_sᵀ, S ⊙ h_t r_tᵀ⟩ = Σ_jk (g_s ⊙ h_t)_j S_jk (a_s ⊙ r_t)_k: every row s of one kind meets every row
+            # t of the other, examples x pairs of rows x values, and S is applied to all of them by one product.
             mixed_out = (self.g[:, :, None] * self.h[:, None]).flatten(1, 2)
             mixed_in = (self.a[:, :, None] * self.r[:, None]).flatten(1, 2)
             cross = (F.linear(mixed_in, sign(self.weight)) * mixed_out).sum((1, 2), dtype=torch.float64)
@@ -167,7 +173,9 @@ class LinearGradients(LayerGradients):
         for met in self.met[WeightForm.DIFFERENCES]:
             radius, pulled = met.rows(self.num_examples)
             total = total + self._differences(met)
+            # Each pair pulls at two rows of W, ±h S ⊙ r at each.
             size = size + 2 * pulled.abs().sum((1, 2), dtype=torch.float64) * squared_lengths(radius).sqrt()
+        # A single row was an exact product; all else is a sum in which terms may have cancelled.
         if self.a.shape[1] == 1 and not self.met[WeightForm.ABSOLUTE] and not self.met[WeightForm.DIFFERENCES]:
             return total
         pairs = len(self.weight) ** 2 if self.met[WeightForm.DIFFERENCES] else 0
@@ -198,9 +206,11 @@ class LinearGradients(LayerGradients):
         radius, pulled = radius[:, 0], pulled[:, 0]
         first, second = class_pairs(len(self.weight), self.weight.device)
         signs = self._signs_of_pairs()
+        # Examples x pairs of classes; `pulled` is zero at pairs without the label.
         of_label = torch.where(labels[:, None] == first, 1.0, -1.0).to(pulled) * pulled
         total = squared_lengths(pulled) * squared_lengths(radius) + squared_lengths((of_label @ signs) * radius)
         for row in range(self.a.shape[1]):
+            # The cross term with g aᵀ: the pair (j, k) pulls at row j with +h S r and at row k with -h S r.
             gap = self.g[:, row][:, first] - self.g[:, row][:, second]
             total = total + 2 * (((gap * pulled) @ signs) * self.a[:, row] * radius).sum(1, dtype=torch.float64)
         return total
@@ -245,6 +255,7 @@ class ConvGradients(LayerGradients):
         usual, moved = self.met[WeightForm.WEIGHT], self.met[WeightForm.ABSOLUTE]
         maps, patch = len(self.weight), self.weight[0].numel()
         positions = sum(m.gradient.numel() for m in usual) // (num_examples * maps)
+        # Numbers to read for each example: its rows, positions x (patch + maps), or its gradient, patch x maps.
         by_rows = not moved and positions * (patch + maps) < patch * maps
         self.formed = None if by_rows else self._formed()
         self.of_weight = self._of_rows() if self.formed is None else squared_lengths(self.formed)
@@ -276,6 +287,7 @@ class ConvGradients(LayerGradients):
         channels, *kernel = self.weight.shape[1:]
         images = F.pad(met.use.inputs.permute(0, 2, 3, 1), (0, 0, wide, wide, high, high))
         image, row, pixel, channel = images.stride()
+        # (y, x, ky, kx, c) lies at stride·(y, x) + dilation·(ky, kx) of the padded image: a view, nothing is copied.
         return images.as_strided(
             (len(images), *met.gradient.shape[2:], *kernel, channels),
             (image, down * row, right * pixel, lower * row, further * pixel, channel),
@@ -311,6 +323,7 @@ class ConvGradients(LayerGradients):
         return self._trained({"weight": weight, "bias": weights @ self.bias})
 
     def _of_weighted(self, met: LayerUse, weights: Tensor) -> Tensor:
+        # Weighted outputs first: the gradient is linear in them, and one convolution sums over images and positions.
         window, each = self.window, weights.repeat_interleave(len(met.gradient) // self.num_examples)
         total: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
             met.use.inputs,
@@ -330,6 +343,7 @@ class GroupNormGradients(LayerGradients):
         super().__init__(layer, met, num_examples)
         scales, shifts = [], []
         for m in self.met[WeightForm.WEIGHT]:
+            # y = scale ⊙ normalised(x) + shift, channel by channel: the gradients are Σ g ⊙ normalised(x) and Σ g.
             normalised = F.group_norm(m.use.inputs, layer.num_groups, eps=layer.eps)
             scales.append(_channels(m.gradient * normalised, num_examples))
             shifts.append(_channels(m.gradient, num_examples))
@@ -435,6 +449,7 @@ class Tape:
             return  # an attack's own passes, and layers that are not trained
         if layer not in self._layers:
             return  # another network's
+        # The edge and not the tensor: an operation in place would replace the tensor's place in the graph by its own.
         self.uses.setdefault(layer, []).append(Use(inputs.detach(), get_gradient_edge(outputs), meets, labels))
         # Overwriting a view changes the graph behind it: the place where it was made is no longer on the way.
         intact = (inputs, outputs) if outputs._is_view() else (inputs,)

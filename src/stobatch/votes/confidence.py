@@ -47,6 +47,8 @@ def clopper_pearson(successes: Floats, draws: int, failure: float) -> tuple[Floa
             f"a count of successes is not between 0 and the {draws} draws.", remedy="Count each draw once."
         )
     lost = draws - won
+    # P_p[X >= k] = I_p(k, n - k + 1) grows with p: every p at which k successes or more have a probability below
+    # `failure` is ruled out, and the bound is where it is `failure`. P_p[X <= k] = 1 - I_p(k + 1, n - k) for the other.
     # Unanimous counts have closed forms: p^n = failure, and (1 - p)^n = failure.
     lower = np.where(lost > 0, _inverse(betaincinv, betainc, won, lost + 1, failure), _root(failure, draws))
     upper = np.where(won > 0, _inverse(betainccinv, betaincc, won + 1, lost, failure), -_root_less_one(failure, draws))
@@ -83,10 +85,12 @@ def chernoff(successes: Floats, draws: int, failure: float) -> Floats:
     0.99735
     """
     rate = np.asarray(successes, dtype=np.float64) / max(draws, 1)
+    # Bisection in log p, since p may be as small as e^-800; `low` is always ruled out, or the end of the search.
     low, high = np.full(rate.shape, _SMALLEST_LOG), np.log(np.maximum(rate, exp(_SMALLEST_LOG / 2)))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         divergence = xlogy(rate, rate) - rate * middle + xlogy(1 - rate, 1 - rate) - xlogy(1 - rate, -np.expm1(middle))
+        # The last 1e-12 is more than the divergence's own rounding: at the edge nothing is ruled out.
         out = draws * divergence > -log(failure) * (1 + 1e-12)
         low, high = np.where(out, middle, low), np.where(out, high, middle)
     # What no p above e^-800 is ruled out for is bounded by 0.
@@ -130,6 +134,10 @@ def log_wealth(successes: ArrayLike, draws: ArrayLike, mean: ArrayLike) -> Float
     >>> bool(log_wealth(100, 100, 0.9) > np.log(1000)), bool(log_wealth(90, 100, 0.9) > 0)
     (True, False)
     """
+    # A gambler who stakes on q > p multiplies its money by q/p at a success and (1-q)/(1-p) at a failure: on average by
+    # at most 1 where the true mean is <= p. So is a mixture over q: a supermartingale, which reaches 1/failure with
+    # probability at most `failure`, ever (Ville). Stakes: density ½ (1-q)^-½ on (p, 1), over its mass (1-p)^½. Hence
+    #   wealth = ½ ∫_p^1 q^S (1-q)^(F-½) dq / (p^S (1-p)^(F+½)),  the integral being B(1+S, ½+F) (1 - I_p(1+S, ½+F)).
     won, n, p = (np.asarray(v, dtype=np.float64) for v in (successes, draws, mean))
     lost = n - won
     inside = np.clip(p, 0.0, 1 - np.finfo(np.float64).epsneg)
@@ -200,9 +208,11 @@ def settle(
         total += more
         used[undecided] = total
         won = hits[undecided]
+        # What was proved at an earlier look stays proved: all looks hold at once.
         for mean in needed:
             passed = rules_out(won, total, mean, failure)
             proved[undecided] = np.maximum(proved[undecided], np.where(passed, mean, 0.0))
+        # The smallest needed probability that is not proved, infinite where all are, which is out of reach.
         pending = np.append(needed, np.inf)[np.searchsorted(needed, proved[undecided], side="right")]
         too_large = rules_out(total - won, total, np.clip(1 - pending, 0, 1), failure)
         # A success never lowers a gambler's wealth, so the best that can happen is that all draws left are successes.
