@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from stobatch.config import DataConfig
-from stobatch.data import cifar10, image_folder, mnist, shards, small_digits, tiny_imagenet
+from stobatch.data import cifar10, image_folder, mnist, shards, tiny_imagenet
 from stobatch.data.dataset import Dataset, DatasetInfo, Examples, Stream, TrainingExamples
 from stobatch.errors import DataError
 from stobatch.seeds import Seeds
@@ -32,7 +32,7 @@ class Source:
 
 SOURCES = {
     "mnist": Source(mnist.describe, mnist.read, can_augment=False),
-    "small_digits": Source(small_digits.describe, small_digits.read, can_augment=False),
+    "small_digits": Source(mnist.describe_small, mnist.read_small, can_augment=False),
     "cifar10": Source(cifar10.describe, cifar10.read, can_augment=True),
     "tiny_imagenet": Source(tiny_imagenet.describe, tiny_imagenet.read, can_augment=True, fetch=tiny_imagenet.fetch),
     "image_folder": Source(image_folder.describe, image_folder.read, can_augment=False, stream=image_folder.stream),
