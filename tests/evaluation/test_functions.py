@@ -18,7 +18,6 @@ from stobatch.evaluation.functions import SinglePass, Vote
 from stobatch.models import Network
 from stobatch.published.monte_carlo import FreshNoise, SoftVotes, tally_products
 from stobatch.published.verified_inference import VerifiedInference
-from stobatch.votes import soft as soft_votes
 from stobatch.votes.noise import two_streams
 
 INPUTS, LABELS = images(11)
@@ -133,7 +132,7 @@ def test_a_very_sharp_vote_is_the_count_of_verified_inference(monkeypatch: pytes
     made = network(dtype=torch.float64)
     made.head.output.weight.data.mul_(5)
     tally = tally_products(made, DOUBLE, NOISE, 50, seeded(2), 512)
-    monkeypatch.setattr(soft_votes, "SHARPNESS", 1e6)
+    monkeypatch.setattr("stobatch.published.monte_carlo.SHARPNESS", 1e6)
     found = SoftVotes(made, NOISE).vote(50, seeded(2))(DOUBLE)
     assert torch.allclose(found.exp(), tally.votes.double() / 50, atol=1e-6)
     assert ((tally.votes > 0) & (tally.votes < 50)).any(), "a unanimous vote would show little"

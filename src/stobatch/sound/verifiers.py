@@ -23,8 +23,7 @@ from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 from stobatch.verifier import CertificateKind, Flags, Labels, Verifier, require_same_scores
 from stobatch.votes.confidence import Floats
 from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSettings
-from stobatch.votes.noise import SmoothingNoise
-from stobatch.votes.soft import vote_samples
+from stobatch.votes.noise import SmoothingNoise, vote_samples
 
 _BOUND_ASSUMPTIONS = (
     "the deployed pass is a call of the saved network, without hooks, in float32: sums of products in any order, fused "
