@@ -19,7 +19,7 @@ from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, StobatchError
-from stobatch.federated.party import Answer, Statement
+from stobatch.federated.party import Answer, Statement, read_examples, write_examples
 from stobatch.federated.plan import FederatedPlan, method_of_terms, sizes_of, terms_hash
 from stobatch.files import (
     PRIVATE,
@@ -122,8 +122,7 @@ class Federation:
         watched = held_out.limit(terms.training.monitor_examples)
         federation = cls(run, terms, info, watched)
         write_start(federation.run, terms, info, federation.plan, federation.seeds)
-        tensors = {"inputs": watched.inputs, "labels": watched.labels}
-        write_tensors(run / WATCHED, tensors, {"num_classes": str(watched.num_classes)}, private=True)
+        write_examples(run / WATCHED, watched)
         return federation
 
     @classmethod
@@ -131,8 +130,7 @@ class Federation:
         """The federation that a directory belongs to, at the step it has come to."""
         with as_written(run):
             document = Run(run).read("config")
-            tensors, metadata = read_tensors(run / WATCHED)
-            watched = Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
+            watched = read_examples(run / WATCHED)
             terms, info = RunConfig.from_dict(document["config"]), DatasetInfo.from_dict(document["dataset"])
         return cls(run, terms, info, watched)
 
