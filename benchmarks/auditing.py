@@ -23,7 +23,7 @@ from stobatch.auditing.neighbours import worst_case
 from stobatch.loading import make_network
 from stobatch.methods import method_of
 from stobatch.runs import Run
-from stobatch.training.many import OneByOne
+from stobatch.training.loop import OneByOne
 from stobatch_recipes import recipe
 
 MODELS, ROUNDS = 32, 5

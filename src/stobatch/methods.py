@@ -18,7 +18,7 @@ from stobatch.models import AffineEncoder, Classifier, Network, build_encoder, r
 from stobatch.registry import CERTIFICATES, METHODS
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable
-from stobatch.training.many import ManyModels
+from stobatch.training.loop import ManyModels
 from stobatch.training.trainable import working_precision
 from stobatch.verifier import Verifier
 

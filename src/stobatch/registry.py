@@ -237,7 +237,7 @@ DATA_SETS = Registry(
     "stobatch.data_sets",
     {
         "mnist": "stobatch.data.mnist:SOURCE",
-        "small_digits": "stobatch.data.small_digits:SOURCE",
+        "small_digits": "stobatch.data.mnist:SMALL_DIGITS",
         "cifar10": "stobatch.data.cifar10:SOURCE",
         "tiny_imagenet": "stobatch.data.tiny_imagenet:SOURCE",
         "image_folder": "stobatch.data.image_folder:SOURCE",

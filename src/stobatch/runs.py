@@ -1,4 +1,9 @@
-"""What lies where in a run directory, and how to write a command that continues it. Imports no torch."""
+"""The run directory: what lies where, who may write, and what vouches for it. Imports no torch.
+
+`Run` has its files, its lock and the commands that continue it. The manifest lists the public files with their digests:
+a verb builds on files that are as it says (`require_unchanged`) and enters its own as its last act (`seal`). A key in
+the private folder makes commitments to private things, and marks private files as this very run's.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Randomness that is named, not consumed: every draw has a path such as ("step", 17, "attack").
 
 Because a stream is derived from its path and not from how many numbers were drawn before, a resumed run, and a run
-on several processes, sees exactly the numbers an undisturbed run sees.
+on several processes, sees exactly the numbers an undisturbed run sees. `Seeds` names streams; a `Stream` is the random
+bits that privacy rests on, from a cryptographic hash.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ from fractions import Fraction
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+VERSION = 1
+"""Of the way from keys to bits; another one is another stream."""
+BLOCK = 2**15
+"""Words of one call of SHAKE-256: 256 KiB, so that what is computed from them stays in the cache."""
+_WORD = 64
 
 
 @dataclass(frozen=True)
@@ -66,13 +73,6 @@ class Seeds:
 
     def normal(self, shape: tuple[int, ...], *path: str | int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator(*path))
-
-
-VERSION = 1
-"""Of the way from keys to bits; another one is another stream."""
-BLOCK = 2**15
-"""Words of one call of SHAKE-256: 256 KiB, so that what is computed from them stays in the cache."""
-_WORD = 64
 
 
 class Stream:

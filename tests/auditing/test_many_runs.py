@@ -32,7 +32,7 @@ from stobatch.sound.settings import SoundConfig
 from stobatch.sound.step import DpSgdTrainable
 from stobatch.training import Trainable
 from stobatch.training.engines import Gradients
-from stobatch.training.many import train_one
+from stobatch.training.loop import train_one
 from stobatch.types import Neighbours, Verdict
 from stobatch_recipes import recipe
 

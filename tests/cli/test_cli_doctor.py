@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import socket
 from pathlib import Path
 
@@ -96,9 +95,3 @@ def test_an_unknown_check_is_refused(cli):
     message = cli("doctor", "--only", "glue", "--json").refusal()
     assert "there is no check 'glue'" in message
     assert "gloo" in message
-
-
-def test_the_document_is_plain_json(cli):
-    result = cli("doctor", "--only", "noise", "--json")
-    assert json.loads(result.out) == result.json()
-    assert result.err == ""

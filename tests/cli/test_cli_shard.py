@@ -54,13 +54,6 @@ def test_the_summary_is_one_document_without_checksums(cli, tmp_path: Path) -> N
     assert not any(shard.inputs.sha256 in result.out for shard in manifest.shards)
 
 
-def test_the_same_call_twice_has_the_same_digest(cli, tmp_path: Path) -> None:
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        assert cli("shard", "--out", tmp_path / name, *SMALL, "--seed", seed, "--json").code == 0
-    a, b, c = (Manifest.read(tmp_path / name).digest for name in "abc")
-    assert a == b != c
-
-
 def test_a_configuration_file_says_what_is_sharded(cli, tmp_path: Path) -> None:
     config = recipe("demo").override_all({"data.train_limit": 50, "data.test_limit": 5})
     (tmp_path / "mine.json").write_text(json.dumps(config.to_dict()))

@@ -13,7 +13,7 @@ from stobatch.config import CertificationConfig, DataConfig, EvaluationConfig, M
 from stobatch.config import TrainingConfig as Training
 from stobatch.data import Dataset
 from stobatch.federated import FederatedConfig, Federation, Party
-from stobatch.federated.simulation import found_parties, parties_of
+from stobatch.federated.rounds import found_parties, parties_of
 
 STEPS = 6
 LAYERS = "squash 2 0 0.4, conv 3 3/2, relu, linear"

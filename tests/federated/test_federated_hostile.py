@@ -22,8 +22,8 @@ from stobatch.config import RunConfig
 from stobatch.data import Dataset
 from stobatch.federated import Answer, Federation, FederationError, InProcessTransport, converse
 from stobatch.federated import server as server_module
+from stobatch.federated.rounds import found_parties, parties_of
 from stobatch.federated.server import FAILURE, STATE, Said, answer_bound, clip_answer, median, norm_of
-from stobatch.federated.simulation import found_parties, parties_of
 
 Change = Callable[[Answer, int], Said]
 

@@ -14,7 +14,7 @@ from small_federation import WIDE, ask, flat, opened, pictures, started, terms
 from torch import Tensor
 
 from stobatch.federated import Federation, FederationError, InProcessTransport, Party
-from stobatch.federated.simulation import found_parties
+from stobatch.federated.rounds import found_parties
 from stobatch.seeds import Seeds
 from stobatch.types import Status
 

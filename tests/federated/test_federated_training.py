@@ -13,7 +13,7 @@ from small_federation import STEPS, ask, flat, opened, pictures, started, terms
 import stobatch
 from stobatch.errors import SettingError
 from stobatch.federated import Answer, Federation, FederationError, InProcessTransport, Party, converse, federate, split
-from stobatch.federated.simulation import parties_of
+from stobatch.federated.rounds import parties_of
 from stobatch.seeds import Seeds
 from stobatch.sound.method import Sound
 from stobatch.sound.settings import SoundConfig

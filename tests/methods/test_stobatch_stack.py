@@ -26,7 +26,7 @@ from stobatch.published.stack import PublishedStack
 from stobatch.published.training import Published
 from stobatch.registry import METHODS
 from stobatch.seeds import Seeds
-from stobatch.training.many import OneByOne
+from stobatch.training.loop import OneByOne
 from stobatch_recipes import recipe
 
 SHAPE, CLASSES, POOL, COUNT, MODELS, STEPS = (1, 8, 8), 4, 60, 48, 3, 25

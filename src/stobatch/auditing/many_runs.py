@@ -34,7 +34,7 @@ from stobatch.results import Finding
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable
 from stobatch.training.engines import Gradients
-from stobatch.training.many import OneByOne, train_one
+from stobatch.training.loop import OneByOne, train_one
 from stobatch.types import Neighbours
 
 Floats = NDArray[np.float64]

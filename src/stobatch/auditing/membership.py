@@ -35,7 +35,7 @@ from stobatch.loading import make_network
 from stobatch.methods import method_of
 from stobatch.progress import Tick
 from stobatch.results import Finding
-from stobatch.training.many import OneByOne
+from stobatch.training.loop import OneByOne
 from stobatch.types import Neighbours, Status, Verdict
 from stobatch.votes.confidence import clopper_pearson
 

@@ -30,7 +30,7 @@ from stobatch.verifier import ASSUMPTIONS, CertificateKind, Flags, Labels, Verif
 from stobatch.votes.confidence import Floats, clopper_pearson
 from stobatch.votes.counting import VoteCounter
 from stobatch.votes.margins import check_probabilities
-from stobatch.votes.soft import vote_samples
+from stobatch.votes.noise import vote_samples
 
 DELTAS: Floats = np.geomspace(0.001, 0.3, 128)
 """What δ the published rule is tried with: PixelDP's own range. Ten times as many raise no radius by two percent."""

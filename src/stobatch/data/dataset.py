@@ -1,7 +1,8 @@
 """What every data set looks like once it is read: float images in [-1, 1], integer labels, and facts known beforehand.
 
 Everything is checked once, on construction, because each bound in this library assumes inputs inside [-1, 1]: a
-single NaN or a pixel of 255 would void a guarantee without any visible failure.
+single NaN or a pixel of 255 would void a guarantee without any visible failure. What is too large for memory stays in
+files (`TrainingExamples`) or comes by in chunks (`Stream`), and is checked there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from torch import Tensor
 
 from stobatch.errors import DataError
 from stobatch.types import PAPER_RANGE
+
+MOST_CLASSES = 2**20
+"""A label above this is a number of something else."""
+_BYTES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,6 @@ class DatasetInfo:
         channels, height, width = values["input_shape"]
         names = tuple(values["class_names"])
         return cls(**{**values, "input_shape": (channels, height, width), "class_names": names})
-
-
-MOST_CLASSES = 2**20
-"""A label above this is a number of something else."""
 
 
 class TrainingExamples(ABC):
@@ -168,6 +169,36 @@ class Dataset:
                 )
 
 
+Chunk = tuple[Tensor, Tensor]
+"""Inputs, float32 in [-1, 1], and labels, int64: consecutive examples, as few or as many as fit."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Training and test examples in chunks, each looked at once and in order; as many as `info` says."""
+
+    info: DatasetInfo
+    train: Iterable[Chunk]
+    test: Iterable[Chunk]
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Stream:
+        return cls(dataset.info, chunks(dataset.train), chunks(dataset.test))
+
+
+def rows_at_once(input_shape: tuple[int, int, int]) -> int:
+    """As many examples as make a chunk of about 4 MiB."""
+    return max(1, _BYTES_AT_ONCE // (4 * math.prod(input_shape)))
+
+
+def chunks(examples: TrainingExamples) -> Iterator[Chunk]:
+    """All examples in order, a few at a time."""
+    rows = rows_at_once(examples.input_shape)
+    for start in range(0, len(examples), rows):
+        inputs, labels = examples.fetch(torch.arange(start, min(start + rows, len(examples))))
+        yield inputs.cpu(), labels.cpu()
+
+
 def from_tensors(
     train_inputs: Tensor,
     train_labels: Tensor,
@@ -286,34 +317,3 @@ def _check_labels(labels: Tensor, num_classes: int, called: Callable[[int], str]
 
 def _first(mask: Tensor) -> int:
     return int(mask.nonzero()[0])
-
-
-Chunk = tuple[Tensor, Tensor]
-"""Inputs, float32 in [-1, 1], and labels, int64: consecutive examples, as few or as many as fit."""
-_BYTES_AT_ONCE = 2**22
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Training and test examples in chunks, each looked at once and in order; as many as `info` says."""
-
-    info: DatasetInfo
-    train: Iterable[Chunk]
-    test: Iterable[Chunk]
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> Stream:
-        return cls(dataset.info, chunks(dataset.train), chunks(dataset.test))
-
-
-def rows_at_once(input_shape: tuple[int, int, int]) -> int:
-    """As many examples as make a chunk of about 4 MiB."""
-    return max(1, _BYTES_AT_ONCE // (4 * math.prod(input_shape)))
-
-
-def chunks(examples: TrainingExamples) -> Iterator[Chunk]:
-    """All examples in order, a few at a time."""
-    rows = rows_at_once(examples.input_shape)
-    for start in range(0, len(examples), rows):
-        inputs, labels = examples.fetch(torch.arange(start, min(start + rows, len(examples))))
-        yield inputs.cpu(), labels.cpu()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import shutil
 import tarfile
 import tempfile
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -20,8 +18,6 @@ from stobatch.errors import DataError
 
 TIMEOUT = 20.0
 """Seconds without an answer after which the network counts as absent."""
-
-Open = Callable[[], IO[bytes]]
 
 
 def fetch_folder(url: str, md5: str, target: Path, *, by_hand: str) -> None:
@@ -75,35 +71,13 @@ def _save(response: IO[bytes], url: str, md5: str, archive: Path) -> None:
 
 
 def _unpack(archive: Path, into: Path) -> None:
-    """Only plain files are written; a link or a path that leaves the folder is refused."""
-    into.mkdir()
-    with _members(archive) as members:
-        for name, content in members:  # opened only once it is known to be harmless
-            path = (into / name).resolve()
-            if content is None or not path.is_relative_to(into.resolve()):
-                raise DataError(
-                    f"archive member '{name}' is a link or leads out of the folder.",
-                    why="Unpacking it could overwrite other files; nothing was kept.",
-                    remedy="Do not use this archive.",
-                )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with content() as source, path.open("wb") as out:
-                shutil.copyfileobj(source, out)
-
-
-@contextmanager
-def _members(archive: Path) -> Iterator[Iterator[tuple[str, Open | None]]]:
-    """Name and content of every member but folders; None for what is not a plain file."""
+    """Both libraries keep every member inside the folder; tar members that would leave it are an error."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
-            yield ((item.filename, partial(zipped.open, item)) for item in zipped.infolist() if not item.is_dir())
+            zipped.extractall(into)
     else:
         with tarfile.open(archive) as tar:
-            yield (
-                (item.name, partial(tar.extractfile, item) if item.isfile() else None)  # type: ignore[misc]
-                for item in tar
-                if not item.isdir()
-            )
+            tar.extractall(into, filter="data")
 
 
 def _put_in_place(folder: Path, target: Path) -> None:

@@ -64,7 +64,7 @@ def score_summary(evidence: Evidence, lowest_input: float) -> Summary:
         "clean_accuracy": proportion(first.clean()).to_dict(),
         "accuracy_by_class": _by_class(first),
         "under_attack": [attack_summary(table) for table in evidence.tables],
-        "gaps": {name: _gaps(evidence, name) for name in functions},
+        "gaps": {name: _gaps(evidence.tables, name) for name in functions},
         "same_images": same_images(evidence.tables, evidence.certified),
         "flags": [flag.to_dict() for flag in flags(evidence, lowest_input=lowest_input)],
     }
@@ -76,9 +76,11 @@ def _by_class(table: AttackedTable) -> list[Summary]:
     return [{"class": int(one), **proportion(right[label == one]).to_dict()} for one in np.unique(label)]
 
 
-def _gaps(evidence: Evidence, function: str) -> list[Summary]:
-    published, adaptive = evidence.table("published", function), evidence.table("adaptive", function)
-    return [gap.to_dict() for gap in gaps(published, adaptive)] if published and adaptive else []
+def _gaps(tables: Sequence[AttackedTable], function: str) -> list[Summary]:
+    of_function = {table.protocol: table for table in tables if table.function == function}
+    if not {"published", "adaptive"} <= of_function.keys():
+        return []
+    return [gap.to_dict() for gap in gaps(of_function["published"], of_function["adaptive"])]
 
 
 def probed(tables: Sequence[AttackedTable]) -> AttackedTable | None:
@@ -96,22 +98,18 @@ def probe_of(records: Columns, radius: Radius, num_classes: int) -> Probe:
     return Probe(**columns, radius=radius, num_classes=num_classes)
 
 
-Document = dict[str, Any]
-
-
-def same_images(tables: Sequence[AttackedTable], certified: Sequence[Certified]) -> list[Document]:
+def same_images(tables: Sequence[AttackedTable], certified: Sequence[Certified]) -> list[Summary]:
     """For each deployed function, all accuracies of the images that every table and certificate of it covers."""
     names = dict.fromkeys(table.function for table in tables)
     return [_of_function([t for t in tables if t.function == name], certified) for name in names]
 
 
-def _of_function(tables: Sequence[AttackedTable], certified: Sequence[Certified]) -> Document:
+def _of_function(tables: Sequence[AttackedTable], certified: Sequence[Certified]) -> Summary:
     function, unit = tables[0].function, tables[0].radii[0]
     certified = [one for one in certified if one.function == function and one.comparable(unit)]
     count = min(len(one) for one in (*(t.label for t in tables), *(c.prediction for c in certified)))
     tables = [table.limit(count) for table in tables]
-    first, by_protocol = tables[0], {table.protocol: table for table in tables}
-    published, adaptive = by_protocol.get("published"), by_protocol.get("adaptive")
+    first = tables[0]
     return {
         "function": function,
         "rows": count,
@@ -120,7 +118,7 @@ def _of_function(tables: Sequence[AttackedTable], certified: Sequence[Certified]
             table.protocol: _rows((radius, proportion(table.survives(WORST, radius))) for radius in table.radii)
             for table in tables
         },
-        "gaps": [gap.to_dict() for gap in gaps(published, adaptive)] if published and adaptive else [],
+        "gaps": _gaps(tables, function),
         "certified": {
             one.kind: _rows((radius, proportion(one.holds(first, radius))) for radius in first.radii)
             for one in certified
@@ -128,5 +126,5 @@ def _of_function(tables: Sequence[AttackedTable], certified: Sequence[Certified]
     }
 
 
-def _rows(shares: Iterable[tuple[Radius, Proportion]]) -> list[Document]:
+def _rows(shares: Iterable[tuple[Radius, Proportion]]) -> list[Summary]:
     return [{"radius": radius.size, **share.to_dict()} for radius, share in shares]

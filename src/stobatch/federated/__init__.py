@@ -1,10 +1,9 @@
 """Parties with private data train one model through a server that nobody has to trust (docs/federated.md)."""
 
-from stobatch.federated.conversation import InProcessTransport, Rounds, Transport, converse, in_process
 from stobatch.federated.party import Answer, Party, Refused, Spent, Statement
 from stobatch.federated.plan import Account, FederatedConfig, FederatedPlan
+from stobatch.federated.rounds import InProcessTransport, Rounds, Transport, converse, federate, in_process, split
 from stobatch.federated.server import Federation, FederationError
-from stobatch.federated.simulation import federate, split
 
 __all__ = [
     "Account",

@@ -23,8 +23,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from stobatch.federated.conversation import converse
 from stobatch.federated.party import Answer, Party, Refused, Spent, Statement
+from stobatch.federated.rounds import converse
 from stobatch.federated.server import Federation, FederationError, Said, statement_of
 
 PATIENCE = 600.0

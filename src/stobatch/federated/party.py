@@ -31,6 +31,17 @@ from stobatch.training_run import write_start
 EXAMPLES = Path(PRIVATE) / "examples.safetensors"
 
 
+def write_examples(path: Path, examples: Examples) -> None:
+    """Keep records in a private file of the owner's."""
+    tensors = {"inputs": examples.inputs, "labels": examples.labels}
+    write_tensors(path, tensors, {"num_classes": str(examples.num_classes)}, private=True)
+
+
+def read_examples(path: Path) -> Examples:
+    tensors, metadata = read_tensors(path)
+    return Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
+
+
 class Refused(StobatchError):  # noqa: N818
     """A party does not answer; nothing was computed from its records, and nothing counted."""
 
@@ -109,8 +120,7 @@ class Party:
         party = cls(run, terms, info, name, train, seeds)
         write_start(party.run, party.config, party.info, party.plan, Seeds(seeds.root, public=False))
         party.run.write("data", {"sha256": train.fingerprint()}, private=True)
-        tensors = {"inputs": train.inputs, "labels": train.labels}
-        write_tensors(run / EXAMPLES, tensors, {"num_classes": str(train.num_classes)}, private=True)
+        write_examples(run / EXAMPLES, train)
         # Last of all: a directory without terms is a start that was cut off, and nothing was answered from it.
         party.run.write("terms", {"party": name, "config": terms.to_dict(), "dataset": info.to_dict()})
         return party
@@ -124,8 +134,7 @@ class Party:
         with as_written(run):
             found = directory.read("terms")
             terms, info = RunConfig.from_dict(found["config"]), DatasetInfo.from_dict(found["dataset"])
-            tensors, metadata = read_tensors(run / EXAMPLES)
-            train = Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
+            train = read_examples(run / EXAMPLES)
             if train.fingerprint() != directory.read("data", private=True)["sha256"]:
                 raise RunError(
                     f"the records in {run} were changed.", remedy="Restore them: the guarantee is about those."

@@ -19,7 +19,7 @@ from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, StobatchError
-from stobatch.federated.party import Answer, Statement
+from stobatch.federated.party import Answer, Statement, read_examples, write_examples
 from stobatch.federated.plan import FederatedPlan, method_of_terms, sizes_of, terms_hash
 from stobatch.files import (
     PRIVATE,
@@ -33,6 +33,7 @@ from stobatch.files import (
 from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, seeds_of
 from stobatch.runs import Run, seal
 from stobatch.sound.step import AveragedSGD
+from stobatch.training.checkpoint import load_optimiser, named_after, optimiser_tensors
 from stobatch.training.device import environment, use_device
 from stobatch.training.engines import Gradients
 from stobatch.training.loop import descend
@@ -121,8 +122,7 @@ class Federation:
         watched = held_out.limit(terms.training.monitor_examples)
         federation = cls(run, terms, info, watched)
         write_start(federation.run, terms, info, federation.plan, federation.seeds)
-        tensors = {"inputs": watched.inputs, "labels": watched.labels}
-        write_tensors(run / WATCHED, tensors, {"num_classes": str(watched.num_classes)}, private=True)
+        write_examples(run / WATCHED, watched)
         return federation
 
     @classmethod
@@ -130,8 +130,7 @@ class Federation:
         """The federation that a directory belongs to, at the step it has come to."""
         with as_written(run):
             document = Run(run).read("config")
-            tensors, metadata = read_tensors(run / WATCHED)
-            watched = Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
+            watched = read_examples(run / WATCHED)
             terms, info = RunConfig.from_dict(document["config"]), DatasetInfo.from_dict(document["dataset"])
         return cls(run, terms, info, watched)
 
@@ -364,8 +363,7 @@ class Federation:
 
     def _save(self) -> None:
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
-        for index, values in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{index}.{key}": value for key, value in values.items()}
+        tensors |= optimiser_tensors(self.optimiser, "optimiser.")
         tensors["answers"] = torch.tensor(
             [list(numbers.values()) for numbers in (self.taken, self.counted, self.silent, self.clipped)]
         )
@@ -390,15 +388,8 @@ class Federation:
             numbers.update(zip(numbers, row, strict=True))
         self.excluded = json.loads(metadata.get("excluded", "{}"))
         self.history = [{"step": int(step), "test_accuracy": right} for step, right in tensors["history"].tolist()]
-        self.network.load_state_dict(
-            {name.removeprefix("network."): value for name, value in tensors.items() if name.startswith("network.")}
-        )
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            if name.startswith("optimiser."):
-                _, index, key = name.split(".")
-                state.setdefault(int(index), {})[key] = value
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
+        self.network.load_state_dict(named_after("network.", tensors))
+        load_optimiser(self.optimiser, named_after("optimiser.", tensors))
         self.network.calibrate()
 
 

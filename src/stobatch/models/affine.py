@@ -12,6 +12,7 @@ import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod, sqrt
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -64,9 +65,14 @@ class AffineEncoder(nn.Module, ABC):
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
         """The gradient of Σᵢ ⟨θ1ᵀxᵢ, hᵢ⟩ with respect to θ1, with x and h held fixed."""
 
-    @abstractmethod
-    def absolute(self) -> AffineEncoder:
-        """The same layer with every weight replaced by its size; its row and column sums are operator norms."""
+    def copy(self) -> Self:
+        return copy.deepcopy(self)
+
+    def absolute(self) -> Self:
+        """Return a copy with every weight replaced by its size; its row and column sums are operator norms."""
+        twin = self.copy()
+        twin.weight.data.abs_()
+        return twin
 
     @property
     def inputs_per_neuron(self) -> int:
@@ -123,9 +129,6 @@ class AffineEncoder(nn.Module, ABC):
         size = prod(self.input_shape)
         basis = torch.eye(size, dtype=torch.float64).reshape(size, *self.input_shape)
         return torch.cat([encoder.decode(encoder(part)).flatten(1) for part in torch.split(basis, 256)])
-
-    def copy(self) -> AffineEncoder:
-        return copy.deepcopy(self)
 
 
 @dataclass(frozen=True)
@@ -218,12 +221,6 @@ class ConvEncoder(AffineEncoder):
         )
         return gradient
 
-    def absolute(self) -> ConvEncoder:
-        twin = self.copy()
-        assert isinstance(twin, ConvEncoder)
-        twin.weight.data.abs_()
-        return twin
-
 
 class DenseEncoder(AffineEncoder):
     """A fully connected layer, θ1 a d x β matrix: the setting in which the paper states its lemmas."""
@@ -255,12 +252,6 @@ class DenseEncoder(AffineEncoder):
 
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
         return hidden.t() @ inputs.flatten(1)
-
-    def absolute(self) -> DenseEncoder:
-        twin = self.copy()
-        assert isinstance(twin, DenseEncoder)
-        twin.weight.data.abs_()
-        return twin
 
 
 class _ConvEncoderGradients(ConvGradients):

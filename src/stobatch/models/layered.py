@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,12 +120,8 @@ def _conv(shape: Shape, maps: float, size: float, stride: float = 1, padding: fl
     return nn.Conv2d(channels, *whole)
 
 
-def _average_pool(shape: Shape, size: float, stride: float | None = None) -> nn.Module:
-    return nn.AvgPool2d(_whole(size), _whole(size if stride is None else stride))
-
-
-def _max_pool(shape: Shape, size: float, stride: float | None = None) -> nn.Module:
-    return nn.MaxPool2d(_whole(size), _whole(size if stride is None else stride))
+def _pool(kind: Callable[[int, int], nn.Module], shape: Shape, size: float, stride: float | None = None) -> nn.Module:
+    return kind(_whole(size), _whole(size if stride is None else stride))
 
 
 def _group_norm(shape: Shape, groups: float) -> nn.Module:
@@ -141,8 +138,8 @@ _MAKERS: dict[str, Callable[..., nn.Module]] = {
     "conv": _conv,
     "relu": lambda shape: nn.ReLU(),
     "tanh": lambda shape: nn.Tanh(),
-    "avgpool": _average_pool,
-    "maxpool": _max_pool,
+    "avgpool": partial(_pool, nn.AvgPool2d),
+    "maxpool": partial(_pool, nn.MaxPool2d),
     "groupnorm": _group_norm,
     "linear": _linear,
 }

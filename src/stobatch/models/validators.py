@@ -1,6 +1,7 @@
-"""Refuse networks in which one example can reach another's output, and mend what can be mended.
+"""Refuse networks in which one example can reach another's output or is left behind, and mend what can be mended.
 
-What mixes is found by type and by experiment (`dp.mixing`); what a pass leaves behind in a network is found here.
+What mixes is found by type and by experiment (`dp.mixing`). So is a module that writes down something of the examples that
+pass: a network is compared bit by bit with what it was before a pass (`unchanged`) and before a training (`SavedState`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from stobatch.dp.mixing import FEW_ROWS, mixing_experiment, mixing_layers, require_no_mixing_layers
 from stobatch.errors import ModelError
 from stobatch.models.classifier import Classifier
+from stobatch.models.network import group_norm
 
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:
@@ -35,10 +37,7 @@ def _replaced(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 def _group_norm(layer: nn.Module) -> nn.GroupNorm:
     channels = layer.num_features
     assert isinstance(channels, int)
-    # A group of one value normalises to zero, so vectors get one group of all.
-    on_vectors = isinstance(layer, nn.BatchNorm1d)
-    groups = 1 if on_vectors else next(g for g in (8, 4, 2, 1) if channels % g == 0)
-    return nn.GroupNorm(groups, channels)
+    return group_norm(channels, on_maps=not isinstance(layer, nn.BatchNorm1d))
 
 
 def require_per_example(network: Classifier, rows: int = FEW_ROWS) -> None:

@@ -19,8 +19,7 @@ from stobatch.dp.noise import laplace
 from stobatch.models import Network, ReferenceNorm, rows_in_memory
 from stobatch.paper import implements
 from stobatch.published.radius import product_score
-from stobatch.votes.noise import Streams, two_streams
-from stobatch.votes.soft import SHARPNESS
+from stobatch.votes.noise import SHARPNESS, Streams, two_streams
 
 CPU_ROWS = 400
 """Rows of one pass on a CPU: enough to fill the cores, few enough to stay in the cache."""

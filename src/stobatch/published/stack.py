@@ -31,8 +31,7 @@ from stobatch.published.losses import example_weights, label_noise_term, taylor_
 from stobatch.published.noise import PrivateNoise
 from stobatch.published.settings import PublishedConfig, schedule_of
 from stobatch.seeds import Seeds
-from stobatch.training.loop import OPTIMISERS
-from stobatch.training.many import ManyModels
+from stobatch.training.loop import OPTIMISERS, ManyModels
 from stobatch.types import PAPER_RANGE
 
 Tensors = dict[str, Tensor]

@@ -24,8 +24,7 @@ from stobatch.sound.settings import DpSgdSettings
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.verifier import CertificateKind, Verifier, require_same_scores, require_stack
 from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSettings
-from stobatch.votes.noise import GaussianNoise, HiddenGaussian, SmoothingNoise
-from stobatch.votes.soft import vote_samples
+from stobatch.votes.noise import GaussianNoise, HiddenGaussian, SmoothingNoise, vote_samples
 
 _PILOT = 100
 """Inputs on which two ways to certify are compared."""

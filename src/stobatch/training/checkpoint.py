@@ -46,8 +46,7 @@ class TrainingState:
     def tensors(self) -> dict[str, Tensor]:
         named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         for part, optimiser in enumerate(self.optimisers):
-            for index, values in optimiser.state_dict()["state"].items():
-                named |= {f"optimiser.{part}.{index}.{key}": torch.as_tensor(v) for key, v in values.items()}
+            named |= optimiser_tensors(optimiser, f"optimiser.{part}.")
         named |= {f"carried.{name}": value for name, value in self.carried.items()}
         named["history"] = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
         return named
@@ -116,34 +115,44 @@ class TrainingState:
         return True
 
     def _adopt(self, run: Path, tensors: dict[str, Tensor]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"network": {}, "optimiser": {}, "carried": {}}
-        for name, value in tensors.items():
-            if name != "history":
-                kind, _, rest = name.partition(".")
-                parts[kind][rest] = value
-        kept = {value.dtype for value in parts["network"].values() if value.is_floating_point()}
+        weights = named_after("network.", tensors)
+        kept = {value.dtype for value in weights.values() if value.is_floating_point()}
         if kept != {self.network.dtype}:
             raise RunError(
                 f"the checkpoint in {run} is in another precision than {self.network.dtype}.",
                 remedy="Resume with the machine.precision it was started with.",
             )
         try:
-            self.network.load_state_dict(parts["network"])
+            self.network.load_state_dict(weights)
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise RunError(
                 f"the checkpoint in {run} does not fit the network: {reason}", remedy="Hand over the same network."
             ) from None
         for part, optimiser in enumerate(self.optimisers):
-            state: dict[int, dict[str, Tensor]] = {}
-            for name, value in parts["optimiser"].items():
-                owner, index, key = name.split(".")
-                if int(owner) == part:
-                    state.setdefault(int(index), {})[key] = value
-            optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+            load_optimiser(optimiser, named_after(f"optimiser.{part}.", tensors))
         for name, value in self.carried.items():
-            value.copy_(parts["carried"][name])
+            value.copy_(tensors[f"carried.{name}"])
         self.history = [(row[0], row[1], row[2]) for row in tensors["history"].tolist()]
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
+    """Return an optimiser's state as named tensors; `load_optimiser` takes it back."""
+    state = optimiser.state_dict()["state"]
+    return {f"{prefix}{index}.{key}": torch.as_tensor(v) for index, kept in state.items() for key, v in kept.items()}
+
+
+def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, key = name.split(".")
+        state.setdefault(int(index), {})[key] = value
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+
+
+def named_after(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _remove(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The device that a process works on."""
+"""The device that a process works on: how it is set up, what it took of memory, and what a manifest says of it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ import torch
 from stobatch.bounds.arithmetic import use_plain_float32
 from stobatch.config import MachineConfig
 from stobatch.errors import SettingError
+
+_MIB = 2**20
+_RESET = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
 
 
 def use_device(machine: MachineConfig) -> torch.device:
@@ -46,9 +50,18 @@ def _keep_freed_memory() -> None:
     torch.empty(32 * 2**20 - 2**13, dtype=torch.uint8)
 
 
-_MIB = 2**20
-_RESET = Path("/proc/self/clear_refs")
-_STATUS = Path("/proc/self/status")
+def environment(device: torch.device | str) -> dict[str, Any]:
+    """Versions, platform, CPU capability and device, as a manifest keeps them."""
+    kind = torch.device(device)
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(kind) if kind.type == "cuda" else str(kind),
+        "threads": torch.get_num_threads(),
+    }
 
 
 @dataclass(frozen=True)
@@ -109,17 +122,3 @@ def _peak_since_start() -> float | None:
         return None
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most / _MIB if sys.platform == "darwin" else most / 1024
-
-
-def environment(device: torch.device | str) -> dict[str, Any]:
-    """Versions, platform, CPU capability and device, as a manifest keeps them."""
-    kind = torch.device(device)
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name(kind) if kind.type == "cuda" else str(kind),
-        "threads": torch.get_num_threads(),
-    }

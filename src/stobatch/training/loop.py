@@ -1,26 +1,35 @@
-"""The training loop: the same for one trainer (Algorithm 1) and for many (Algorithm 4), and for every method."""
+"""The training loop: the same for one trainer (Algorithm 1) and for many (Algorithm 4), and for every method.
+
+`train` makes a run: with files, checkpoints, and as many processes as there are. `train_one` makes the same steps and
+nothing else; audits train thousands of models so, of one configuration, each with its own data and its own secrets.
+`fingerprint` says what the bits of a step depend on, beside the state that it starts from.
+"""
 
 from __future__ import annotations
 
 import platform
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from stobatch import seeds as streams
 from stobatch.config import MachineConfig, RunConfig
 from stobatch.data import Examples
 from stobatch.errors import ModelError
 from stobatch.interrupts import GRACE_S, Interrupted, finish_first
-from stobatch.models import Network
-from stobatch.progress import progress
+from stobatch.models import Classifier, Network
+from stobatch.progress import Tick, progress
 from stobatch.runs import Run, mark
 from stobatch.settings import content_hash
 from stobatch.training.checkpoint import TrainingState
-from stobatch.training.engines import Engine, Gradients
+from stobatch.training.engines import Engine, Gradients, InProcessEngine
 from stobatch.training.engines.distributed import code_digest
 from stobatch.training.ledger import Stretch
 from stobatch.training.trainable import Monitored, Trainable, working_precision
@@ -92,15 +101,6 @@ def train(
     return state
 
 
-def encoder_and_head(
-    network: Network, config: RunConfig, encoder_rule: str | None = None
-) -> list[torch.optim.Optimizer]:
-    """One descent rule for θ1, which may have its own, and one for θ2."""
-    usual = config.training.optimiser
-    rules = ((encoder_rule or usual, network.encoder), (usual, network.head))
-    return [OPTIMISERS[name](part.parameters(), lr=config.training.learning_rate) for name, part in rules]  # type: ignore[call-arg]
-
-
 def descend(
     parameters: dict[str, torch.nn.Parameter], gradients: Gradients, optimisers: list[torch.optim.Optimizer]
 ) -> None:
@@ -117,6 +117,65 @@ def descend(
     for optimiser in optimisers:
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
+
+
+def encoder_and_head(
+    network: Network, config: RunConfig, encoder_rule: str | None = None
+) -> list[torch.optim.Optimizer]:
+    """One descent rule for θ1, which may have its own, and one for θ2."""
+    usual = config.training.optimiser
+    rules = ((encoder_rule or usual, network.encoder), (usual, network.head))
+    return [OPTIMISERS[name](part.parameters(), lr=config.training.learning_rate) for name, part in rules]  # type: ignore[call-arg]
+
+
+class Watcher(Protocol):
+    """Sees what a training releases at each step."""
+
+    def see(self, step: int, trainable: Trainable, released: Gradients) -> None:
+        """Before the parameters move."""
+
+
+def train_one(trainable: Trainable, config: RunConfig, watcher: Watcher | None = None) -> Classifier:
+    """Make the steps of `train` without its files and its monitoring."""
+    engine, optimisers = InProcessEngine(), trainable.optimisers(config)
+    parameters = dict(trainable.network.named_parameters())
+    for step in range(config.training.steps):
+        released = trainable.release(step, engine).gradients
+        if watcher is not None:
+            watcher.see(step, trainable, released)
+        descend(parameters, released, optimisers)
+        trainable.after_update()
+    trainable.use_average()
+    return trainable.network
+
+
+class ManyModels(ABC):
+    """Models of one configuration that are to be trained. A method may train all of them in the same passes."""
+
+    @abstractmethod
+    def train(self, tick: Tick) -> None:
+        """Train all of them to the last step."""
+
+    @abstractmethod
+    def logits(self, inputs: Tensor) -> Tensor:
+        """What each trained model says: models x inputs x classes."""
+
+
+class OneByOne(ManyModels):
+    """Any method's own trainables, one after the other: the measure of everything faster."""
+
+    def __init__(self, config: RunConfig, trainables: Iterator[Trainable], count: int) -> None:
+        self.config, self.trainables, self.count = config, trainables, count
+        self.networks: list[Classifier] = []
+
+    def train(self, tick: Tick) -> None:
+        for trainable in self.trainables:
+            self.networks.append(train_one(trainable, self.config))
+            tick(1 / self.count)
+
+    @torch.no_grad()
+    def logits(self, inputs: Tensor) -> Tensor:
+        return torch.stack([network(inputs.to(network.device)).cpu() for network in self.networks])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""What a method hands to the training loop."""
+"""What a method hands to the training loop, and what methods make their steps of.
+
+A `Trainable` says who works in a step, what each adds and what is kept. Steps read examples by position (`Reader`),
+in the precision of the settings, and are watched on held-out test images (`Monitored`).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,11 @@ from stobatch.models.validators import unchanged
 from stobatch.training.engines import Averaged, Engine, Gradients, InProcessEngine, Stop, TrainerTask, never
 from stobatch.training.engines.base import DeviceRank
 from stobatch.training.ledger import Stretch
+
+BEFORE_AVERAGING = "the parameters of that step, before averaging"
+"""Whose accuracy is monitored where the saved model is an average over steps."""
+_CHUNK = 1000
+"""Images that pass at once."""
 
 
 class Trainable(ABC):
@@ -155,7 +164,7 @@ class Trainable(ABC):
         return
 
     def finish(self, run: Path) -> dict[str, Any]:
-        """`adopt`, and say what is worth keeping about the training."""
+        """Turn the last parameters into the model, and say what is worth keeping about the training."""
         self.use_average()
         return {}
 
@@ -185,12 +194,6 @@ class Reader:
             return self.kept[0][there], self.kept[1][there]
         inputs, labels = self.examples.fetch(rows)
         return inputs.to(self.device, self.dtype), labels.to(self.device)
-
-
-BEFORE_AVERAGING = "the parameters of that step, before averaging"
-"""Whose accuracy is monitored where the saved model is an average over steps."""
-_CHUNK = 1000
-"""Images that pass at once."""
 
 
 @dataclass(frozen=True)

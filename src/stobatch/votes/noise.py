@@ -15,18 +15,20 @@ gives an attacker a second look, so it proves less than one pass with the same n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import hypot, isfinite, prod
+from math import hypot, isfinite, log, prod
 from typing import Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stobatch.attacks.expectation import Sample
 from stobatch.dp.noise import laplace
 from stobatch.errors import ModelError, SettingError
-from stobatch.models import AffineEncoder, from_layers
+from stobatch.models import AffineEncoder, Classifier, from_layers
 from stobatch.types import Norm
 from stobatch.votes.confidence import Floats
 from stobatch.votes.margins import (
@@ -273,3 +275,31 @@ def two_streams(generator: torch.Generator) -> Streams:
     """One stream for each layer's noise, so that how many draws are made at once does not change what is drawn."""
     seeds = torch.randint(2**62, (2,), generator=generator).tolist()
     return torch.Generator().manual_seed(seeds[0]), torch.Generator().manual_seed(seeds[1])
+
+
+SHARPNESS = 4.0
+"""By which an attacker's soft votes are sharpened."""
+
+
+def vote_samples(
+    network: Classifier, behind_noise: Callable[[Tensor], Tensor], noise: SmoothingNoise
+) -> dict[str, Sample]:
+    """Return what an attacker differentiates to move a vote: log of the mean probability over fresh noise, twice.
+
+    "score" is plain. In "vote", sharpened, each draw gives nearly all of its weight to its winner, as in the count.
+    """
+
+    def averaged(sharpness: float) -> Sample:
+        def sample(draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+            shifts = noise.draw((draws, *network.input_shape), generator).to(network.device)
+
+            def scores(points: Tensor) -> Tensor:
+                seen = (noise.seen(points).unsqueeze(0) + shifts.unsqueeze(1)).flatten(0, 1)
+                logs = (sharpness * behind_noise(seen)).log_softmax(1).reshape(draws, len(points), -1)
+                return logs.logsumexp(0) - log(draws)
+
+            return scores
+
+        return sample
+
+    return {"score": averaged(1.0), "vote": averaged(SHARPNESS)}

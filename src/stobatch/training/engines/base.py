@@ -1,4 +1,8 @@
-"""What an engine does: have the picked trainers' gradients computed, and average them. A file per engine."""
+"""What an engine does: have the picked trainers' gradients computed, and average them. `distributed` has the other one.
+
+A trainer's work is cut into pieces of rows (`split_rows`), which its devices share (`DeviceRank`); what a piece is does
+not depend on who computes it, so that any number of processes gives the same bits.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +52,8 @@ def split_rows(size: int, most: int, device: torch.device, share: DeviceRank, pi
     """Rows 0 to `size` in pieces of at most `most`, equally large up to one row.
 
     On a CPU they are a multiple of `pieces`, for any number of devices up to that: all have equally much to do if
-    their number divides it. A GPU wants its whole part at once, so there the number of
-    devices decides, and results differ by rounding.
+    their number divides it. A GPU wants its whole part at once, so there the number of devices decides, and results
+    differ by rounding.
 
     >>> [piece.stop - piece.start for piece in split_rows(2499, 833, torch.device("cpu"), SINGLE_DEVICE)]
     [624, 625, 625, 625]
