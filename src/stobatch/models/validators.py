@@ -1,7 +1,7 @@
 """Refuse networks in which one example can reach another's output or is left behind, and mend what can be mended.
 
-What mixes is found by type and by experiment (`dp.mixing`). So is a module that writes down something of the examples that
-pass: a network is compared bit by bit with what it was before a pass (`unchanged`) and before a training (`SavedState`).
+What mixes is found by type and by experiment (`dp.mixing`). A module that writes down something of the examples that
+pass is found by comparing it, bit by bit, with what it was before a pass (`unchanged`) or a training (`SavedState`).
 """
 
 from __future__ import annotations
