@@ -4,22 +4,31 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-portable check same wheel-check flower-check benchmarks clean
+.PHONY: demo test quick test-portable check same wheel-check flower-check benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/stobatch demo --out runs/demo
 
+# Runs are written in memory where there is enough of it: waiting for a disk shows nothing.
+test test-portable quick: export TMPDIR := $(shell \
+	df -Pk /dev/shm 2>/dev/null | awk 'END { print ($$4 > 8000000) ? "/dev/shm" : "" }' | grep . || echo "$${TMPDIR:-/tmp}")
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(PYTEST)
+
+# Within minutes: what each room promises, the theorems, and the examples in the code.
+quick: $(STAMP)
+	$(PYTEST) -m "not slow" tests/unit tests/theorems src
 
 # The tests that compare numbers, as on a CPU without AVX: no result may hang on the width of a vector unit.
-PORTABLE := theorems golden models privacy attacks/test_attacks.py attacks/test_geometry.py \
-	certification/test_linear_bounds.py certification/test_noise_layer.py training/test_pieces.py \
-	training/test_exact_sum.py distributed/test_logs_of_a_group.py
+PORTABLE := theorems system/golden unit/models unit/privacy unit/attacks/test_attacks.py unit/attacks/test_geometry.py \
+	unit/certification/test_linear_bounds.py unit/certification/test_noise_layer.py unit/training/test_pieces.py \
+	unit/training/test_exact_sum.py system/processes/test_logs_of_a_group.py
 test-portable: $(STAMP)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem \
 	NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR" \
-	$(BIN)/python -m pytest -n 2 -m "not slow" $(addprefix tests/,$(PORTABLE))
+	$(PYTEST) -m "not slow" $(addprefix tests/,$(PORTABLE))
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -44,7 +53,7 @@ wheel-check: $(STAMP)
 # Flower wants older versions of some packages (constraints-flower.txt): an environment of its own, laid over the other.
 FLOWER := build/flower
 flower-check: $(FLOWER)/.installed
-	FLWR_HOME=$(FLOWER)/home $(FLOWER)/bin/python -m pytest tests/federated/test_federated_flower.py
+	FLWR_HOME=$(FLOWER)/home $(FLOWER)/bin/python -m pytest tests/system/flower/test_federated_flower.py
 
 $(FLOWER)/.installed: $(STAMP) constraints-flower.txt
 	rm -rf $(FLOWER)

@@ -2,4 +2,4 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("flwr") else ["src/stobatch/federated/flower.py", "tests/federated/local_grid.py"]
+collect_ignore = [] if find_spec("flwr") else ["src/stobatch/federated/flower.py", "tests/system/flower/local_grid.py"]

@@ -8,7 +8,7 @@ The others attack the network as one would write it in PyTorch (`stock`); "on ou
 layer is faster, to show what the loop itself adds. Everyone takes every step for every image: ours would let go of
 images that are broken, so it is led to the least likely class in a ball too small to get there. "All broken" is the
 other extreme: every image breaks within a few steps and is let go. That the attacks find the same points is tested in
-tests/adapters.
+tests/unit/adapters.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         f"{fuzz['hung']} beyond {fuzz['limit_s']:g} s, {fuzz['wrong']} wrong answers; the slowest took "
         f"{fuzz['slowest_s']:.1f} s.",
         "A wrong answer is an accepted input that is not what was written, or a damaged file taken for another one.",
-        "A hundred thousand of the cases are part of the tests (`tests/fuzz`); any case can be repeated by its number.",
+        "Twenty thousand of the cases are part of the tests (`tests/system/fuzz`); each can be repeated by its number.",
         "",
         "| surface | cases | refused | accepted |",
         "|---|---:|---:|---:|",

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("tests", "tests/behaviour", "tests/distributed"):
-    sys.path.insert(0, str(ROOT / folder))
+sys.path.insert(0, str(ROOT / "tests"))
 
-from disturbed import Ended, Server  # noqa: E402
+from support.disturbed import Ended, Server  # noqa: E402
 
 __all__ = ["ROOT", "TINY", "Ended", "Server", "left_over", "options", "same_content", "sha256", "write_record"]
 

@@ -1,4 +1,4 @@
-"""A million hostile inputs: no traceback, no hang, no wrong answer. The cases are those of `tests/fuzz`.
+"""A million hostile inputs: no traceback, no hang, no wrong answer. The cases are those of `tests/system/fuzz`.
 
 python benchmarks/reliability/fuzz.py --cases 1000000 --seed 1
 """
@@ -13,7 +13,7 @@ from common import ROOT, write_record
 
 sys.path.insert(0, str(ROOT))
 
-from tests.fuzz.campaign import LIMIT_S, campaign
+from tests.system.fuzz.campaign import LIMIT_S, campaign
 
 
 def main() -> int:

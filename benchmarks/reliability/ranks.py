@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from common import left_over, write_record
-from groups import Server, arguments, differences
+from support.groups import Server, arguments, differences
 
 STEPS = 6
 

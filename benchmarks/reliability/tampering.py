@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "verification"))
+sys.path.insert(0, str(ROOT / "tests"))
 
-from tamperings import ONLY_SIGNED, TAMPERINGS, flip, make_run, mend_manifest  # noqa: E402
+from support.tamperings import ONLY_SIGNED, TAMPERINGS, flip, make_run, mend_manifest  # noqa: E402
 
 import stobatch  # noqa: E402
 from stobatch.errors import StobatchError  # noqa: E402

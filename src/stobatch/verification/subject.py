@@ -65,8 +65,18 @@ class Subject:
             certification=CertificationConfig.from_dict(document["settings"]),
             evaluation=self.config.evaluation.replace(norm=first["norm"], radii=radii),
         )
-        model = TrainedModel(self.model.network, config, self.model.plan, self.run, self.model.accounted_steps)
-        return next(way for way in model.verifiers() if way.kinds[0].name == first["name"]), config
+        return next(way for way in self._verifiers(config) if way.kinds[0].name == first["name"]), config
+
+    @cached_property
+    def _made(self) -> dict[RunConfig, tuple[Verifier, ...]]:
+        return {}
+
+    def _verifiers(self, config: RunConfig) -> tuple[Verifier, ...]:
+        """Those of the model under these settings, which several documents have in common."""
+        if config not in self._made:
+            model = TrainedModel(self.model.network, config, self.model.plan, self.run, self.model.accounted_steps)
+            self._made[config] = model.verifiers()
+        return self._made[config]
 
     def rows(self, verb: str, identity: str, count: int, weights: str | None, limits: Limits) -> Columns:
         records = self.run.records(verb, config_hash=identity, expected_rows=count, weights_sha256=weights)
@@ -90,9 +100,8 @@ class Subject:
         radii = tuple(radii_of(settings, prod(self.info.input_shape)))
         rules: tuple[str, ...] = ()
         if function == "vote":
-            config = self.config.replace(evaluation=settings)
-            model = TrainedModel(self.model.network, config, self.model.plan, self.run, self.model.accounted_steps)
-            voting = next(way for way in model.verifiers() if way.function == "vote")
+            ways = self._verifiers(self.config.replace(evaluation=settings))
+            voting = next(way for way in ways if way.function == "vote")
             rules = tuple(one.name for one in voting.kinds)
         return AttackedTable(protocol, function, names, radii, columns, rules, entry["records"])
 

@@ -52,8 +52,10 @@ def clopper_pearson(successes: Floats, draws: int, failure: float) -> tuple[Floa
     # Unanimous counts have closed forms: p^n = failure, and (1 - p)^n = failure.
     lower = np.where(lost > 0, _inverse(betaincinv, betainc, won, lost + 1, failure), _root(failure, draws))
     upper = np.where(won > 0, _inverse(betainccinv, betaincc, won + 1, lost, failure), -_root_less_one(failure, draws))
-    lower = np.where(np.isnan(lower), chernoff(won, draws, failure), lower)
-    upper = np.where(np.isnan(upper), 1 - chernoff(lost, draws, failure), upper)
+    if np.isnan(lower).any():
+        lower = np.where(np.isnan(lower), chernoff(won, draws, failure), lower)
+    if np.isnan(upper).any():
+        upper = np.where(np.isnan(upper), 1 - chernoff(lost, draws, failure), upper)
     return np.where(won > 0, lower, 0.0), np.where(lost > 0, upper, 1.0)
 
 
