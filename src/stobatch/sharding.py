@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any
 
 from stobatch import data
 from stobatch.config import RunConfig
@@ -15,6 +14,7 @@ from stobatch.data.shard_writing import passes, require_room
 from stobatch.data.shards import read_test
 from stobatch.evaluation.tables import data_root
 from stobatch.progress import progress
+from stobatch.results import DatasetFacts, Dealt, RepeatedRecords, ShardFolder
 from stobatch.seeds import Seeds
 
 _SHOWN = 5
@@ -29,7 +29,7 @@ def shard(
     seed: int = 0,
     dataset: Dataset | Stream | None = None,
     quiet: bool = False,
-) -> dict[str, Any]:
+) -> ShardFolder:
     """Write the configuration's data, or a data set or stream of your own, as a folder for `data.name=shards`.
 
     Image folders and streams are never held as a whole, so they may be larger than memory. The summary tells no
@@ -43,7 +43,7 @@ def shard(
     return _summary(manifest)
 
 
-def check_shards(folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
+def check_shards(folder: str | Path, *, quiet: bool = False) -> ShardFolder:
     """Read a whole folder: every file against its checksum, every value against its range, every record for a twin.
 
     Raises at the first file that is not what was written. A record that occurs twice is reported and not refused: two
@@ -53,7 +53,7 @@ def check_shards(folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
     examples = ShardedExamples(manifest)
     starts = [rows.start for rows in examples.shards]
     repeated = across = 0
-    shown: list[list[int]] = []
+    shown: list[tuple[int, ...]] = []
     with progress("check", len(examples) * (1 + passes(manifest)), quiet=quiet) as advance:
         for _, labels in chunks(examples):
             advance(len(labels))
@@ -61,10 +61,10 @@ def check_shards(folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
         for positions in find_repeated_records(manifest, advance=advance):
             repeated += 1
             across += bisect_right(starts, positions[0]) != bisect_right(starts, positions[-1])
-            shown += [list(positions)] if len(shown) < _SHOWN else []
-    found = {"count": repeated, "in_more_than_one_shard": across, "first_positions": shown}
+            shown += [tuple(positions)] if len(shown) < _SHOWN else []
+    found = RepeatedRecords(count=repeated, in_more_than_one_shard=across, first_positions=tuple(shown))
     copies = len(find_copies(examples, test))
-    return {**_summary(manifest), "test_copies": copies, "repeated_records": found}
+    return _summary(manifest).replace(test_copies=copies, repeated_records=found)
 
 
 def _stream(config: RunConfig, out: Path, seeds: Seeds, quiet: bool) -> Stream:
@@ -75,15 +75,15 @@ def _stream(config: RunConfig, out: Path, seeds: Seeds, quiet: bool) -> Stream:
     return source
 
 
-def _summary(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "folder": str(manifest.folder),
-        "dataset": manifest.info.to_dict(),
-        "num_shards": len(manifest.shards),
-        "smallest_shard": min(shard.count for shard in manifest.shards),
-        "largest_shard": max(shard.count for shard in manifest.shards),
-        "encoding": manifest.encoding,
-        "dealt": dict(manifest.dealt),
-        "bytes": manifest.num_bytes,
-        "test_copies": manifest.test_copies,
-    }
+def _summary(manifest: Manifest) -> ShardFolder:
+    return ShardFolder(
+        folder=str(manifest.folder),
+        dataset=DatasetFacts(**manifest.info.to_dict()),
+        num_shards=len(manifest.shards),
+        smallest_shard=min(shard.count for shard in manifest.shards),
+        largest_shard=max(shard.count for shard in manifest.shards),
+        encoding=manifest.encoding,
+        dealt=Dealt(**manifest.dealt),
+        bytes=manifest.num_bytes,
+        test_copies=manifest.test_copies,
+    )

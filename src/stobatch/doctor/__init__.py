@@ -10,14 +10,14 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from stobatch.doctor import gpus, machine, numbers, processes, storage
-from stobatch.doctor.check import Check, Examination, Health, Outcome, examine
+from stobatch.doctor.check import Examination, Outcome, examine
 from stobatch.errors import SettingError
 from stobatch.progress import progress
+from stobatch.results import Health, HealthReport
 
-__all__ = ["Check", "Examination", "Health", "Outcome", "doctor", "examinations", "examine"]
+__all__ = ["Examination", "Health", "Outcome", "doctor", "examinations", "examine"]
 
 _REINSTALL = "Install again with the versions that are tested: pip install -c constraints.txt ."
 _LOOPBACK = (
@@ -65,7 +65,7 @@ def _chosen(available: Sequence[Examination], only: Sequence[str]) -> list[Exami
     return [one for one in available if not only or one.name in only]
 
 
-def doctor(out: str | Path = "runs", *, only: Sequence[str] = (), quiet: bool = False) -> dict[str, Any]:
+def doctor(out: str | Path = "runs", *, only: Sequence[str] = (), quiet: bool = False) -> HealthReport:
     """Make every check, or only those named, and say whether training here can begin."""
     chosen = _chosen(examinations(Path(out)), only)
     checks = []
@@ -74,9 +74,9 @@ def doctor(out: str | Path = "runs", *, only: Sequence[str] = (), quiet: bool = 
             advance(0, note=examination.name)
             checks.append(examine(examination))
             advance(1)
-    return {
-        "complete": not only,
-        "ready": not any(check.stops_training for check in checks),
-        "seconds": round(sum(check.seconds for check in checks), 3),
-        "checks": [check.to_dict() for check in checks],
-    }
+    return HealthReport(
+        complete=not only,
+        ready=not any(check.stops_training for check in checks),
+        seconds=round(sum(check.seconds for check in checks), 3),
+        checks=tuple(checks),
+    )

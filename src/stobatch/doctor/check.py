@@ -1,7 +1,7 @@
 """One check of the machine: what it may say, and how it is kept from harming the others.
 
 A check tries the thing itself and gives back an `Outcome`. `examine` gives it a thread and a time limit, so one that
-raises or hangs is a `Check` that says broken, and the next one has its turn.
+raises or hangs is a `HealthCheck` that says broken, and the next one has its turn.
 """
 
 from __future__ import annotations
@@ -11,24 +11,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import Any
+from dataclasses import dataclass
 
 from stobatch.errors import StobatchError
-
-
-class Health(StrEnum):
-    """How a thing is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    """It works, and something about it will slow a training down or end it later."""
-    MISSING = "missing"
-    """Optional, and not installed."""
-    ABSENT = "not here"
-    """This machine has no such thing, or nobody asked for it; nothing to mend."""
-    BROKEN = "broken"
+from stobatch.results import Health, HealthCheck
 
 
 @dataclass(frozen=True)
@@ -51,25 +37,6 @@ class Examination:
     """Whether training on this machine needs it."""
     seconds: float = 20.0
     """After so long it counts as hung."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """A check that was made: one line of what was tried and measured, and one of what to do."""
-
-    name: str
-    status: Health
-    said: str
-    remedy: str
-    seconds: float
-    needed: bool
-
-    @property
-    def stops_training(self) -> bool:
-        return self.needed and self.status is Health.BROKEN
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 _PATHS = (
@@ -104,7 +71,7 @@ def _attempt(examination: Examination) -> Outcome:
         return Outcome(Health.BROKEN, f"failed with {type(error).__name__}{f': {reason}' if reason else ''}")
 
 
-def examine(examination: Examination) -> Check:
+def examine(examination: Examination) -> HealthCheck:
     """Make one check. A thread that hangs is left behind; it cannot keep the program from ending."""
     found: list[Outcome] = []
     started = time.perf_counter()
@@ -113,11 +80,11 @@ def examine(examination: Examination) -> Check:
     thread.join(examination.seconds)
     outcome = found[0] if found else Outcome(Health.BROKEN, f"no answer within {examination.seconds:g} s")
     remedy = outcome.remedy or (examination.remedy if outcome.status is Health.BROKEN else "")
-    return Check(
-        examination.name,
-        outcome.status,
-        public(outcome.said),
-        public(remedy),
-        round(time.perf_counter() - started, 3),
-        examination.needed,
+    return HealthCheck(
+        name=examination.name,
+        status=outcome.status,
+        said=public(outcome.said),
+        remedy=public(remedy),
+        seconds=round(time.perf_counter() - started, 3),
+        needed=examination.needed,
     )

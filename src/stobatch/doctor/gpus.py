@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stobatch.doctor.check import Health, Outcome
+from stobatch.doctor.check import Outcome
 from stobatch.doctor.children import GPUS, LIMIT, ProbeError, ask, python
 from stobatch.doctor.processes import Ask, Meet, meeting_point, ranks, spoken
+from stobatch.results import Health
 
 Count = Callable[[], int]
 

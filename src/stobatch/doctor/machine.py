@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from stobatch.config import MachineConfig
-from stobatch.doctor.check import Health, Outcome
+from stobatch.doctor.check import Outcome
+from stobatch.results import Health
 
 PACKAGES = {
     "torch": "torch",

@@ -14,11 +14,12 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.doctor.check import Health, Outcome
+from stobatch.doctor.check import Outcome
 from stobatch.dp.accounting import PoissonGaussian, gaussian_epsilon
 from stobatch.dp.clipping import Batch, Clipper, clipped_sum, clipped_sum_by_example
 from stobatch.dp.noise import Grid, rounded_normal
 from stobatch.models.layered import build_layered
+from stobatch.results import Health
 from stobatch.seeds import Seeds
 
 Multiply = Callable[[Tensor, Tensor], Tensor]

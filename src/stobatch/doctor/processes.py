@@ -12,8 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from stobatch.doctor.check import Health, Outcome
+from stobatch.doctor.check import Outcome
 from stobatch.doctor.children import LIMIT, RANKS, ProbeError, ask, python
+from stobatch.results import Health
 
 Ask = Callable[..., Any]
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from stobatch.data import cifar10, mnist, tiny_imagenet
-from stobatch.doctor.check import Health, Outcome
+from stobatch.doctor.check import Outcome
 from stobatch.errors import RunError
 from stobatch.files import write_atomically
+from stobatch.results import Health
 
 Write = Callable[[Path, Callable[[Any], object]], object]
 

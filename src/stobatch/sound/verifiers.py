@@ -19,6 +19,7 @@ from stobatch.attacks.expectation import Sample
 from stobatch.bounds.certifier import BoxCertifier
 from stobatch.models import Classifier
 from stobatch.models.validators import unchanged
+from stobatch.results import Chosen
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 from stobatch.verifier import CertificateKind, Flags, Labels, Verifier, require_same_scores
 from stobatch.votes.confidence import Floats
@@ -136,9 +137,7 @@ class VotesVerifier(Verifier):
         return vote_samples(self.network, self.behind_noise, self.noise)
 
 
-def best_of(
-    verifiers: Sequence[Verifier], inputs: Tensor, radii: Sequence[float]
-) -> tuple[Verifier, dict[str, Any] | None]:
+def best_of(verifiers: Sequence[Verifier], inputs: Tensor, radii: Sequence[float]) -> tuple[Verifier, Chosen | None]:
     """The way that proves the larger radii on the first inputs, and what was compared; labels are not looked at."""
     radii = sorted(radii)
     if len(verifiers) == 1:
@@ -152,8 +151,8 @@ def best_of(
         means.append(float(proved.mean()))
     best = verifiers[int(np.argmax(means))]
     names = [verifier.kinds[0].name for verifier in verifiers]
-    return best, {
-        "certificate": best.kinds[0].name,
-        "mean_radius": dict(zip(names, means, strict=True)),
-        "compared_on": f"the first {len(few)} inputs, without their labels",
-    }
+    return best, Chosen(
+        certificate=best.kinds[0].name,
+        mean_radius=dict(zip(names, means, strict=True)),
+        compared_on=f"the first {len(few)} inputs, without their labels",
+    )
