@@ -25,7 +25,8 @@ from support.tamperings import ONLY_SIGNED, TAMPERINGS, flip, make_run, mend_man
 import stobatch  # noqa: E402
 from stobatch.errors import StobatchError  # noqa: E402
 from stobatch.files import write_json  # noqa: E402
-from stobatch.runs import source  # noqa: E402
+from stobatch.runs import Run, source  # noqa: E402
+from stobatch.verification import is_old  # noqa: E402
 
 WHO = "owner@example.org"
 BITS = 1000
@@ -39,7 +40,7 @@ def noticed(run: Path, page: Path, **signature: Any) -> tuple[bool, bool]:
     """
     try:
         found = stobatch.verify(run, sample=0, seed=1, **signature)
-        if found.differing and not found.is_old:
+        if found.differing and not is_old(Run(run)):
             return True, True
         named = bool(found.differing) or bool(stobatch.verify(run, sample=60, seed=1, **signature).differing)
     except StobatchError:

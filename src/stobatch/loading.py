@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from stobatch.config import RunConfig
+from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import Plan
@@ -17,7 +16,7 @@ from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
 from stobatch.methods import can_certify, method_of, verifiers_of
 from stobatch.models import Classifier, Network, build
-from stobatch.results import recheck
+from stobatch.results import Audit, CertificateSummary, NetworkFacts, StartedRun, Training, recheck
 from stobatch.runs import Run, commit
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
@@ -52,8 +51,8 @@ class TrainedModel:
     def guarantee(self) -> PrivacyGuarantee:
         """The claim, void where the seed is public, in the light of the run's audits."""
         held = self.claim.with_public_seed() if self.plan.public_seeds else self.claim
-        with as_written(self.run.path / "audit.json"):
-            return held.audited(recheck(self.run.read("audit")["findings"]) if self.run.has("audit") else ())
+        audit = Audit.read_if_there(self.run)
+        return held.audited(recheck(audit.findings) if audit else ())
 
     @property
     def certifies(self) -> bool:
@@ -67,9 +66,8 @@ class TrainedModel:
     def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Certificates:
         """A label with its certificates for a batch of inputs in [-1, 1], by the way that `certify` chose."""
         ways = self.verifiers()
-        document = self.run.read("certificates") if self.run.has("certificates") else {}
-        with as_written(self.run.path / "certificates.json"):
-            chosen = (document.get("chosen") or {}).get("certificate")
+        certified = CertificateSummary.read_if_there(self.run)
+        chosen = certified.chosen.certificate if certified and certified.chosen else None
         verifier = next((way for way in ways if way.kinds[0].name == chosen), ways[0])
         return verifier.verify(inputs, (seeds or Seeds.secret()).generator("verify"))
 
@@ -112,17 +110,22 @@ def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Clas
 def read_config(run: Run) -> RunConfig:
     """The settings that a run was started with."""
     with as_written(run.path / "config.json"):
-        return RunConfig.from_dict(run.read("config")["config"])
+        return RunConfig.from_dict(StartedRun.read(run).config)
 
 
-def describe_network(network: Classifier, *, handed_over: bool) -> dict[str, Any]:
+def as_certified(config: RunConfig, document: CertificateSummary) -> RunConfig:
+    """The settings that certificates were made with, whatever the run's own are."""
+    return config.replace(
+        certification=CertificationConfig.from_dict(document.settings),
+        evaluation=config.evaluation.replace(norm=document.kinds[0].norm, radii=document.radii()),
+    )
+
+
+def describe_network(network: Classifier, *, handed_over: bool) -> NetworkFacts:
     """The network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
-    layers = [str(layer) for layer in network.modules() if not list(layer.children())]
-    return {
-        "handed_over": handed_over,
-        "layers": layers,
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
-    }
+    layers = tuple(str(layer) for layer in network.modules() if not list(layer.children()))
+    count = sum(parameter.numel() for parameter in network.parameters())
+    return NetworkFacts(handed_over=handed_over, layers=layers, parameters=count)
 
 
 def seeds_of(config: RunConfig, run: Run) -> Seeds:
@@ -141,21 +144,21 @@ def load(
     """Load a trained model. A network of your own has to be handed over again, in the same shape."""
     directory = Run(Path(run))
     directory.require_trained()
-    document = directory.read("config")
-    content = {name: document.get(name) for name in ("config", "dataset")}
-    if content_hash(content) != document.get("content_hash"):
+    started = StartedRun.read(directory)
+    content = {"config": started.config, "dataset": started.dataset.to_dict()}
+    if content_hash(content) != started.content_hash:
         raise RunError(
             f"{directory.path / 'config.json'} was changed after the run was started.",
             remedy="Restore it: what the run promises is read from it.",
         )
     with as_written(directory.path / "config.json"):
-        config = RunConfig.from_dict(document["config"])
-        info = DatasetInfo.from_dict(document["dataset"])
+        config = RunConfig.from_dict(started.config)
+        info = DatasetInfo.from_dict(started.dataset.to_dict())
     machine = config.machine.replace(device=device or config.machine.device, threads=threads or config.machine.threads)
     config = config.replace(machine=machine)
     tensors, metadata = read_tensors(directory.model_file)
-    training = directory.read("training")
-    if not metadata.get("config_hash") == document.get("training_hash") == config.training_hash:
+    training = Training.read(directory)
+    if not metadata.get("config_hash") == started.training_hash == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
     network = make_network(config, info, Seeds.reproducible(0), network)
     the_plan = make_plan(config, info, network)
@@ -172,30 +175,29 @@ def load(
     network.to(use_device(config.machine)).eval().requires_grad_(False)
     network.calibrate()
     accounted = 0
-    if "accounted_steps" in training:
-        accounted = require_possible_count(training["accounted_steps"], training.get("steps"), directory.path)
-    with as_written(directory.path / "training.json"):
-        recorded = the_plan.recorded(training)
+    if training.accounted_steps is not None:
+        accounted = require_possible_count(training.accounted_steps, training.steps, directory.path)
+    recorded = the_plan.recorded(training.rounds or {}, training.excluded or {})
     return TrainedModel(network, config, recorded, directory, accounted, weights_sha256)
 
 
-def _require_own(run: Run, training: dict[str, Any], weights_sha256: str) -> None:
+def _require_own(run: Run, training: Training, weights_sha256: str) -> None:
     """Refuse weights and private tensors that this training did not leave; old trainings have no digests to ask."""
-    if training.get("weights_sha256", weights_sha256) != weights_sha256:
+    if training.weights_sha256 not in (None, weights_sha256):
         raise RunError(
             f"{run.model_file} does not hold the weights that training.json names.",
             remedy="Restore both files, or train again.",
         )
-    for name, commitment in training.get("private_files", {}).items():
+    for name, commitment in training.private_files.items():
         path = run.path / PRIVATE / name
         if path.exists() and commit(run, path.read_bytes()) not in (None, commitment):
             raise RunError(f"{path} belongs to another training.", remedy="Restore the run's own, or train again.")
 
 
-def require_weights(model: TrainedModel, document: dict[str, Any], name: str, verb: str) -> None:
+def require_weights(model: TrainedModel, weights_sha256: str | None, name: str, verb: str) -> None:
     """Refuse a document about other weights. Only a run from before there were digests may hold one without."""
-    unnamed = model.run.read("training").get("weights_sha256") is None
-    if document.get("weights_sha256") not in (model.weights_sha256, *((None,) if unnamed else ())):
+    unnamed = Training.read(model.run).weights_sha256 is None
+    if weights_sha256 not in (model.weights_sha256, *((None,) if unnamed else ())):
         raise RunError(
             f"{model.run.path / name} is about other weights than {model.run.model_file.name}.",
             remedy=f"Make it again: `{model.run.command(verb)}`.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any
 
 from stobatch import data
 from stobatch.config import RunConfig
@@ -14,6 +13,7 @@ from stobatch.data.shard_writing import require_room
 from stobatch.data.shards import read_test
 from stobatch.evaluation.tables import data_root
 from stobatch.progress import progress
+from stobatch.results import DatasetFacts, Dealt, RepeatedRecords, ShardFolder
 from stobatch.seeds import Seeds
 
 _SHOWN = 5
@@ -28,7 +28,7 @@ def shard(
     seed: int = 0,
     dataset: Dataset | Stream | None = None,
     quiet: bool = False,
-) -> dict[str, Any]:
+) -> ShardFolder:
     """Write the configuration's data, or a data set or stream of your own, as a folder for `data.name=shards`.
 
     Image folders and streams are never held as a whole, so they may be larger than memory. The summary tells no
@@ -42,7 +42,7 @@ def shard(
     return _summary(manifest)
 
 
-def check_shards(folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
+def check_shards(folder: str | Path, *, quiet: bool = False) -> ShardFolder:
     """Read a whole folder: every file against its checksum, every value against its range, every record for a twin.
 
     Raises at the first file that is not what was written. A record that occurs twice is reported and not refused: two
@@ -54,9 +54,10 @@ def check_shards(folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
     with progress("check", len(examples), quiet=quiet) as advance:
         repeated = find_repeated_records(examples, advance=advance)
     across = [places for places in repeated if bisect_right(starts, places[0]) != bisect_right(starts, places[-1])]
-    found = {"count": len(repeated), "in_more_than_one_shard": len(across), "first_positions": repeated[:_SHOWN]}
+    shown = tuple(tuple(places) for places in repeated[:_SHOWN])
+    found = RepeatedRecords(count=len(repeated), in_more_than_one_shard=len(across), first_positions=shown)
     copies = len(find_copies(examples, read_test(manifest, manifest.info.num_test)))
-    return {**_summary(manifest), "test_copies": copies, "repeated_records": found}
+    return _summary(manifest).replace(test_copies=copies, repeated_records=found)
 
 
 def _stream(config: RunConfig, out: Path, seeds: Seeds, quiet: bool) -> Stream:
@@ -67,15 +68,15 @@ def _stream(config: RunConfig, out: Path, seeds: Seeds, quiet: bool) -> Stream:
     return source
 
 
-def _summary(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "folder": str(manifest.folder),
-        "dataset": manifest.info.to_dict(),
-        "num_shards": len(manifest.shards),
-        "smallest_shard": min(shard.count for shard in manifest.shards),
-        "largest_shard": max(shard.count for shard in manifest.shards),
-        "encoding": manifest.encoding,
-        "dealt": dict(manifest.dealt),
-        "bytes": manifest.num_bytes,
-        "test_copies": manifest.test_copies,
-    }
+def _summary(manifest: Manifest) -> ShardFolder:
+    return ShardFolder(
+        folder=str(manifest.folder),
+        dataset=DatasetFacts(**manifest.info.to_dict()),
+        num_shards=len(manifest.shards),
+        smallest_shard=min(shard.count for shard in manifest.shards),
+        largest_shard=max(shard.count for shard in manifest.shards),
+        encoding=manifest.encoding,
+        dealt=Dealt(**manifest.dealt),
+        bytes=manifest.num_bytes,
+        test_copies=manifest.test_copies,
+    )

@@ -25,6 +25,7 @@ from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.models.validators import SavedState
 from stobatch.processes import attempt, first_on_its_node
+from stobatch.results import DataDigests, HistoryRow, Training
 from stobatch.runs import MANIFEST, Run, commit, make_key, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
@@ -146,40 +147,38 @@ def _write_end(
         write_tensors(path, carried, {"config_hash": config.training_hash}, private=True)
     model = serialise_tensors(trainable.network.state_dict(), {"config_hash": config.training_hash})
     private = sorted((run.path / PRIVATE).glob("*.safetensors"))
-    run.write(
-        "training",
-        {
-            **kept,
-            "steps": state.step,
-            **spent,
-            "device": str(trainable.network.device),
-            "processes": processes,
-            "torch": torch.__version__,
-            **measured,
-            "history_of": trainable.history_of,
-            "weights_sha256": tensors_sha256(model),
-            "private_files": {path.name: commit(run, path.read_bytes()) for path in private},
-            "history": [
-                {"step": int(step), "test_accuracy": accuracy, trainable.monitored: monitored}
-                for step, accuracy, monitored in state.history
-            ],
-        },
-    )
+    Training(
+        **kept,
+        steps=state.step,
+        **spent,
+        device=str(trainable.network.device),
+        processes=processes,
+        torch=torch.__version__,
+        **measured,
+        history_of=trainable.history_of,
+        weights_sha256=tensors_sha256(model),
+        private_files={path.name: commit(run, path.read_bytes()) for path in private},
+        history=tuple(
+            HistoryRow.model_validate({"step": int(step), "test_accuracy": accuracy, trainable.monitored: monitored})
+            for step, accuracy, monitored in state.history
+        ),
+    ).write(run)
     write_atomically(run.model_file, lambda out: out.write(model))
 
 
-def described_data(run: Run, dataset: Dataset, given: bool) -> dict[str, Any]:
+def described_data(run: Run, dataset: Dataset, given: bool) -> DataDigests:
     """The data of a run for its manifest: sizes, and digests that confirm no guess about anything private."""
     train, test = dataset.train.fingerprint(), dataset.test.fingerprint()
     public = not given and is_public(dataset.info.name)
-    return {
-        "name": dataset.info.name,
-        "public": public,
-        "training_records": len(dataset.train),
-        "test_records": len(dataset.test),
-        "training_commitment": commit(run, "training data", train),
-        **({"test_sha256": test} if public else {"test_commitment": commit(run, "test data", test)}),
-    }
+    digest = {"test_sha256": test} if public else {"test_commitment": commit(run, "test data", test)}
+    return DataDigests(
+        name=dataset.info.name,
+        public=public,
+        training_records=len(dataset.train),
+        test_records=len(dataset.test),
+        training_commitment=commit(run, "training data", train),
+        **digest,
+    )
 
 
 def _common_seeds(engine: Engine, own: Seeds) -> Seeds:

@@ -43,19 +43,6 @@ class CertificateKind:
     column: str = "radius"
     """The column of records that holds the radii."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "function": self.function,
-            "column": self.column,
-            "status": str(self.status),
-            "source": self.source,
-            "norm": str(self.unit.norm),
-            "input_range": str(self.unit.range),
-            "failure_probability": self.failure_probability,
-            "assumptions": list(self.assumptions),
-        }
-
 
 @dataclass(frozen=True)
 class Certificate:

@@ -27,10 +27,10 @@ def audited(name: str, out: Path, trainings: int) -> dict[str, Any]:
     quick = {"training.steps": STEPS.get(name, 2), "data.test_limit": 10}
     config = recipe(f"audit.{name}").override_all({**quick, "audit.trainings": trainings})
     document: dict[str, Any] = stobatch.audit(out, config=config, seed=0, quiet=True)
-    (finding,) = document["findings"]
-    assert finding["details"]["trainings"] == trainings
-    assert finding["confidence"] == 0.95
-    assert document["verdict"] == finding["verdict"]
+    (finding,) = document.findings
+    assert finding.details.trainings == trainings
+    assert finding.confidence == 0.95
+    assert document.verdict == finding.verdict
     return finding
 
 
@@ -38,8 +38,8 @@ def audited(name: str, out: Path, trainings: int) -> dict[str, Any]:
 @pytest.mark.parametrize("name", MANY)
 def test_many_trainings_refute_a_control(name: str, tmp_path: Path) -> None:
     finding = audited(name, tmp_path / "run", MANY[name])
-    assert finding["verdict"] == "refuted"
-    assert max(bound["epsilon_at_least"] for bound in finding["details"]["bounds"]) > 3
+    assert finding.verdict == "refuted"
+    assert max(bound.epsilon_at_least for bound in finding.details.bounds) > 3
 
 
 @pytest.mark.slow
@@ -47,6 +47,6 @@ def test_many_trainings_refute_a_control(name: str, tmp_path: Path) -> None:
 def test_many_trainings_leave_the_sound_method_alone(name: str, trainings: int, tmp_path: Path) -> None:
     """At ε = 3, 1 and 0.2, by the attack that refutes the controls, on trainings of the same size."""
     finding = audited(name, tmp_path / "run", trainings)
-    assert finding["verdict"] == "consistent"
-    best = max(bound["epsilon_at_least"] for bound in finding["details"]["bounds"])
-    assert best <= finding["details"]["claimed_epsilon"]
+    assert finding.verdict == "consistent"
+    best = max(bound.epsilon_at_least for bound in finding.details.bounds)
+    assert best <= finding.details.claimed_epsilon

@@ -57,13 +57,13 @@ def test_one_training_with_canaries_tells_broken_from_sound(case: Planted, tmp_p
     run = tmp_path / "run"
     before = stobatch.train(recipe(f"audit.{case.recipe}").override_all(changes), run, quiet=True).guarantee
     document = stobatch.audit(run, overrides={"audit.instruments": ["one_run"]}, quiet=True)
-    (finding,) = document["findings"]
-    assert finding["verdict"] == document["verdict"] == case.verdict
-    assert finding["details"]["canaries"] == case.canaries
-    assert finding["confidence"] == 0.95
-    assert finding["claim_status"] == (Status.PROVED if case.recipe == "sound" else Status.CLAIMED)
-    assert (before.status, before.secret_seed_status) == (Status.VOID, finding["claim_status"])
+    (finding,) = document.findings
+    assert finding.verdict == document.verdict == case.verdict
+    assert finding.details.canaries == case.canaries
+    assert finding.confidence == 0.95
+    assert finding.claim_status == (Status.PROVED if case.recipe == "sound" else Status.CLAIMED)
+    assert (before.status, before.secret_seed_status) == (Status.VOID, finding.claim_status)
     assert load(run).guarantee.status is (Status.REFUTED if case.verdict == "refuted" else before.status)
     # The attack is not idle where there is something to see.
-    best = max(bound["epsilon_at_least"] for bound in finding["details"]["bounds"])
+    best = max(bound.epsilon_at_least for bound in finding.details.bounds)
     assert best > 0.4 or case.epsilon < 3 or case.canaries < 600

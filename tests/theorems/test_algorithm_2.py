@@ -48,7 +48,7 @@ def test_both_batch_sizes_and_the_weight_enter_the_mean() -> None:
 
 def test_it_learns_all_parameters_and_claims_no_privacy(stripes: stobatch.Dataset, tmp_path: Path) -> None:
     model = stobatch.train(config(), tmp_path / "run", dataset=stripes, quiet=True)
-    scores = stobatch.evaluate(tmp_path / "run", dataset=stripes, quiet=True)
+    scores = stobatch.evaluate(tmp_path / "run", dataset=stripes, quiet=True).to_dict()
     assert scores["clean_accuracy"]["value"] == 1.0
     assert model.guarantee.status is Status.NONE
     assert "no privacy guarantee" in str(model.guarantee)

@@ -17,11 +17,20 @@ from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.errors import RunError, SettingError
 from stobatch.evaluation.tables import begin, read_data, require_allowed
-from stobatch.files import as_written
 from stobatch.loading import load, read_config, seeds_of
 from stobatch.methods import method_of
 from stobatch.models import Classifier
-from stobatch.results import WITH_SECRET_SEEDS, Finding, judge_claims, overall_verdict, recheck
+from stobatch.results import (
+    WITH_SECRET_SEEDS,
+    Audit,
+    CertificateSummary,
+    Evidence,
+    Finding,
+    StartedRun,
+    judge_claims,
+    overall_verdict,
+    recheck,
+)
 from stobatch.runs import Run, seal
 from stobatch.training.device import environment, use_device
 from stobatch.training_run import plan as plan_of
@@ -39,7 +48,7 @@ def audit(
     resume: bool = False,
     quiet: bool = False,
     device: str | None = None,
-) -> dict[str, Any]:
+) -> Audit:
     """Audit a run, or with `config` a configuration that nothing was trained with yet.
 
     Instruments that train models of their own (`many_runs`, `membership`) need no trained run. What was found before by
@@ -56,35 +65,34 @@ def audit(
         return _audit(audited, seed)
 
 
-def _audit(audited: Audited, seed: int | None) -> dict[str, Any]:
+def _audit(audited: Audited, seed: int | None) -> Audit:
     names = audited.settings.instruments or _fitting(audited)
     if audited.model is not None:
         begin(audited.model, "audit.json", *(f"evidence/{name}.json" for name in names))
     audited, known = replace(audited, num_tests=_tests(audited, names)), _known(audited, names)
     for name in (name for name in MAKERS if name in names):
-        found = [_worded(finding, name, audited).to_dict() for finding in MAKERS[name](audited)]
-        evidence = {
-            "training_hash": audited.config.training_hash,
-            "weights_sha256": audited.weights_sha256,
-            "settings": audited.settings.to_dict(),
-            "seed": seed,
-            "findings": found,
-        }
-        audited.run.write(f"evidence/{name}", evidence)
-        known = [finding for finding in known if finding["instrument"] != name] + found
+        found = tuple(_worded(finding, name, audited) for finding in MAKERS[name](audited))
+        Evidence(
+            training_hash=audited.config.training_hash,
+            weights_sha256=audited.weights_sha256,
+            settings=audited.settings.to_dict(),
+            seed=seed,
+            findings=found,
+        ).write_of(audited.run, name)
+        known = [finding for finding in known if finding.instrument != name] + [*found]
         document = summary(audited, known)
-        audited.run.write("audit", document)
+        document.write(audited.run)
     seal(audited.run, "audit", environment(audited.config.machine.device))
     return document
 
 
 def _worded(finding: Finding, instrument: str, audited: Audited) -> Finding:
     """The finding with its evidence; where the seed is public, it says which training its claim is about."""
-    finding = replace(finding, evidence=f"evidence/{instrument}.json")
+    finding = finding.replace(evidence=f"evidence/{instrument}.json")
     if finding.about != "privacy" or audited.config.seed is None or finding.claim_status is Status.NONE:
         return finding
     statement = f"{finding.statement} for this training {WITH_SECRET_SEEDS}"
-    return replace(finding, claim=f"{WITH_SECRET_SEEDS}: {finding.claim}", statement=statement)
+    return finding.replace(claim=f"{WITH_SECRET_SEEDS}: {finding.claim}", statement=statement)
 
 
 def _tests(audited: Audited, names: tuple[str, ...]) -> int:
@@ -93,30 +101,30 @@ def _tests(audited: Audited, names: tuple[str, ...]) -> int:
     return sum(max(1, releases) if name == "release" else 1 for name in names)
 
 
-def _known(audited: Audited, names: tuple[str, ...]) -> list[dict[str, Any]]:
+def _known(audited: Audited, names: tuple[str, ...]) -> list[Finding]:
     """What other instruments found before about this very training, from their evidence."""
-    known: list[dict[str, Any]] = []
-    for name in (name for name in MAKERS if name not in names and audited.run.has(f"evidence/{name}")):
-        with as_written(audited.run.path / f"evidence/{name}.json"):
-            before = audited.run.read(f"evidence/{name}")
-            about = (before["training_hash"], before.get("weights_sha256", audited.weights_sha256))
-            if about == (audited.config.training_hash, audited.weights_sha256):
-                known += recheck(before["findings"])
+    known: list[Finding] = []
+    for name in (name for name in MAKERS if name not in names):
+        before = Evidence.read_of(audited.run, name)
+        if before is not None and before.training_hash == audited.config.training_hash:
+            # Evidence from before there were digests is about the weights that are there.
+            unnamed = "weights_sha256" not in before.model_fields_set
+            if unnamed or before.weights_sha256 == audited.weights_sha256:
+                known += recheck(before.findings)
     return known
 
 
-def summary(audited: Audited, findings: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(audited: Audited, findings: list[Finding]) -> Audit:
     """All claims of the run, tested or not, and what was found about them."""
-    run = audited.run
-    kinds = run.read("certificates")["kinds"] if run.has("certificates") else []
-    claims = judge_claims(audited.claim.status, kinds, findings)
-    return {
-        "training_hash": audited.config.training_hash,
-        "weights_sha256": audited.weights_sha256,
-        "verdict": str(overall_verdict(claims, findings)),
-        "claims": claims,
-        "findings": findings,
-    }
+    certified = CertificateSummary.read_if_there(audited.run)
+    claims = judge_claims(audited.claim.status, certified.kinds if certified else (), findings)
+    return Audit(
+        training_hash=audited.config.training_hash,
+        weights_sha256=audited.weights_sha256,
+        verdict=overall_verdict(claims, findings),
+        claims=tuple(claims),
+        findings=tuple(findings),
+    )
 
 
 def open_subject(
@@ -147,7 +155,7 @@ def open_subject(
     use_device(config.machine)
     if run.is_trained:
         model = load(run.path, network=network, device=config.machine.device, threads=config.machine.threads)
-        info = DatasetInfo.from_dict(run.read("config")["dataset"])
+        info = DatasetInfo.from_dict(StartedRun.read(run).dataset.to_dict())
         return Audited(run, config, info, model.plan, model.claim, seeds, model, dataset, network, seed, resume, quiet)
     the_plan = plan_of(config, dataset=dataset, network=network)
     whole = dataset or read_data(config, seeds, quiet)

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import exp
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,15 +31,14 @@ from torch import Tensor
 from stobatch.attacks.goals import margin
 from stobatch.auditing.certificate_attacks import AttackedCertificates, FalsifierSettings, break_pass, break_vote
 from stobatch.auditing.subject import Audited
-from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import Examples
 from stobatch.errors import DataError, ModelError, RunError
 from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.tables import test_examples
-from stobatch.files import PRIVATE, Columns, as_written, write_tensors
-from stobatch.loading import require_weights
+from stobatch.files import PRIVATE, Columns, write_tensors
+from stobatch.loading import as_certified, require_weights
 from stobatch.progress import Tick
-from stobatch.results import Finding
+from stobatch.results import CertificateDetails, CertificateSummary, Finding
 from stobatch.types import Verdict
 from stobatch.verifier import CertificateKind, Flags, Labels, Verifier
 from stobatch.votes.confidence import Floats
@@ -170,21 +168,21 @@ def finding_of(
         attack=f"{', '.join(settings.attacks)}; {settings.steps} steps, {settings.restarts} starts, "
         f"{settings.queries} queries, {settings.random_points} corners and random points",
         confidence=settings.confidence,
-        details={
-            "certified": certified,
-            "attacked": attacked,
-            "broken": int(broken.sum()),
-            "broken_float64": sum(exact) if exact else None,
-            "broken_by": dict(by_attack),
-            "smallest_margin": min(columns["margin"], default=None),
-            "smallest_radius": min(columns["radius"], default=None),
-            "largest_radius": max(columns["radius"], default=None),
-            "failure_probability": kind.failure_probability,
-            "retests": retests,
-            "overclaims": overclaims,
-            "allowed_overclaims": allowed,
-            "could_not_refute": None if refuted else powerless or None,
-        },
+        details=CertificateDetails(
+            certified=certified,
+            attacked=attacked,
+            broken=int(broken.sum()),
+            broken_float64=sum(exact) if exact else None,
+            broken_by=dict(by_attack),
+            smallest_margin=min(columns["margin"], default=None),
+            smallest_radius=min(columns["radius"], default=None),
+            largest_radius=max(columns["radius"], default=None),
+            failure_probability=kind.failure_probability,
+            retests=retests,
+            overclaims=overclaims,
+            allowed_overclaims=allowed,
+            could_not_refute=None if refuted else powerless or None,
+        ),
     )
 
 
@@ -274,16 +272,16 @@ _NOTHING: Columns = {name: [] for name in (*COLUMNS, "row", "point")}
 def of_certificates(audited: Audited) -> list[Finding]:
     """Every kind of certificate that `certify` left, attacked inside the balls nearest to a border."""
     trained, run = audited.trained(), audited.run
-    if not run.has("certificates"):
+    document = CertificateSummary.read_if_there(run)
+    if document is None:
         raise RunError(f"{run.path} is not certified.", remedy=f"Certify it first: `{run.command('certify')}`.")
-    document = run.read("certificates")
-    require_weights(trained, document, "certificates.json", "certify")
-    with as_written(run.path / "certificates.json"):
-        model = replace(trained, config=_as_certified(audited.config, document))
-        made_by, chosen = document["config_hash"], document["kinds"][0]["name"]
-        rows, weights_sha256 = document["rows"], document.get("weights_sha256")
-    records = run.records("certify", config_hash=made_by, expected_rows=rows, weights_sha256=weights_sha256).read()
-    test = test_examples(model, audited.dataset, document["rows"], audited.quiet)
+    require_weights(trained, document.weights_sha256, "certificates.json", "certify")
+    model = replace(trained, config=as_certified(audited.config, document))
+    made_by, chosen = document.config_hash, document.kinds[0].name
+    records = run.records(
+        "certify", config_hash=made_by, expected_rows=document.rows, weights_sha256=document.weights_sha256
+    ).read()
+    test = test_examples(model, audited.dataset, document.rows, audited.quiet)
     if test.labels.tolist() != records["label"]:
         raise DataError(
             f"the certificates in {run.path} are for other test data.", remedy="Certify the same data first."
@@ -293,16 +291,6 @@ def of_certificates(audited: Audited) -> list[Finding]:
         raise RunError(f"{run.path / 'certificates.json'} names no certificate of this model.", remedy="Certify again.")
     verifier = ways[chosen]
     return [_Falsified(audited, verifier, kind, test, records, made_by).finding() for kind in verifier.kinds]
-
-
-def _as_certified(config: RunConfig, document: dict[str, Any]) -> RunConfig:
-    """The settings that the certificates were made with, whatever the run's own are."""
-    kind = document["kinds"][0]
-    radii = tuple(row["radius"] for row in document["certified_accuracy"][kind["name"]])
-    return config.replace(
-        certification=CertificationConfig.from_dict(document["settings"]),
-        evaluation=config.evaluation.replace(norm=kind["norm"], radii=radii),
-    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ is sound: a weak one only finds less.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,7 +20,7 @@ from stobatch.auditing.tradeoff_curves import MOST_EPSILON, AnyMechanism, Family
 from stobatch.dp.accounting import check_delta
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import DataError, SettingError
-from stobatch.results import Finding
+from stobatch.results import Bound, BoundCounts, Finding, PrivacyDetails
 from stobatch.types import Verdict
 from stobatch.votes.confidence import clopper_pearson
 
@@ -45,7 +45,7 @@ class EpsilonBound:
     """clopper_pearson, gaussian_family, poisson_family, one_run, one_run_gaussian, one_run_poisson or membership"""
     assumes: str = ""
     """What must be true of the mechanism; empty where nothing is assumed."""
-    details: dict[str, Any] = field(default_factory=dict)
+    details: BoundCounts = field(default_factory=BoundCounts)
     """Counts and rates behind the bound; no score and no threshold."""
 
     def __str__(self) -> str:
@@ -53,10 +53,21 @@ class EpsilonBound:
         assuming = f", assuming {self.assumes}" if self.assumes else ""
         return f"ε ≥ {self.epsilon:.3g} at δ = {self.delta:g} with {100 * self.confidence:.3g}% confidence{assuming}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Under names that nobody takes for a guarantee."""
-        plain = asdict(self)
-        return {"epsilon_at_least": plain.pop("epsilon"), "at_delta": plain.pop("delta"), **plain}
+    def described(self) -> Bound:
+        """The bound as documents hold it, under names that nobody takes for a guarantee."""
+        return Bound(
+            epsilon_at_least=self.epsilon,
+            at_delta=self.delta,
+            confidence=self.confidence,
+            name=self.name,
+            assumes=self.assumes,
+            details=self.details,
+        )
+
+    @classmethod
+    def recorded(cls, bound: Bound) -> EpsilonBound:
+        """The inverse of `described`."""
+        return cls(bound.epsilon_at_least, bound.at_delta, bound.confidence, bound.name, bound.assumes, bound.details)
 
 
 def two_sided_bounds(
@@ -99,22 +110,22 @@ def two_sided_bounds(
         false_positives, false_negatives = _errors(out_held, in_held, np.array([cut]))
         fpr = float(_at_most(false_positives, len(out_held), failure)[0])
         fnr = float(_at_most(false_negatives, len(in_held), failure)[0])
-        details = {
-            "trainings_without": len(out),
-            "trainings_with": len(in_),
-            "trials_without": len(out_held),
-            "trials_with": len(in_held),
-            "false_positives": int(false_positives[0]),
-            "true_positives": len(in_held) - int(false_negatives[0]),
-            "false_positive_rate": float(false_positives[0]) / len(out_held),
-            "false_positive_rate_at_most": fpr,
-            "false_negative_rate": float(false_negatives[0]) / len(in_held),
-            "false_negative_rate_at_most": fnr,
-            "failure_of_each_rate": failure,
-            "chosen_on": "the other half of the trainings" if threshold is None else "nothing: fixed beforehand",
-            "direction": "with" if fpr <= fnr else "without",
-        }
-        return EpsilonBound(member.epsilon(fpr, fnr, delta), delta, confidence, member.name, member.assumes, details)
+        counts = BoundCounts(
+            trainings_without=len(out),
+            trainings_with=len(in_),
+            trials_without=len(out_held),
+            trials_with=len(in_held),
+            false_positives=int(false_positives[0]),
+            true_positives=len(in_held) - int(false_negatives[0]),
+            false_positive_rate=float(false_positives[0]) / len(out_held),
+            false_positive_rate_at_most=fpr,
+            false_negative_rate=float(false_negatives[0]) / len(in_held),
+            false_negative_rate_at_most=fnr,
+            failure_of_each_rate=failure,
+            chosen_on="the other half of the trainings" if threshold is None else "nothing: fixed beforehand",
+            direction="with" if fpr <= fnr else "without",
+        )
+        return EpsilonBound(member.epsilon(fpr, fnr, delta), delta, confidence, member.name, member.assumes, counts)
 
     return tuple(bound(member, cut) for member, cut in zip(families, cuts, strict=True))
 
@@ -281,11 +292,11 @@ def privacy_finding(
         threat_model=threat_model,
         attack=attack,
         confidence=confidence,
-        details={
-            "claimed_epsilon": claim.epsilon,
-            "claimed_delta": claim.delta,
-            "neighbours": str(claim.neighbours),
+        details=PrivacyDetails(
+            claimed_epsilon=claim.epsilon,
+            claimed_delta=claim.delta,
+            neighbours=claim.neighbours,
             **details,
-            "bounds": [bound.to_dict() for bound in bounds],
-        },
+            bounds=tuple(bound.described() for bound in bounds),
+        ),
     )

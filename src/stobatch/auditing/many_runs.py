@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log1p
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from stobatch.files import Columns
 from stobatch.loading import make_network
 from stobatch.methods import method_of
 from stobatch.progress import Tick
-from stobatch.results import Finding
+from stobatch.results import Finding, Histogram
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable
 from stobatch.training.engines import Gradients
@@ -118,13 +117,13 @@ def many_runs_finding(
     )
 
 
-def histogram(without: Floats, with_: Floats, bins: int = 40) -> dict[str, Any]:
+def histogram(without: Floats, with_: Floats, bins: int = 40) -> Histogram:
     """How the scores of both sides spread, for a picture."""
     both = np.concatenate([without, with_])
     low, high = np.quantile(both[np.isfinite(both)], [0.001, 0.999])
     edges = np.linspace(low, high if high > low else low + 1, bins + 1)
     counts = [np.histogram(np.clip(side, edges[0], edges[-1]), edges)[0].tolist() for side in (without, with_)]
-    return {"edges": edges.tolist(), "without": counts[0], "with": counts[1]}
+    return Histogram(edges=edges.tolist(), without=counts[0], with_=counts[1])
 
 
 def of_many_runs(audited: Audited) -> list[Finding]:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from stobatch.files import Columns
 from stobatch.loading import make_network
 from stobatch.methods import method_of
 from stobatch.progress import Tick
-from stobatch.results import Finding
+from stobatch.results import BoundCounts, Finding, MembershipDetails, Rate, Roc
 from stobatch.training.loop import OneByOne
 from stobatch.types import Neighbours, Status, Verdict
 from stobatch.votes.confidence import clopper_pearson
@@ -87,21 +87,30 @@ class MembershipResult:
     roc: tuple[list[float], list[float]]
     """For a figure: false-positive rates on a log grid, and the true-positive rates of all targets' pairs together."""
 
-    def to_dict(self) -> dict[str, Any]:
-        def named(rates: dict[float, Measured]) -> dict[str, Any]:
-            return {
-                f"{rate:g}": dict(zip(("value", "low", "high"), measured, strict=True))
-                for rate, measured in rates.items()
-            }
+    def details(self, claimed: tuple[float | None, float], needed: int | None, reason: str | None) -> MembershipDetails:
+        """The numbers as documents hold them: held against these ε and δ, and why they could not have refuted them."""
 
-        return {
-            **{name: value for name, value in vars(self).items() if name != "epsilon_bound"},
-            "auroc_interval": list(self.auroc_interval),
-            "tpr_at": named(self.tpr_at),
-            "fpr_at": named(self.fpr_at),
-            "bounds": [self.epsilon_bound.to_dict()],
-            "roc": {"false_positive_rate": self.roc[0], "true_positive_rate": self.roc[1]},
-        }
+        def named(rates: dict[float, Measured]) -> dict[str, Rate]:
+            return {f"{rate:g}": Rate(value=value, low=low, high=high) for rate, (value, low, high) in rates.items()}
+
+        return MembershipDetails(
+            auroc=self.auroc,
+            auroc_interval=self.auroc_interval,
+            tpr_at=named(self.tpr_at),
+            fpr_at=named(self.fpr_at),
+            variance=self.variance,
+            confidence=self.confidence,
+            num_shadows=self.num_shadows,
+            num_targets=self.num_targets,
+            num_examples=self.num_examples,
+            roc=Roc(false_positive_rate=tuple(self.roc[0]), true_positive_rate=tuple(self.roc[1])),
+            bounds=(self.epsilon_bound.described(),),
+            claimed_epsilon=claimed[0],
+            claimed_delta=claimed[1],
+            targets_needed=needed,
+            could_not_refute=reason,
+            neighbours=Neighbours.REPLACE_ONE,
+        )
 
 
 def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Floats:
@@ -307,15 +316,15 @@ def _epsilon_bound(
     best = np.lexsort((surplus, epsilons))[-1]
     x, y = averages(held, cuts[best : best + 1])
     epsilon = float(largest_refuted(x, y, num_targets, delta, log_failure)[0][0])
-    details = {
-        "targets": num_targets,
-        "guesses_of": guessed,
-        "guessed_rightly": float(x.mean()),
-        "guessed_wrongly": float(y.mean()),
-        "most_that_could_show": _most_epsilon(num_targets, delta, log_failure),
-        "failure_of_each_direction": (1 - confidence) / _DIRECTIONS,
-    }
-    return EpsilonBound(epsilon, delta, confidence, "membership", details=details)
+    counts = BoundCounts(
+        targets=num_targets,
+        guesses_of=guessed,
+        guessed_rightly=float(x.mean()),
+        guessed_wrongly=float(y.mean()),
+        most_that_could_show=_most_epsilon(num_targets, delta, log_failure),
+        failure_of_each_direction=(1 - confidence) / _DIRECTIONS,
+    )
+    return EpsilonBound(epsilon, delta, confidence, "membership", details=counts)
 
 
 def largest_refuted(x: Floats, y: Floats, num_targets: int, delta: float, log_failure: float) -> tuple[Floats, Floats]:
@@ -509,14 +518,9 @@ def membership_finding(
         threat_model="the attacker queries the trained model, and trains models of its own on records like these",
         attack=f"likelihood ratio with {result.num_shadows} shadow models on {result.num_targets} others",
         confidence=confidence,
-        details={
-            **result.to_dict(),
-            "claimed_epsilon": None if claim.status is Status.NONE else epsilon,
-            "claimed_delta": delta,
-            "targets_needed": needed,
-            "could_not_refute": None if refuted else powerless or None,
-            "neighbours": str(Neighbours.REPLACE_ONE),
-        },
+        details=result.details(
+            (None if claim.status is Status.NONE else epsilon, delta), needed, None if refuted else powerless or None
+        ),
     )
 
 

@@ -30,6 +30,7 @@ from stobatch.auditing.lower_bounds import EpsilonBound, check_epsilon, check_re
 from stobatch.auditing.tradeoff_curves import Curve, CurveFamily, most_refuted
 from stobatch.dp.accounting import check_delta
 from stobatch.errors import DataError, SettingError
+from stobatch.results import BoundCounts
 
 GUESSED_SHARES = (1.0, 0.2, 0.05)
 """Of the canaries, where no numbers of guesses are given: against little noise many guesses are right, and show most;
@@ -129,16 +130,16 @@ def bounds_of_guesses(
             return False
 
         epsilon = search(refuted)
-        details = {
-            "canaries": canaries,
-            "included": included,
-            "guesses": counts[best],
-            "correct_guesses": correct[best],
-            "guesses_tried": list(counts),
-            "correct_guesses_of_each": list(correct),
-            "failure_of_each_test": failure,
-        }
-        return EpsilonBound(epsilon, delta, confidence, name, assumes, details)
+        behind = BoundCounts(
+            canaries=canaries,
+            included=included,
+            guesses=counts[best],
+            correct_guesses=correct[best],
+            guesses_tried=tuple(counts),
+            correct_guesses_of_each=tuple(correct),
+            failure_of_each_test=failure,
+        )
+        return EpsilonBound(epsilon, delta, confidence, name, assumes, behind)
 
     def impossible_for_any(epsilon: float, guesses: int, right: int) -> bool:
         return _p_value(canaries, guesses, right, epsilon, delta) < failure

@@ -23,6 +23,7 @@ from stobatch.interrupts import STOPPED, Interrupted, obey_stops
 from stobatch.processes import leads, one_of_several
 from stobatch.reporting import terminal as tables
 from stobatch.reporting.terminal import verified_page
+from stobatch.results import Audit, Document, Outcome, PlanDocument, Scores, ShardFolder, TrainedRun, Training
 from stobatch.runs import Run
 from stobatch.settings import parse_assignment
 from stobatch.types import Status, Verdict
@@ -130,9 +131,9 @@ def _overrides(section: str, recipe_name: str | None, pairs: list[str] | None, l
     return {f"{section}.{key}": value for key, value in named.items()} | _assignments(pairs) | limited
 
 
-def _print(document: dict[str, Any], as_json: bool, *parts: Any) -> None:
+def _print(document: Document | dict[str, Any], as_json: bool, *parts: Any) -> None:
     if as_json:
-        print(json.dumps(document, indent=2))
+        print(document.to_json() if isinstance(document, Document) else json.dumps(document, indent=2))
     else:
         tables.show(*parts)
 
@@ -151,9 +152,9 @@ def plan(
     import stobatch
     from stobatch.files import write_json
 
-    document = stobatch.plan(_config(recipe, config, set_, seed, device)).to_dict()
+    document = PlanDocument.from_dict(stobatch.plan(_config(recipe, config, set_, seed, device)).to_dict())
     if out is not None:
-        write_json(out, "plan", document)
+        write_json(out, document.kind, document.to_dict())
     _print(document, as_json, tables.plan_table(document))
 
 
@@ -180,14 +181,11 @@ def train(
     model = stobatch.train(settings, out, resume=resume, quiet=as_json)
     if not leads():
         return
-    document: dict[str, Any] = {
-        "run": str(out),
-        "training_hash": settings.training_hash,
-        "training": run.read("training"),
-        "guarantee": model.guarantee.to_dict(),
-    }
-    done = tables.trained_line(out, settings.training_hash, document["training"])
-    _print(document, as_json, done, tables.guarantee_card(document["guarantee"]))
+    document = TrainedRun(
+        run=str(out), training_hash=settings.training_hash, training=Training.read(run), guarantee=model.guarantee
+    )
+    done = tables.trained_line(out, settings.training_hash, document.training)
+    _print(document, as_json, done, tables.guarantee_card(document.guarantee))
 
 
 @app.command()
@@ -248,7 +246,7 @@ def attack(
         _run(run, out), protocol=protocol, function=function, overrides=overrides, seed=seed, resume=resume,
         quiet=as_json, device=device,
     )  # fmt: skip
-    _print(document, as_json, tables.guarantee_card(document["guarantee"]), tables.attack_table(document))
+    _print(document, as_json, tables.guarantee_card(document.guarantee), tables.attack_table(document))
 
 
 @app.command()
@@ -270,14 +268,14 @@ def evaluate(
     scores = stobatch.evaluate(
         _run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device
     )
-    certified = [tables.certificate_table(scores["certificates"])] if scores["certificates"] else []
-    _print(scores, as_json, tables.guarantee_card(scores["guarantee"]), tables.score_table(scores), *certified)
+    certified = [tables.certificate_table(scores.certificates)] if scores.certificates else []
+    _print(scores, as_json, tables.guarantee_card(scores.guarantee), tables.score_table(scores), *certified)
     _exit_if_refuted(scores)
 
 
-def _exit_if_refuted(scores: dict[str, Any]) -> None:
+def _exit_if_refuted(scores: Scores) -> None:
     """A broken certificate that only claims is a finding; one that was proved is a fault that must stop a pipeline."""
-    if any(flag["refutes"] == Status.PROVED for flag in scores["flags"]):
+    if any(flag.refutes is Status.PROVED for flag in scores.flags):
         raise SystemExit(1)
 
 
@@ -315,13 +313,13 @@ def audit(
     _print(document, as_json, *tables.audit_tables(document))
     if _refuted(document, *Status):
         raise SystemExit(1)
-    if document["claims"] and document["verdict"] == Verdict.NOT_TESTED:
+    if document.claims and document.verdict is Verdict.NOT_TESTED:
         raise SystemExit(3)
 
 
-def _refuted(audit: dict[str, Any], *statuses: Status) -> bool:
+def _refuted(audit: Audit, *statuses: Status) -> bool:
     """Whether a claim was refuted that had one of these statuses."""
-    return any(f["verdict"] == Verdict.REFUTED and f["claim_status"] in statuses for f in audit["findings"])
+    return any(f.verdict is Verdict.REFUTED and f.claim_status in statuses for f in audit.findings)
 
 
 @app.command()
@@ -339,7 +337,7 @@ def report(
     import stobatch
 
     document = stobatch.report(runs, out, images=images, signers=signers, identity=identity)
-    _print(document, as_json, f"report: {document['report']}")
+    _print(document, as_json, f"report: {document.report}")
 
 
 @app.command()
@@ -352,7 +350,9 @@ def where(
 
     found = [paper.where(item)] if item else list(paper.items().values())
     rows = [{**vars(one), "file": paper.relative_file(one)} for one in found]
-    lines = [f"{row['name']}: src/{row['file']}:{row['line']}  {row['summary']}\n    {row['verdict']}" for row in rows]
+    lines = [
+        f"{one.name}: src/{paper.relative_file(one)}:{one.line}  {one.summary}\n    {one.verdict}" for one in found
+    ]
     _print({"items": rows}, as_json, *lines)
 
 
@@ -371,7 +371,7 @@ def demo(
     from stobatch.verification import verify
 
     settings = _config(recipe, None, set_, seed, device)
-    the_plan = stobatch.plan(settings).to_dict()
+    the_plan = PlanDocument.from_dict(stobatch.plan(settings).to_dict())
     if not as_json:
         tables.show(tables.plan_table(the_plan))
     stobatch.train(settings, out, resume=True, quiet=as_json)
@@ -383,13 +383,14 @@ def demo(
     certificates = stobatch.certify(out, overrides=changed, resume=True, quiet=as_json, device=device)
     scores = stobatch.evaluate(out, overrides=changed, resume=True, quiet=as_json, device=device)
     audited = stobatch.audit(out, overrides=changed, resume=True, quiet=as_json, device=device)
-    written = stobatch.report([out])["report"]
-    verified = verify(out).to_dict()
+    written = stobatch.report([out]).report
+    verified = verify(out)
     shown = (tables.score_table(scores), tables.certificate_table(certificates), *tables.audit_tables(audited))
     page = (f"report: {written}", verified_page(verified))
-    _print({**scores, "audit": audited, "verification": verified}, as_json, *shown, *page)
+    both = {"audit": audited.to_dict(), "verification": verified.to_dict()}
+    _print({**scores.to_dict(), **both}, as_json, *shown, *page)
     _exit_if_refuted(scores)
-    if _refuted(audited, Status.PROVED) or verified["verdict"] == "differs":
+    if _refuted(audited, Status.PROVED) or verified.verdict is Outcome.DIFFERS:
         raise SystemExit(1)
 
 
@@ -455,7 +456,7 @@ def doctor(
 
     document = examine_machine(out, only=only or (), quiet=as_json)
     _print(document, as_json, health_table(document))
-    if not document["ready"]:
+    if not document.ready:
         raise SystemExit(2)
 
 
@@ -481,9 +482,7 @@ def shard(
         if recipe or config or set_:
             raise SettingError("--check takes no settings.", remedy="Write `stobatch shard --check DIR`.")
         document = check_shards(check, quiet=as_json)
-        _print(
-            document, as_json, f"checked {_line(document)}", *_warnings(document["repeated_records"]), _copies(document)
-        )
+        _print(document, as_json, f"checked {_line(document)}", *_warnings(document), _copies(document))
     elif out is not None:
         # Only where the data are and how they are read: nothing is trained.
         settings = _config(recipe or (None if config else "demo"), config, set_, None, None)
@@ -492,27 +491,28 @@ def shard(
         _print(document, as_json, f"wrote {_line(document)}", _copies(document), use)
 
 
-def _line(document: dict[str, Any]) -> str:
-    info, smallest, largest = document["dataset"], document["smallest_shard"], document["largest_shard"]
+def _line(document: ShardFolder) -> str:
+    info, smallest, largest = document.dataset, document.smallest_shard, document.largest_shard
     size = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
     return (
-        f"{document['folder']}: {info['name']}, {info['num_train']:,} training examples in {document['num_shards']} "
-        f"shards of {size}, {info['num_test']:,} test examples, {document['bytes'] / 1e6:,.1f} MB as "
-        f"{document['encoding']}, dealt by {document['dealt']['rule'].removeprefix('by ')}"
+        f"{document.folder}: {info.name}, {info.num_train:,} training examples in {document.num_shards} "
+        f"shards of {size}, {info.num_test:,} test examples, {document.bytes / 1e6:,.1f} MB as "
+        f"{document.encoding}, dealt by {document.dealt.rule.removeprefix('by ')}"
     )
 
 
-def _copies(document: dict[str, Any]) -> str:
-    copies, tests = document["test_copies"], document["dataset"]["num_test"]
+def _copies(document: ShardFolder) -> str:
+    copies, tests = document.test_copies, document.dataset.num_test
     return f"{'warning: ' if copies else ''}{copies:,} of {tests:,} test examples are training examples"
 
 
-def _warnings(repeated: dict[str, Any]) -> list[str]:
-    if not repeated["count"]:
+def _warnings(document: ShardFolder) -> list[str]:
+    repeated = document.repeated_records
+    if repeated is None or not repeated.count:
         return ["no record occurs twice"]
-    positions = "; ".join(", ".join(map(str, group)) for group in repeated["first_positions"])
+    positions = "; ".join(", ".join(map(str, group)) for group in repeated.first_positions)
     return [
-        f"warning: {repeated['count']:,} records occur more than once, {repeated['in_more_than_one_shard']:,} of them "
+        f"warning: {repeated.count:,} records occur more than once, {repeated.in_more_than_one_shard:,} of them "
         f"in more than one shard (positions {positions}). Two persons may look alike; one person twice is protected "
         "less than the guarantee says: remove the repetition and write the shards again."
     ]
@@ -532,9 +532,9 @@ def verify(
     """Compute everything again that a run publishes, and say what cannot be checked. Exit code 1 where it differs."""
     from stobatch.verification import verify as verify_run
 
-    document = verify_run(run, sample=sample, signers=signers, identity=identity, seed=seed).to_dict()
+    document = verify_run(run, sample=sample, signers=signers, identity=identity, seed=seed)
     _print(document, as_json, verified_page(document))
-    if document["verdict"] == "differs":
+    if document.verdict is Outcome.DIFFERS:
         raise SystemExit(1)
 
 

@@ -62,7 +62,7 @@ def compare(
         configs, out, seeds=_whole(seeds) if seeds else None, repeats=repeats, quiet=as_json, device=device
     )
     _print(document, as_json, comparison_tables(document), f"page: {out / 'comparison.html'}")
-    if any(flag["refutes"] == Status.PROVED for flag in document["flags"]):
+    if any(flag.refutes is Status.PROVED for flag in document.flags):
         raise SystemExit(1)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stobatch.cli.app import Config, Device, Json, Recipe, Resume, Seed, Set, _changes, _config, _print, app
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import RunError, SettingError
-from stobatch.files import as_written
 from stobatch.reporting.terminal import guarantee_card, party_table, trained_line
+from stobatch.results import FederatedTraining, FederationAccount, Participation, StartedRun, Training
 from stobatch.runs import Run
 
 if TYPE_CHECKING:
@@ -42,8 +42,9 @@ def federate(
     else:
         terms = _config(recipe or (None if config else "federated.demo"), config, set_, seed, device)
     model = run_federation(terms, out, rounds=_way(through), resume=resume, quiet=as_json)
-    document: dict[str, Any] = {"run": str(out), "training": run.read("training"), **run.read("federation")}
-    done = trained_line(out, model.config.training_hash, document["training"])
+    account = FederationAccount.read(run)
+    document = FederatedTraining(run=str(out), training=Training.read(run), **dict(account))
+    done = trained_line(out, model.config.training_hash, document.training)
     _print(document, as_json, done, party_table(document))
 
 
@@ -64,13 +65,13 @@ def parties(
 ) -> None:
     """What every party has promised and spent; in a party's own directory, its own guarantee."""
     directory = Run(run)
-    for kind in ("federation", "participation"):
-        if directory.has(kind):
-            with as_written(run / f"{kind}.json"):
-                document = _held(directory, kind)
-                shown = party_table(document) if kind == "federation" else guarantee_card(document["guarantee"])
-            _print(document, as_json, shown)
-            break
+    federation, party = FederationAccount.read_if_there(directory), Participation.read_if_there(directory)
+    if federation is not None:
+        federation = federation.replace(guarantee=_held(directory, federation.guarantee))
+        _print(federation, as_json, party_table(federation))
+    elif party is not None:
+        party = party.replace(guarantee=_held(directory, party.guarantee))
+        _print(party, as_json, guarantee_card(party.guarantee))
     else:
         raise RunError(
             f"{run} is neither a finished federation nor a party that has spoken.",
@@ -78,10 +79,6 @@ def parties(
         )
 
 
-def _held(run: Run, kind: str) -> dict[str, Any]:
-    """A record of a federation; its guarantee is void where the terms name a public seed, whenever it was written."""
-    document = run.read(kind)
-    guarantee = PrivacyGuarantee.from_dict(document["guarantee"])
-    if run.read("config")["config"]["seed"] is not None:
-        guarantee = guarantee.with_public_seed()
-    return {**document, "guarantee": guarantee.to_dict()}
+def _held(run: Run, guarantee: PrivacyGuarantee) -> PrivacyGuarantee:
+    """A recorded guarantee, void where the terms name a public seed, whenever it was written."""
+    return guarantee if StartedRun.read(run).seed is None else guarantee.with_public_seed()

@@ -15,6 +15,7 @@ from stobatch.evaluation.attack import evaluate
 from stobatch.evaluation.certify import certify
 from stobatch.files import as_written, write_json
 from stobatch.models import Classifier
+from stobatch.results import CertificateSummary, Comparison, Scores, Training
 from stobatch.training_run import train
 
 _SECTIONS = ("certification", "evaluation", "machine")
@@ -31,7 +32,7 @@ def compare(
     networks: Mapping[str, Classifier] | None = None,
     quiet: bool = False,
     device: str | None = None,
-) -> dict[str, Any]:
+) -> Comparison:
     """Train, certify and evaluate every configuration, and put them side by side.
 
     Each is trained `repeats` times with secret seeds of its own; or, as an experiment whose privacy guarantees are
@@ -56,7 +57,7 @@ def compare(
         _make(one, dataset, quiet)
     with as_written(where):
         document = comparison(compared, where)
-    write_json(where / "comparison.json", "comparison", document)
+    write_json(where / "comparison.json", document.kind, document.to_dict())
     write_comparison(document, where)
     return document
 
@@ -85,35 +86,34 @@ def _make(one: Compared, dataset: Dataset | None, quiet: bool) -> None:
 
 def _is_certified(one: Compared) -> bool:
     """Whether there are certificates of this model, made with these settings, for these radii."""
-    if not one.run.has("certificates"):
+    found, asked = CertificateSummary.read_if_there(one.run), one.config.evaluation
+    if found is None or not _of_its_weights(one, found):
         return False
-    found, asked = one.run.read("certificates"), one.config.evaluation
-    if not _of_its_weights(one, found):
-        return False
-    radii = {tuple(row["radius"] for row in rows) for rows in found["certified_accuracy"].values()}
+    radii = {tuple(row.radius for row in rows) for rows in found.certified_accuracy.values()}
     return (
-        found["training_hash"] == one.config.training_hash
-        and found["settings"] == one.config.certification.to_dict()
-        and {kind["norm"] for kind in found["kinds"]} == {asked.norm}
+        found.training_hash == one.config.training_hash
+        and found.settings == one.config.certification.to_dict()
+        and {kind.norm for kind in found.kinds} == {asked.norm}
         and radii == {asked.radii}
     )
 
 
-def _of_its_weights(one: Compared, document: dict[str, Any]) -> bool:
+def _of_its_weights(one: Compared, document: CertificateSummary | Scores) -> bool:
     """Another run of the same settings has other weights; neither has a digest where an older version made both."""
-    weights = one.run.read("training").get("weights_sha256")
-    return bool(document.get("weights_sha256") == weights)
+    return document.weights_sha256 == Training.read(one.run).weights_sha256
 
 
 def _is_evaluated(one: Compared) -> bool:
     """Whether there are scores of this model, made with these settings and beside the certificates that are there."""
-    found = one.run.read("scores") if one.run.has("scores") else {}
-    if "same_images" not in found:
+    content = one.run.read("scores") if one.run.has("scores") else {}
+    if "same_images" not in content:
+        # None, or those of an older version, which lack more than that.
         return False
+    found = Scores.from_dict(content, one.run.path / "scores.json")
     if not _of_its_weights(one, found):
         return False
-    certificates = one.run.read("certificates") if one.run.has("certificates") else None
-    made_with = (found["training_hash"], found["settings"], found["certificates"])
+    certificates = CertificateSummary.read_if_there(one.run)
+    made_with = (found.training_hash, found.settings, found.certificates)
     return made_with == (one.config.training_hash, one.config.evaluation.to_dict(), certificates)
 
 

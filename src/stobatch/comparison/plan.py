@@ -21,6 +21,7 @@ from stobatch.loading import make_network, make_plan
 from stobatch.methods import can_certify, verifiers_of
 from stobatch.models import Classifier
 from stobatch.reporting.format import privacy_words
+from stobatch.results import StartedRun
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.training.device import use_device
@@ -192,7 +193,7 @@ def _require_answers(
 def _require_own_directory(one: Compared, dataset: Dataset | None) -> None:
     """What is there already is this very training, whole or begun."""
     run, wanted = one.run, one.config.training_hash
-    if run.exists and (found := run.read("config").get("training_hash")) != wanted:
+    if run.exists and (found := StartedRun.read(run).training_hash) != wanted:
         raise RunError(
             f"{run.path} holds configuration {found}, and '{one.name}', {one.training}, is {wanted}.",
             why="A comparison reuses trainings and never overwrites one.",

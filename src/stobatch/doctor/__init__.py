@@ -13,17 +13,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from stobatch.doctor import checks
-from stobatch.doctor.checks import Health, Outcome
+from stobatch.doctor.checks import Outcome
 from stobatch.errors import SettingError, StobatchError
 from stobatch.progress import progress
+from stobatch.results import Health, HealthCheck, HealthReport
 
-__all__ = ["Check", "Examination", "Health", "Outcome", "doctor", "examinations", "examine"]
+__all__ = ["Examination", "Health", "Outcome", "doctor", "examinations", "examine"]
 
 _REINSTALL = "Install again with the versions that are tested: pip install -c constraints.txt ."
 _LOOPBACK = (
@@ -43,22 +43,6 @@ class Examination:
     """Whether training on this machine needs it."""
     seconds: float = 20.0
     """The time after which it counts as hung."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """A check that was made: one line of what was tried and measured, and one of what to do."""
-
-    name: str
-    status: Health
-    said: str
-    remedy: str
-    seconds: float
-    needed: bool
-
-    @property
-    def stops_training(self) -> bool:
-        return self.needed and self.status is Health.BROKEN
 
 
 def examinations(out: Path) -> list[Examination]:
@@ -88,7 +72,7 @@ def examinations(out: Path) -> list[Examination]:
     ]
 
 
-def doctor(out: str | Path = "runs", *, only: Sequence[str] = (), quiet: bool = False) -> dict[str, Any]:
+def doctor(out: str | Path = "runs", *, only: Sequence[str] = (), quiet: bool = False) -> HealthReport:
     """Make every check, or only those named, and say whether training here can begin."""
     available = examinations(Path(out))
     names = [one.name for one in available]
@@ -101,15 +85,15 @@ def doctor(out: str | Path = "runs", *, only: Sequence[str] = (), quiet: bool = 
             advance(0, note=examination.name)
             made.append(examine(examination))
             advance(1)
-    return {
-        "complete": not only,
-        "ready": not any(check.stops_training for check in made),
-        "seconds": round(sum(check.seconds for check in made), 3),
-        "checks": [asdict(check) for check in made],
-    }
+    return HealthReport(
+        complete=not only,
+        ready=not any(check.stops_training for check in made),
+        seconds=round(sum(check.seconds for check in made), 3),
+        checks=tuple(made),
+    )
 
 
-def examine(examination: Examination) -> Check:
+def examine(examination: Examination) -> HealthCheck:
     """Make one check, in a thread that cannot keep the program from ending: one that hangs is left behind."""
     outcomes: list[Outcome] = []
     started = time.perf_counter()
@@ -118,13 +102,13 @@ def examine(examination: Examination) -> Check:
     thread.join(examination.seconds)
     outcome = outcomes[0] if outcomes else Outcome(Health.BROKEN, f"no answer within {examination.seconds:g} s")
     remedy = outcome.remedy or (examination.remedy if outcome.status is Health.BROKEN else "")
-    return Check(
-        examination.name,
-        outcome.status,
-        public(outcome.said),
-        public(remedy),
-        round(time.perf_counter() - started, 3),
-        examination.needed,
+    return HealthCheck(
+        name=examination.name,
+        status=outcome.status,
+        said=public(outcome.said),
+        remedy=public(remedy),
+        seconds=round(time.perf_counter() - started, 3),
+        needed=examination.needed,
     )
 
 

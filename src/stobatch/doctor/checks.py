@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,20 +38,8 @@ from stobatch.dp.noise import Grid, rounded_normal
 from stobatch.errors import RunError
 from stobatch.files import write_atomically
 from stobatch.models.layered import build_layered
+from stobatch.results import Health
 from stobatch.seeds import Seeds
-
-
-class Health(StrEnum):
-    """How a thing is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    """It works, and something about it will slow a training down or end it later."""
-    MISSING = "missing"
-    """Optional, and not installed."""
-    ABSENT = "not here"
-    """This machine has no such thing, or it was not asked for; nothing to mend."""
-    BROKEN = "broken"
 
 
 @dataclass(frozen=True)

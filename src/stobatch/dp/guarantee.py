@@ -5,13 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
+from typing import Any, Protocol
 
 from stobatch.paper import implements
 from stobatch.types import Neighbours, Status, Verdict
 
 PUBLIC_SEED = "public seed"
 """Why a guarantee is void: whoever knows the seed can rebuild the noise and take it off."""
+
+
+class AboutGuarantee(Protocol):
+    """What a guarantee asks a finding: which claim it is about, its verdict, and where the evidence is."""
+
+    @property
+    def about(self) -> str: ...
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+    @property
+    def statement(self) -> str: ...
+
+    @property
+    def evidence(self) -> str: ...
 
 
 @implements("Definition 1", "Eq. 1", verdict="the standard definition of (ε, δ)-differential privacy.")
@@ -47,14 +63,14 @@ class PrivacyGuarantee:
             return self
         return replace(self, status=Status.VOID, secret_seed_status=self.status)
 
-    def audited(self, findings: Iterable[Mapping[str, Any]]) -> PrivacyGuarantee:
-        """The guarantee in the light of findings (`auditing.Finding.to_dict`): one that refutes it settles it.
+    def audited(self, findings: Iterable[AboutGuarantee]) -> PrivacyGuarantee:
+        """The guarantee in the light of findings (`results.Finding`): one that refutes it settles it.
 
         Findings never make it more than it was: an attack that failed may have been too weak.
         """
-        own = [finding for finding in findings if finding["about"] == "privacy"]
-        refuted = any(finding["verdict"] == Verdict.REFUTED for finding in own) and self.status is not Status.NONE
-        lines = tuple(f"{f['verdict']}: {f['statement']} ({f['evidence']})" for f in own)
+        own = [finding for finding in findings if finding.about == "privacy"]
+        refuted = any(finding.verdict == Verdict.REFUTED for finding in own) and self.status is not Status.NONE
+        lines = tuple(f"{finding.verdict}: {finding.statement} ({finding.evidence})" for finding in own)
         if refuted:
             return replace(self, status=Status.REFUTED, secret_seed_status=None, audits=lines)
         return replace(self, audits=lines)
@@ -106,11 +122,10 @@ class PrivacyGuarantee:
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyGuarantee:
         """The inverse of `to_dict`."""
         status = Status(values["status"])
-        if status is Status.NONE:
-            return cls.none(values["source"])
+        none = cls.none(values["source"])
         return cls(
-            values[f"{status}_epsilon"],
-            values[f"{status}_delta"],
+            none.epsilon if status is Status.NONE else values[f"{status}_epsilon"],
+            none.delta if status is Status.NONE else values[f"{status}_delta"],
             Neighbours(values["neighbours"]),
             values["unit"],
             status,

@@ -47,8 +47,8 @@ class Plan(ABC):
         """The claim when so many steps have looked at the data, those that a crash made necessary again included."""
         return self.claim
 
-    def recorded(self, training: Mapping[str, Any]) -> Plan:
-        """The plan in the light of what a finished training says of itself (`training.json`)."""
+    def recorded(self, rounds: Mapping[str, int], excluded: Mapping[str, str]) -> Plan:
+        """The plan in the light of what a finished federation says: answers counted by party, and who was excluded."""
         return self
 
     @property

@@ -10,37 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stobatch.evaluation.protocols import attacked_column
-from stobatch.evaluation.statistics import PairedDifference, Proportion, paired_difference, proportion
+from stobatch.evaluation.statistics import Proportion, paired_difference, proportion
 from stobatch.files import Columns
+from stobatch.results import WORST, AttackedShare, Gap, VerifiedAccuracy
 from stobatch.types import Radius
 from stobatch.verifier import CertificateKind
 
 Flags = NDArray[np.bool_]
-
-WORST = "worst"
-"""The name under which the worst of all attacks, example by example, is reported."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """An accuracy with everything one must know to compare it with another."""
-
-    protocol: str
-    function: str
-    attack: str
-    radius: Radius
-    accuracy: Proportion
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "protocol": self.protocol,
-            "function": self.function,
-            "attack": self.attack,
-            "radius": self.radius.size,
-            "norm": str(self.radius.norm),
-            "input_range": str(self.radius.range),
-            **self.accuracy.to_dict(),
-        }
 
 
 @dataclass(frozen=True)
@@ -79,15 +55,27 @@ class AttackedTable:
         right: Flags = np.logical_and.reduce([self.column(name, radius) == self.label for name in names])
         return right
 
-    def conventional(self) -> list[Score]:
+    def conventional(self) -> list[AttackedShare]:
         """Σ isCorrect(x_adv) / |test| for each attack, and for the worst of them on each example."""
         return [
-            Score(self.protocol, self.function, attack, radius, proportion(self.survives(attack, radius)))
+            self._share(attack, radius, self.survives(attack, radius))
             for radius in self.radii
             for attack in (*self.attacks, WORST)
         ]
 
-    def certified_at_attacked(self, rule: str) -> list[Score]:
+    def _share(self, attack: str, radius: Radius, right: Flags) -> AttackedShare:
+        """An accuracy with everything one must know to compare it with another."""
+        return AttackedShare(
+            protocol=self.protocol,
+            function=self.function,
+            attack=attack,
+            radius=radius.size,
+            norm=radius.norm,
+            input_range=str(radius.range),
+            **dict(proportion(right).share()),
+        )
+
+    def certified_at_attacked(self, rule: str) -> list[AttackedShare]:
         """Σ isCorrect(x_adv) & isRobust(x_adv) / |test|: the paper's certified accuracy, at the attacked input.
 
         It says that the *attacked* input is right and cannot be moved further, not that the clean input is safe.
@@ -101,10 +89,7 @@ class AttackedTable:
                 for attack in self.attacks
             }
             sound[WORST] = np.logical_and.reduce(list(sound.values()))
-            scores += [
-                Score(self.protocol, self.function, attack, radius, proportion(flags))
-                for attack, flags in sound.items()
-            ]
+            scores += [self._share(attack, radius, flags) for attack, flags in sound.items()]
         return scores
 
 
@@ -122,30 +107,15 @@ def certified_accuracy(
     }
 
 
-def verified_accuracy(records: Columns) -> dict[str, Proportion]:
+def verified_accuracy(records: Columns) -> VerifiedAccuracy:
     """Of verified inference on clean inputs: how often it is right, and how often it abstains."""
     right = np.asarray(records["prediction"]) == np.asarray(records["label"])
     abstain = np.asarray(records["abstain"], dtype=bool)
-    return {"correct": proportion(right), "correct_without_abstaining": proportion(right & ~abstain),
-            "abstained": proportion(abstain)}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Gap:
-    """How much accuracy the published protocol shows that an adaptive attack takes away."""
-
-    radius: Radius
-    published: Proportion
-    adaptive: Proportion
-    difference: PairedDifference
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "radius": self.radius.size,
-            "published": self.published.to_dict(),
-            "adaptive": self.adaptive.to_dict(),
-            "gap": self.difference.to_dict(),
-        }
+    return VerifiedAccuracy(
+        correct=proportion(right).share(),
+        correct_without_abstaining=proportion(right & ~abstain).share(),
+        abstained=proportion(abstain).share(),
+    )
 
 
 def gaps(published: AttackedTable, adaptive: AttackedTable) -> list[Gap]:
@@ -153,5 +123,6 @@ def gaps(published: AttackedTable, adaptive: AttackedTable) -> list[Gap]:
     found = []
     for radius in published.radii:
         first, second = published.survives(WORST, radius), adaptive.survives(WORST, radius)
-        found.append(Gap(radius, proportion(first), proportion(second), paired_difference(first, second)))
+        shares = {"published": proportion(first).share(), "adaptive": proportion(second).share()}
+        found.append(Gap(radius=radius.size, gap=paired_difference(first, second), **shares))
     return found

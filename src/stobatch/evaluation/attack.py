@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stobatch.attacks import FGSM, IFGSM, Attack, Ball, Budget, Goal, Plain, make_attack
-from stobatch.config import EvaluationConfig
+from stobatch.config import CertificationConfig, EvaluationConfig
 from stobatch.data import Dataset, Examples
 from stobatch.data.sources import is_public
 from stobatch.errors import DataError, SettingError
@@ -24,6 +24,8 @@ from stobatch.files import PRIVATE, Columns, as_written, serialise_tensors, tens
 from stobatch.loading import TrainedModel, require_weights, seeds_of
 from stobatch.models import Classifier
 from stobatch.progress import Tick
+from stobatch.results import Attack as AttackDocument
+from stobatch.results import CertificateSummary, Pictures, ProbeRecords, Scores
 from stobatch.runs import IMAGES
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.verifier import Verifier
@@ -123,7 +125,7 @@ def attack(
     resume: bool = False,
     quiet: bool = False,
     device: str | None = None,
-) -> dict[str, Any]:
+) -> AttackDocument:
     """Attack the test set under one protocol: records for every example, and the accuracies they give."""
     for value, known in ((protocol, tuple(PROTOCOLS)), (function, ("single_pass", "vote"))):
         if value not in known:
@@ -134,15 +136,15 @@ def attack(
         return _attack(opened, opened.table(protocol, function))
 
 
-def _attack(opened: _Opened, table: AttackedTable) -> dict[str, Any]:
-    document = {
-        "training_hash": opened.model.config.training_hash,
-        "weights_sha256": opened.model.weights_sha256,
-        "settings": opened.settings.to_dict(),
-        "guarantee": opened.model.guarantee.to_dict(),
-        **attack_summary(table),
-    }
-    opened.model.run.write("attack", document)
+def _attack(opened: _Opened, table: AttackedTable) -> AttackDocument:
+    document = AttackDocument(
+        training_hash=opened.model.config.training_hash,
+        weights_sha256=opened.model.weights_sha256,
+        settings=opened.settings.to_dict(),
+        guarantee=opened.model.guarantee,
+        **dict(attack_summary(table)),
+    )
+    document.write(opened.model.run)
     end(opened.model, "attack")
     return document
 
@@ -157,44 +159,44 @@ def evaluate(
     resume: bool = False,
     quiet: bool = False,
     device: str | None = None,
-) -> dict[str, Any]:
+) -> Scores:
     """Every protocol on every function that is deployed, the gap between protocols, and the sanity flags."""
     opened = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
     with opened.model.run.held():
         return _evaluate(opened, dataset)
 
 
-def _evaluate(opened: _Opened, dataset: Dataset | None) -> dict[str, Any]:
+def _evaluate(opened: _Opened, dataset: Dataset | None) -> Scores:
     model, settings = opened.model, opened.settings
     names = [name for name in settings.functions if name == "single_pass" or opened.votes is not None]
     if not names:
         raise SettingError("this method has no vote to evaluate.", remedy="Set evaluation.functions=single_pass.")
     begin(model, "scores.json")
-    certificates = model.run.read("certificates") if model.run.has("certificates") else None
+    certificates = CertificateSummary.read_if_there(model.run)
     with as_written(model.run.path / "certificates.json"):
         certified = _certified(opened, certificates)
     tables = [opened.table(protocol, name) for name in names for protocol in settings.protocols]
     probe, probe_records = _probe(opened, tables)
     lowest = float(opened.test.inputs.min())
-    scores = {
-        "training_hash": model.config.training_hash,
-        "weights_sha256": model.weights_sha256,
-        "settings": settings.to_dict(),
-        "rows": len(opened.test),
-        "test_records": about_test_records(model, dataset),
-        "guarantee": model.guarantee.to_dict(),
-        **score_summary(Evidence(tables, probe, certified), lowest),
-        "lowest_input": lowest,
-        "probe": probe_records,
-        "images": _keep_images(opened) if settings.num_images else None,
-        "certificates": certificates,
-    }
-    model.run.write("scores", scores)
+    scores = Scores(
+        training_hash=model.config.training_hash,
+        weights_sha256=model.weights_sha256,
+        settings=settings.to_dict(),
+        rows=len(opened.test),
+        test_records=about_test_records(model, dataset),
+        guarantee=model.guarantee,
+        **dict(score_summary(Evidence(tables, probe, certified), lowest)),
+        lowest_input=lowest,
+        probe=probe_records,
+        images=_keep_images(opened) if settings.num_images else None,
+        certificates=certificates,
+    )
+    scores.write(model.run)
     end(model, "evaluate")
     return scores
 
 
-def _probe(opened: _Opened, tables: list[AttackedTable]) -> tuple[Probe | None, dict[str, Any] | None]:
+def _probe(opened: _Opened, tables: list[AttackedTable]) -> tuple[Probe | None, ProbeRecords | None]:
     """The sanity flags' own attacks on a few inputs, at the radius that breaks about half; and where the rows are."""
     adaptive = probed(tables)
     if adaptive is None:
@@ -225,20 +227,20 @@ def _probe(opened: _Opened, tables: list[AttackedTable]) -> tuple[Probe | None, 
         seed=opened.seed, resume=opened.resume, quiet=opened.quiet,
     )  # fmt: skip
     probe = probe_of(records, radius, model.network.num_classes)
-    return probe, {"records": name, "rows": len(probe.label), "radius": radius.size}
+    return probe, ProbeRecords(records=name, rows=len(probe.label), radius=radius.size)
 
 
-def _certified(opened: _Opened, certificates: dict[str, Any] | None) -> list[Certified]:
+def _certified(opened: _Opened, certificates: CertificateSummary | None) -> list[Certified]:
     """What `certify` left; read before anything is attacked, so that damage and other data are found in time."""
     if certificates is None:
         return []
-    require_weights(opened.model, certificates, "certificates.json", "certify")
-    rows = certificates["rows"]
+    require_weights(opened.model, certificates.weights_sha256, "certificates.json", "certify")
+    rows = certificates.rows
     records = opened.model.run.records(
         "certify",
-        config_hash=certificates["config_hash"],
+        config_hash=certificates.config_hash,
         expected_rows=rows,
-        weights_sha256=certificates.get("weights_sha256"),
+        weights_sha256=certificates.weights_sha256,
     ).read()
     common = min(rows, len(opened.test))
     if opened.test.labels[:common].tolist() != records["label"][:common]:
@@ -247,10 +249,11 @@ def _certified(opened: _Opened, certificates: dict[str, Any] | None) -> list[Cer
             why="Attacks on these inputs say nothing about them.",
             remedy="Certify the same data first, or remove certificates.json.",
         )
-    return certified_from(records, certificates["kinds"], certificates["settings"]["failure_probability"])
+    settings = CertificationConfig.from_dict(certificates.settings)
+    return certified_from(records, certificates.kinds, settings.failure_probability)
 
 
-def _keep_images(opened: _Opened) -> dict[str, Any] | None:
+def _keep_images(opened: _Opened) -> Pictures | None:
     """A few test images, clean and attacked at some radii, as pixels; for people to look at."""
     few, model = opened.test.limit(opened.settings.num_images), opened.model
     if few.inputs.ndim != 4 or few.inputs.shape[1] not in (1, 3):
@@ -273,13 +276,10 @@ def _keep_images(opened: _Opened) -> dict[str, Any] | None:
     }
     # Test images are somebody's, too: only the owner has them, and the report shows them when they are public anyway.
     write_tensors(model.run.path / PRIVATE / IMAGES, pixels, metadata, private=True)
-    return {
-        "file": f"{PRIVATE}/{IMAGES}",
-        "public": opened.public,
-        "attack": "madry",
-        "labels": labels.tolist(),
-        "predictions": predictions,
-    }
+    return Pictures(
+        file=f"{PRIVATE}/{IMAGES}", public=opened.public, attack="madry", labels=tuple(labels.tolist()),
+        predictions={name: tuple(found) for name, found in predictions.items()},
+    )  # fmt: skip
 
 
 def _pixels(inputs: torch.Tensor) -> torch.Tensor:

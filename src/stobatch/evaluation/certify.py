@@ -16,6 +16,7 @@ from stobatch.files import Columns
 from stobatch.loading import TrainedModel
 from stobatch.models import Classifier
 from stobatch.progress import Tick
+from stobatch.results import CertificateSummary
 from stobatch.sound.verifiers import best_of
 
 
@@ -29,7 +30,7 @@ def certify(
     resume: bool = False,
     quiet: bool = False,
     device: str | None = None,
-) -> dict[str, Any]:
+) -> CertificateSummary:
     """Certificates on the test set, by the best of the model's ways: one row per example, and a summary."""
     model = open_run(run, overrides, network, device)
     with model.run.held():
@@ -38,7 +39,7 @@ def certify(
 
 def _certify(
     model: TrainedModel, dataset: Dataset | None, *, seed: int | None, resume: bool, quiet: bool
-) -> dict[str, Any]:
+) -> CertificateSummary:
     settings, verifiers = model.config.certification, model.verifiers()
     norm = model.config.evaluation.norm
     if any(kind.unit.norm != norm for verifier in verifiers for kind in verifier.kinds):
@@ -59,16 +60,16 @@ def _certify(
     identity, columns = tabulate(
         "certify", model, {**settings.to_dict(), **asked}, test, rows_of, seed=seed, resume=resume, quiet=quiet
     )
-    summary = {
-        "config_hash": identity,
-        "training_hash": model.config.training_hash,
-        "weights_sha256": model.weights_sha256,
-        "settings": settings.to_dict(),
-        "rows": len(test),
-        "seconds": round(time.monotonic() - started, 1),
-        **certificate_summary(columns, verifier.kinds, model.config.evaluation.radii),
-        "chosen": chosen,
-    }
-    model.run.write("certificates", summary)
+    summary = CertificateSummary(
+        config_hash=identity,
+        training_hash=model.config.training_hash,
+        weights_sha256=model.weights_sha256,
+        settings=settings.to_dict(),
+        rows=len(test),
+        seconds=round(time.monotonic() - started, 1),
+        **dict(certificate_summary(columns, verifier.kinds, model.config.evaluation.radii)),
+        chosen=chosen,
+    )
+    summary.write(model.run)
     end(model, "certify")
     return summary

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from stobatch.evaluation.accuracy import WORST, AttackedTable
+from stobatch.evaluation.accuracy import AttackedTable
 from stobatch.evaluation.statistics import proportion, sign_test
 from stobatch.files import Columns
+from stobatch.results import WORST, Kind, SanityFlag
 from stobatch.types import Radius, Status
 
 FALSE_ALARM_RATE = 0.001
@@ -43,8 +44,11 @@ class Flag:
     refutes: str | None = None
     """The status of the certificates that it refutes, if it does."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self.rule), "evidence": self.evidence, "refutes": self.refutes}
+    def described(self) -> SanityFlag:
+        """The flag as documents hold it."""
+        return SanityFlag(
+            **vars(self.rule), evidence=self.evidence, refutes=Status(self.refutes) if self.refutes else None
+        )
 
 
 @dataclass(frozen=True)
@@ -329,21 +333,19 @@ _CHECKS: tuple[Callable[[Evidence], Iterable[Flag]], ...] = (
 )
 
 
-def certified_from(records: Columns, kinds: Sequence[dict[str, Any]], failure_probability: float) -> list[Certified]:
+def certified_from(records: Columns, kinds: Sequence[Kind], failure_probability: float) -> list[Certified]:
     """Certificates as the signs need them, from the records and the summary of `certify`."""
     abstain = np.asarray(records["abstain"], dtype=bool)
     return [
         Certified(
-            kind=kind["name"],
-            status=kind["status"],
-            norm=kind["norm"],
-            input_range=kind["input_range"],
-            function=kind["function"],
-            failure_probability=failure_probability
-            if kind["failure_probability"] is None
-            else kind["failure_probability"],
+            kind=kind.name,
+            status=kind.status,
+            norm=kind.norm,
+            input_range=kind.input_range,
+            function=kind.function,
+            failure_probability=failure_probability if kind.failure_probability is None else kind.failure_probability,
             prediction=np.asarray(records["prediction"]),
-            size=np.where(abstain & (kind["status"] == Status.PROVED), 0.0, np.asarray(records[kind["column"]])),
+            size=np.where(abstain & (kind.status is Status.PROVED), 0.0, np.asarray(records[kind.column])),
         )
         for kind in kinds
     ]

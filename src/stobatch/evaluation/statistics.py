@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ import numpy as np
 from scipy import stats
 
 from stobatch.errors import DataError
+from stobatch.results import Difference, Share, ShareAt, TTest
 from stobatch.votes.confidence import clopper_pearson
 
 CONFIDENCE = 0.95
@@ -47,9 +48,13 @@ class Proportion:
         low, high = self.interval
         return f"{100 * self.value:.1f}% [{100 * low:.1f}, {100 * high:.1f}]"
 
-    def to_dict(self) -> dict[str, Any]:
+    def share(self) -> Share:
+        """The share with its interval, as documents hold it."""
         low, high = self.interval
-        return {"value": self.value, "count": self.count, "total": self.total, "low": low, "high": high}
+        return Share(value=self.value, count=self.count, total=self.total, low=low, high=high)
+
+    def share_at(self, radius: float) -> ShareAt:
+        return ShareAt(radius=radius, **dict(self.share()))
 
 
 def proportion(flags: Any) -> Proportion:
@@ -58,23 +63,10 @@ def proportion(flags: Any) -> Proportion:
     return Proportion(int(values.sum()), len(values))
 
 
-@dataclass(frozen=True)
-class PairedDifference:
-    """The difference of two proportions on the same examples, with a 95% interval (Agresti and Min, 2005).
+def paired_difference(first: Any, second: Any) -> Difference:
+    """How much more often the first is true than the second, with a 95% interval (Agresti and Min, 2005).
 
     The interval is normal after two made-up pairs are added, so that it does not vanish where no example differs.
-    """
-
-    value: float
-    low: float
-    high: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def paired_difference(first: Any, second: Any) -> PairedDifference:
-    """How much more often the first is true than the second.
 
     >>> paired_difference([True] * 60 + [False] * 40, [True] * 40 + [False] * 60).value
     0.2
@@ -84,28 +76,14 @@ def paired_difference(first: Any, second: Any) -> PairedDifference:
     middle = (only_one - only_two) / (total + 2)
     error = sqrt((only_one + only_two + 1) / (total + 2) - middle**2) / sqrt(total + 2)
     reach = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * error
-    return PairedDifference((only_one - only_two) / total, max(middle - reach, -1.0), min(middle + reach, 1.0))
+    value, low, high = (only_one - only_two) / total, max(middle - reach, -1.0), min(middle + reach, 1.0)
+    return Difference(value=value, low=low, high=high)
 
 
 def sign_test(first_only: int, second_only: int) -> float:
     """The probability of at least `first_only` successes if both outcomes were equally likely (one-sided, exact)."""
     total = first_only + second_only
     return float(stats.binom.sf(first_only - 1, total, 0.5)) if total else 1.0
-
-
-@dataclass(frozen=True)
-class TTest:
-    """Two-tailed t-test on the mean over seeds; its false-alarm rate at level p is p for normal errors."""
-
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    paired: bool
-    num_seeds: tuple[int, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "num_seeds": list(self.num_seeds)}
 
 
 def compare_over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> TTest:
@@ -126,13 +104,19 @@ def compare_over_seeds(first: Mapping[int, float], second: Mapping[int, float]) 
     if max(np.ptp(values) for values in ((a - b,) if paired else (a, b))) < _ROUNDING:
         # No spread at all: the test has no variance to work with, equal means are equal and others are not.
         equal = abs(difference) < _ROUNDING
-        return TTest(difference, difference, difference, 1.0 if equal else 0.0, paired, sizes)
+        return TTest(
+            difference=difference, low=difference, high=difference, p_value=1.0 if equal else 0.0, paired=paired,
+            num_seeds=sizes,
+        )  # fmt: skip
     with warnings.catch_warnings():
         # One of two groups without any spread is no loss of precision.
         warnings.simplefilter("ignore", RuntimeWarning)
         result = stats.ttest_rel(a, b) if paired else stats.ttest_ind(a, b, equal_var=False)
     low, high = result.confidence_interval(CONFIDENCE)
-    return TTest(difference, float(low), float(high), float(result.pvalue), paired, sizes)
+    return TTest(
+        difference=difference, low=float(low), high=float(high), p_value=float(result.pvalue), paired=paired,
+        num_seeds=sizes,
+    )  # fmt: skip
 
 
 K = TypeVar("K", bound=tuple[Any, ...])

@@ -6,81 +6,106 @@ A summary is a function of tables of records, so whoever has the rows can comput
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
-from stobatch.evaluation.accuracy import WORST, AttackedTable, certified_accuracy, gaps, verified_accuracy
+from stobatch.evaluation.accuracy import AttackedTable, certified_accuracy, gaps, verified_accuracy
 from stobatch.evaluation.protocols import PROTOCOLS
 from stobatch.evaluation.sanity import Certified, Evidence, Probe, flags
 from stobatch.evaluation.statistics import Proportion, proportion
 from stobatch.files import Columns
+from stobatch.results import (
+    WORST,
+    CertifiedAccuracies,
+    ClassShare,
+    Gap,
+    Kind,
+    Protocol,
+    ProtocolTable,
+    SameImages,
+    ScoreSummary,
+    ShareAt,
+)
 from stobatch.types import Radius
 from stobatch.verifier import CertificateKind
 
 PROBES = ("one_step", "usual_steps", "more_steps", "widest")
 """Columns of the sanity flags' own attacks."""
 
-Summary = dict[str, Any]
 
-
-def certificate_summary(columns: Columns, kinds: Sequence[CertificateKind], radii: Sequence[float]) -> Summary:
+def certificate_summary(
+    columns: Columns, kinds: Sequence[CertificateKind], radii: Sequence[float]
+) -> CertifiedAccuracies:
     """Accuracy of verified inference, and certified accuracy at each radius by each kind of certificate."""
-    return {
-        "kinds": [kind.to_dict() for kind in kinds],
-        "verified_accuracy": {name: share.to_dict() for name, share in verified_accuracy(columns).items()},
-        "certified_accuracy": {
-            kind: [{"radius": radius, **share.to_dict()} for radius, share in shares.items()]
-            for kind, shares in certified_accuracy(columns, kinds, radii).items()
+    return CertifiedAccuracies(
+        kinds=tuple(map(describe_kind, kinds)),
+        verified_accuracy=verified_accuracy(columns),
+        certified_accuracy={
+            kind: _rows(shares.items()) for kind, shares in certified_accuracy(columns, kinds, radii).items()
         },
-        "largest_radius": {kind.name: max(columns[kind.column]) for kind in kinds},
-    }
+        largest_radius={kind.name: max(columns[kind.column]) for kind in kinds},
+    )
 
 
-def attack_summary(table: AttackedTable) -> Summary:
+def describe_kind(kind: CertificateKind) -> Kind:
+    """A kind of certificate as documents hold it."""
+    return Kind(
+        name=kind.name,
+        function=kind.function,
+        column=kind.column,
+        status=kind.status,
+        source=kind.source,
+        norm=kind.unit.norm,
+        input_range=str(kind.unit.range),
+        failure_probability=kind.failure_probability,
+        assumptions=kind.assumptions,
+    )
+
+
+def attack_summary(table: AttackedTable) -> ProtocolTable:
     """Accuracy for each attack and radius, and for votes the paper's certified accuracy, too."""
-    return {
-        "protocol": {"name": table.protocol, "meaning": PROTOCOLS[table.protocol].meaning},
-        "function": table.function,
-        "records": table.identity,
-        "attacks": list(table.attacks),
-        "rows": len(table.label),
-        "clean_accuracy": proportion(table.clean()).to_dict(),
-        "accuracy": [score.to_dict() for score in table.conventional()],
-        "certified_at_attacked": {
-            rule: [score.to_dict() for score in table.certified_at_attacked(rule)] for rule in table.rules
-        },
-    }
+    return ProtocolTable(
+        protocol=Protocol(name=table.protocol, meaning=PROTOCOLS[table.protocol].meaning),
+        function=table.function,
+        records=table.identity,
+        attacks=table.attacks,
+        rows=len(table.label),
+        clean_accuracy=proportion(table.clean()).share(),
+        accuracy=tuple(table.conventional()),
+        certified_at_attacked={rule: tuple(table.certified_at_attacked(rule)) for rule in table.rules},
+    )
 
 
-def score_summary(evidence: Evidence, lowest_input: float) -> Summary:
+def score_summary(evidence: Evidence, lowest_input: float) -> ScoreSummary:
     """Every table of an evaluation, the gaps between protocols, accuracy class by class, and the sanity flags."""
     first = evidence.tables[0]
     functions = dict.fromkeys(table.function for table in evidence.tables)
     unit = first.radii[0]
-    return {
-        "norm": str(unit.norm),
-        "input_range": str(unit.range),
-        "clean_accuracy": proportion(first.clean()).to_dict(),
-        "accuracy_by_class": _by_class(first),
-        "under_attack": [attack_summary(table) for table in evidence.tables],
-        "gaps": {name: _gaps(evidence.tables, name) for name in functions},
-        "same_images": same_images(evidence.tables, evidence.certified),
-        "flags": [flag.to_dict() for flag in flags(evidence, lowest_input=lowest_input)],
-    }
+    return ScoreSummary(
+        norm=unit.norm,
+        input_range=str(unit.range),
+        clean_accuracy=proportion(first.clean()).share(),
+        accuracy_by_class=_by_class(first),
+        under_attack=tuple(attack_summary(table) for table in evidence.tables),
+        gaps={name: _gaps(evidence.tables, name) for name in functions},
+        same_images=same_images(evidence.tables, evidence.certified),
+        flags=tuple(flag.described() for flag in flags(evidence, lowest_input=lowest_input)),
+    )
 
 
-def _by_class(table: AttackedTable) -> list[Summary]:
+def _by_class(table: AttackedTable) -> tuple[ClassShare, ...]:
     """On clean inputs, a row for each class that occurs."""
     right, label = table.clean(), table.label
-    return [{"class": int(one), **proportion(right[label == one]).to_dict()} for one in np.unique(label)]
+    return tuple(
+        ClassShare(label=int(one), **dict(proportion(right[label == one]).share())) for one in np.unique(label)
+    )
 
 
-def _gaps(tables: Sequence[AttackedTable], function: str) -> list[Summary]:
+def _gaps(tables: Sequence[AttackedTable], function: str) -> tuple[Gap, ...]:
     of_function = {table.protocol: table for table in tables if table.function == function}
     if not {"published", "adaptive"} <= of_function.keys():
-        return []
-    return [gap.to_dict() for gap in gaps(of_function["published"], of_function["adaptive"])]
+        return ()
+    return tuple(gaps(of_function["published"], of_function["adaptive"]))
 
 
 def probed(tables: Sequence[AttackedTable]) -> AttackedTable | None:
@@ -98,33 +123,33 @@ def probe_of(records: Columns, radius: Radius, num_classes: int) -> Probe:
     return Probe(**columns, radius=radius, num_classes=num_classes)
 
 
-def same_images(tables: Sequence[AttackedTable], certified: Sequence[Certified]) -> list[Summary]:
+def same_images(tables: Sequence[AttackedTable], certified: Sequence[Certified]) -> tuple[SameImages, ...]:
     """For each deployed function, all accuracies of the images that every table and certificate of it covers."""
     names = dict.fromkeys(table.function for table in tables)
-    return [_of_function([t for t in tables if t.function == name], certified) for name in names]
+    return tuple(_of_function([t for t in tables if t.function == name], certified) for name in names)
 
 
-def _of_function(tables: Sequence[AttackedTable], certified: Sequence[Certified]) -> Summary:
+def _of_function(tables: Sequence[AttackedTable], certified: Sequence[Certified]) -> SameImages:
     function, unit = tables[0].function, tables[0].radii[0]
     certified = [one for one in certified if one.function == function and one.comparable(unit)]
     count = min(len(one) for one in (*(t.label for t in tables), *(c.prediction for c in certified)))
     tables = [table.limit(count) for table in tables]
     first = tables[0]
-    return {
-        "function": function,
-        "rows": count,
-        "clean_accuracy": proportion(first.clean()).to_dict(),
-        "attacked": {
-            table.protocol: _rows((radius, proportion(table.survives(WORST, radius))) for radius in table.radii)
+    return SameImages(
+        function=function,
+        rows=count,
+        clean_accuracy=proportion(first.clean()).share(),
+        attacked={
+            table.protocol: _rows((radius.size, proportion(table.survives(WORST, radius))) for radius in table.radii)
             for table in tables
         },
-        "gaps": _gaps(tables, function),
-        "certified": {
-            one.kind: _rows((radius, proportion(one.holds(first, radius))) for radius in first.radii)
+        gaps=_gaps(tables, function),
+        certified={
+            one.kind: _rows((radius.size, proportion(one.holds(first, radius))) for radius in first.radii)
             for one in certified
         },
-    }
+    )
 
 
-def _rows(shares: Iterable[tuple[Radius, Proportion]]) -> list[Summary]:
-    return [{"radius": radius.size, **share.to_dict()} for radius, share in shares]
+def _rows(shares: Iterable[tuple[float, Proportion]]) -> tuple[ShareAt, ...]:
+    return tuple(share.share_at(radius) for radius, share in shares)

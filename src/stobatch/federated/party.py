@@ -20,6 +20,7 @@ from stobatch.errors import DataError, ModelError, RunError, StobatchError
 from stobatch.federated.plan import Account, PartySizes, party_config, party_of, party_plan, terms_hash
 from stobatch.files import PRIVATE, as_written, open_private, read_tensors, remove_temporaries, write_tensors
 from stobatch.loading import make_network
+from stobatch.results import Participation
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.sound.method import Sound
@@ -170,7 +171,7 @@ class Party:
         said = Statement(
             self.name, self.agreed, self.plan.sizes(), self.plan.noise_multiplier, rounds, self.plan.spent(rounds), mark
         )
-        self.run.write("participation", {**said.to_dict(), "guarantee": self.guarantee.to_dict()})
+        Participation(**said.to_dict(), guarantee=self.guarantee).write(self.run)
         return said
 
     def answer(self, parameters: Mapping[str, Tensor], step: int, terms: str) -> Answer:

@@ -15,6 +15,7 @@ from stobatch.dp.plan import DpSgdPlan, Plan, PlanRow
 from stobatch.errors import SettingError
 from stobatch.methods import Method
 from stobatch.models import Classifier
+from stobatch.results import PartyAccount
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash, setting
 from stobatch.sound.method import Sound
@@ -159,19 +160,20 @@ class Account:
     def epsilon(self) -> float:
         return self.plan.spent(self.rounds)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "records": self.plan.num_examples,
-            "expected_batch_size": self.plan.expected_batch_size,
-            "sampling_rate": self.plan.sampling_rate,
-            "noise_multiplier": self.plan.noise_multiplier,
-            "clip_norm": self.plan.clip_norm,
-            "most_rounds": self.plan.steps,
-            "rounds": self.rounds,
-            "epsilon": self.epsilon,
-            "delta": self.plan.delta,
-        }
+    def described(self) -> PartyAccount:
+        """The account as documents hold it."""
+        return PartyAccount(
+            name=self.name,
+            records=self.plan.num_examples,
+            expected_batch_size=self.plan.expected_batch_size,
+            sampling_rate=self.plan.sampling_rate,
+            noise_multiplier=self.plan.noise_multiplier,
+            clip_norm=self.plan.clip_norm,
+            most_rounds=self.plan.steps,
+            rounds=self.rounds,
+            epsilon=self.epsilon,
+            delta=self.plan.delta,
+        )
 
     def __str__(self) -> str:
         plan = self.plan
@@ -208,9 +210,9 @@ class FederatedPlan(Plan):
         """The expected batch size of all parties together."""
         return sum(plan.expected_batch_size for plan in self.plans.values())
 
-    def recorded(self, training: Mapping[str, Any]) -> FederatedPlan:
+    def recorded(self, rounds: Mapping[str, int], excluded: Mapping[str, str]) -> FederatedPlan:
         """With the answers that the parties counted, instead of all they may give."""
-        return replace(self, rounds=training.get("rounds", {}), excluded=training.get("excluded", {}))
+        return replace(self, rounds=rounds, excluded=excluded)
 
     @property
     def claim(self) -> PrivacyGuarantee:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from math import log, sqrt
 from pathlib import Path
-from typing import Any
 
 import torch
 from scipy.stats import binom
@@ -31,6 +30,7 @@ from stobatch.files import (
     write_tensors,
 )
 from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, seeds_of
+from stobatch.results import DataDigests, FederationAccount, HistoryRow, StartedRun, Training
 from stobatch.runs import Run, seal
 from stobatch.sound.step import AveragedSGD
 from stobatch.training.checkpoint import load_optimiser, named_after, optimiser_tensors
@@ -100,7 +100,7 @@ class Federation:
             decay=self.method.average_decay,
         )
         self.monitored = Monitored.of(held_out, terms, self.network)
-        self.step, self.descents, self.history = 0, 0, list[dict[str, Any]]()
+        self.step, self.descents, self.history = 0, 0, list[HistoryRow]()
         self.taken, self.counted = dict.fromkeys(self.plan.plans, 0), dict.fromkeys(self.plan.plans, 0)
         self.silent = dict.fromkeys(self.plan.plans, 0)
         """Questions since a party was last heard that it may have counted without an answer arriving."""
@@ -129,9 +129,9 @@ class Federation:
     def open(cls, run: Path) -> Federation:
         """The federation that a directory belongs to, at the step it has come to."""
         with as_written(run):
-            document = Run(run).read("config")
+            started = StartedRun.read(Run(run))
             watched = read_examples(run / WATCHED)
-            terms, info = RunConfig.from_dict(document["config"]), DatasetInfo.from_dict(document["dataset"])
+            terms, info = RunConfig.from_dict(started.config), DatasetInfo.from_dict(started.dataset.to_dict())
         return cls(run, terms, info, watched)
 
     @property
@@ -140,7 +140,7 @@ class Federation:
 
     @property
     def note(self) -> str:
-        return f"test accuracy {self.history[-1]['test_accuracy']:.3f}" if self.history else ""
+        return f"test accuracy {self.history[-1].test_accuracy:.3f}" if self.history else ""
 
     def parameters(self) -> dict[str, Tensor]:
         """What a round sends to the parties."""
@@ -309,7 +309,7 @@ class Federation:
         training = self.terms.training
         if self.step % training.monitor_every == 0 or self.done:
             right = self.monitored.accuracy(self.network)
-            self.history.append({"step": self.step, "test_accuracy": right})
+            self.history.append(HistoryRow(step=self.step, test_accuracy=right))
 
     def finish(self) -> TrainedModel:
         """The averaged model, and the guarantee for the answers that the parties themselves have counted."""
@@ -320,43 +320,37 @@ class Federation:
                 remedy="Plan a new federation; what these parties may tell is told.",
             )
         rounds = self.rounds
-        final = self.plan.recorded({"rounds": rounds, "excluded": self.excluded})
+        final = self.plan.recorded(rounds, self.excluded)
         self.optimiser.adopt_average()
         self.network.calibrate()
         model = serialise_tensors(self.network.state_dict(), {"config_hash": self.terms.training_hash})
-        self.run.write(
-            "federation",
-            {
-                "parties": [account.to_dict() for account in final.accounts],
-                "answers_received": self.taken,
-                "answers_clipped": self.clipped,
-                "answer_bounds": self.bounds,
-                "excluded": self.excluded,
-                "guarantee": final.guarantee.to_dict(),
-            },
-        )
-        self.run.write(
-            "training",
-            {
-                "rounds": rounds,
-                "excluded": self.excluded,
-                "steps": self.descents,
-                "seconds_since_last_start": round(time.monotonic() - self.started, 1),
-                "device": str(self.network.device),
-                "torch": torch.__version__,
-                **self.monitored.saved(self.network),
-                "history_of": BEFORE_AVERAGING,
-                "weights_sha256": tensors_sha256(model),
-                "network": describe_network(self.network, handed_over=False),
-                "data": {
-                    "name": self.info.name,
-                    "public": False,
-                    "training_records": sum(plan.num_examples for plan in self.plan.plans.values()),
-                    "test_records": self.info.num_test,
-                },
-                "history": self.history,
-            },
-        )
+        FederationAccount(
+            parties=tuple(account.described() for account in final.accounts),
+            answers_received=self.taken,
+            answers_clipped=self.clipped,
+            answer_bounds=self.bounds,
+            excluded=self.excluded,
+            guarantee=final.guarantee,
+        ).write(self.run)
+        Training(
+            rounds=rounds,
+            excluded=self.excluded,
+            steps=self.descents,
+            seconds_since_last_start=round(time.monotonic() - self.started, 1),
+            data=DataDigests(
+                name=self.info.name,
+                public=False,
+                training_records=sum(plan.num_examples for plan in self.plan.plans.values()),
+                test_records=self.info.num_test,
+            ),
+            network=describe_network(self.network, handed_over=False),
+            device=str(self.network.device),
+            torch=torch.__version__,
+            **self.monitored.saved(self.network),
+            history_of=BEFORE_AVERAGING,
+            weights_sha256=tensors_sha256(model),
+            history=tuple(self.history),
+        ).write(self.run)
         write_atomically(self.run.model_file, lambda out: out.write(model))
         seal(self.run, "train", environment(self.network.device))
         return load(self.run.path, device=str(self.network.device), threads=self.terms.machine.threads)
@@ -367,7 +361,7 @@ class Federation:
         tensors["answers"] = torch.tensor(
             [list(numbers.values()) for numbers in (self.taken, self.counted, self.silent, self.clipped)]
         )
-        rows = [[row["step"], row["test_accuracy"]] for row in self.history]
+        rows = [[row.step, row.test_accuracy] for row in self.history]
         tensors["history"] = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
         metadata = {
             "step": str(self.step),
@@ -387,7 +381,7 @@ class Federation:
         for numbers, row in zip(kept, tensors["answers"].tolist(), strict=False):
             numbers.update(zip(numbers, row, strict=True))
         self.excluded = json.loads(metadata.get("excluded", "{}"))
-        self.history = [{"step": int(step), "test_accuracy": right} for step, right in tensors["history"].tolist()]
+        self.history = [HistoryRow(step=int(step), test_accuracy=right) for step, right in tensors["history"].tolist()]
         self.network.load_state_dict(named_after("network.", tensors))
         load_optimiser(self.optimiser, named_after("optimiser.", tensors))
         self.network.calibrate()

@@ -11,7 +11,19 @@ from stobatch.reporting.figures import canvas, inline, shared_legend
 from stobatch.reporting.format import STATUS_WORDS, chip, interval, number, percent
 from stobatch.reporting.page import LIGHT, Html, folded, join, table, tag
 from stobatch.reporting.summary import Facts
-from stobatch.results import name_of, overall_verdict, untested
+from stobatch.results import (
+    CertificateDetails,
+    Claim,
+    Finding,
+    FindingDetails,
+    Histogram,
+    MembershipDetails,
+    PrivacyDetails,
+    Roc,
+    name_of,
+    overall_verdict,
+    untested,
+)
 from stobatch.types import Verdict
 
 _LEAD = (
@@ -60,8 +72,6 @@ _TOLD_ELSEWHERE = {
     *("claimed_epsilon", "claimed_delta", "confidence"),
 }
 
-Finding = dict[str, Any]
-
 
 def audits_section(facts: Facts, name: str) -> Html:
     """Every claim with its verdict, then what was found; empty where nothing is claimed and nothing was found."""
@@ -81,7 +91,7 @@ def audits_section(facts: Facts, name: str) -> Html:
 
 
 def _outcome(facts: Facts) -> str:
-    refuted = list(dict.fromkeys(name_of(finding) for finding in facts.findings if finding["verdict"] == "refuted"))
+    refuted = list(dict.fromkeys(name_of(finding) for finding in facts.findings if finding.verdict is Verdict.REFUTED))
     if facts.claims and overall_verdict(facts.claims, facts.findings) is Verdict.NOT_TESTED:
         return "No claim of this run was tested."
     missing = [f"Not tested: {'; '.join(untested(facts.claims))}."] if untested(facts.claims) else []
@@ -90,19 +100,19 @@ def _outcome(facts: Facts) -> str:
 
 def _claims(facts: Facts) -> Html:
     caption = "Every claim of this run. Consistent: attacks that could have refuted it did not, which proves nothing."
-    rows = [[name_of(claim), _verdict(claim), claim.get("reason", "")] for claim in facts.claims]
+    rows = [[name_of(claim), _verdict(claim), claim.reason] for claim in facts.claims]
     return table(caption, ["claim", "verdict", "why it was not tested"], rows) if rows else Html("")
 
 
 def _instrument(finding: Finding) -> str:
-    words = _INSTRUMENTS.get(finding["instrument"], finding["instrument"].replace("_", " "))
-    release = finding["details"].get("release")
+    words = _INSTRUMENTS.get(finding.instrument, finding.instrument.replace("_", " "))
+    release = finding.details.release if isinstance(finding.details, PrivacyDetails) else None
     return f"{words}: {release}" if release else words
 
 
-def _verdict(finding: Finding) -> Html:
+def _verdict(finding: Finding | Claim) -> Html:
     """Of a finding or of a claim."""
-    return tag("span", finding["verdict"], class_=f"chip {finding['verdict'].replace(' ', '-')}")
+    return tag("span", finding.verdict, class_=f"chip {finding.verdict.replace(' ', '-')}")
 
 
 def _overview(facts: Facts) -> Html:
@@ -118,71 +128,59 @@ def _overview(facts: Facts) -> Html:
             _verdict(finding),
             _found(finding),
             _held_against(facts, finding),
-            f"{100 * (1 - finding['confidence']):.3g}%",
-            tag("code", finding["evidence"]),
+            f"{100 * (1 - finding.confidence):.3g}%",
+            tag("code", finding.evidence),
         ]
         for finding in facts.findings
     ]
     return table(caption, headings, rows)
 
 
-def _bounds(finding: Finding) -> list[dict[str, Any]]:
-    details = finding["details"]
-    return list(details.get("bounds", ()))
-
-
 def _found(finding: Finding) -> Html:
-    details = finding["details"]
-    if finding["instrument"] == "certificates":
-        attacked = details["attacked"]
-        broken = f"{details['broken']} of {attacked} balls broken" if attacked else "no ball to break"
-        return join([tag("b", broken), " ", tag("small", f"{details['certified']} certified")])
+    details = finding.details
+    if isinstance(details, CertificateDetails):
+        attacked = details.attacked
+        broken = f"{details.broken} of {attacked} balls broken" if attacked else "no ball to break"
+        return join([tag("b", broken), " ", tag("small", f"{details.certified} certified")])
     cells: list[Html] = []
-    for bound in _bounds(finding):
-        under = ", under an assumption" if bound["assumes"] else ""
-        sure = f"δ = {bound['at_delta']:.3g}, {100 * bound['confidence']:.4g}% confidence{under}"
-        cells += [tag("b", f"ε ≥ {bound['epsilon_at_least']:.3g}"), tag("small", sure)]
+    for bound in finding.bounds:
+        under = ", under an assumption" if bound.assumes else ""
+        sure = f"δ = {bound.at_delta:.3g}, {100 * bound.confidence:.4g}% confidence{under}"
+        cells += [tag("b", f"ε ≥ {bound.epsilon_at_least:.3g}"), tag("small", sure)]
     return join(cells, " ")
 
 
-def _budget(finding: Finding) -> tuple[float, float] | None:
-    """The ε and δ that a finding's bounds were held to; None where nothing is claimed about them."""
-    details = finding["details"]
-    if details.get("claimed_epsilon") is None:
-        return None
-    return details["claimed_epsilon"], details["claimed_delta"]
-
-
 def _held_against(facts: Facts, finding: Finding) -> Html:
-    if finding["instrument"] == "certificates":
-        statuses = {kind["name"]: kind["status"] for kind in facts.all_kinds}
-        return chip(statuses[finding["about"]]) if finding["about"] in statuses else tag("span", "–", class_="muted")
-    budget = _budget(finding)
+    if isinstance(finding.details, CertificateDetails):
+        statuses = {kind.name: kind.status for kind in facts.all_kinds}
+        return chip(statuses[finding.about]) if finding.about in statuses else tag("span", "–", class_="muted")
+    budget = finding.claimed_budget
     if budget is None:
         return tag("span", "nothing is claimed", class_="muted")
     epsilon, delta = budget
-    neighbours = tag("small", f"δ = {delta:.3g}, {finding['details']['neighbours']}")
+    neighbours = tag("small", f"δ = {delta:.3g}, {finding.details.neighbours}")
     return join([f"ε = {epsilon:.4g} ", chip(facts.status), neighbours])
 
 
 def _figures(facts: Facts, name: str) -> Iterator[Html]:
-    bounded = [finding for finding in facts.findings if _bounds(finding)]
+    bounded = [finding for finding in facts.findings if finding.bounds]
     if bounded:
         yield _bounds_figure(facts, bounded, f"{name}-bounds")
     for place, finding in enumerate(facts.findings):
-        if "histogram" in finding["details"]:
-            chart = score_histograms(finding["details"]["histogram"], f"{name}-scores-{place}")
+        details = finding.details
+        if isinstance(details, PrivacyDetails) and details.histogram is not None:
+            chart = score_histograms(details.histogram, f"{name}-scores-{place}")
             yield tag("figure", chart, tag("figcaption", _SCORES))
-        if "roc" in finding["details"]:
-            yield _membership_figure(facts, finding, f"{name}-membership-{place}")
+        if isinstance(details, MembershipDetails):
+            yield _membership_figure(facts, details, finding.claimed_budget, f"{name}-membership-{place}")
 
 
 def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Html:
     rows = []
     for finding in findings:
-        found = [(bound["epsilon_at_least"], bool(bound["assumes"])) for bound in _bounds(finding)]
-        budget = _budget(finding)
-        rows.append(Bounded(_instrument(finding), finding["verdict"], found, budget[0] if budget else None))
+        found = [(bound.epsilon_at_least, bool(bound.assumes)) for bound in finding.bounds]
+        budget = finding.claimed_budget
+        rows.append(Bounded(_instrument(finding), finding.verdict, found, budget[0] if budget else None))
     caption = "What attacks showed ε to be at least."
     if any(row.audited is not None for row in rows):
         caption += " The line is the ε they are held against, as in the table: a bar that passes it refutes the claim."
@@ -192,8 +190,8 @@ def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Html:
     return tag("figure", chart, tag("figcaption", caption))
 
 
-def _membership_figure(facts: Facts, finding: Finding, name: str) -> Html:
-    budget, words, caption = _budget(finding), "", _MEMBERSHIP
+def _membership_figure(facts: Facts, details: MembershipDetails, budget: tuple[float, float] | None, name: str) -> Html:
+    words, caption = "", _MEMBERSHIP
     if budget:
         epsilon, delta = budget
         words = f"most that ε = {epsilon:.4g} allows ({STATUS_WORDS[facts.status]})"
@@ -201,26 +199,28 @@ def _membership_figure(facts: Facts, finding: Finding, name: str) -> Html:
             f" The ceiling is e^ε times the false-positive rate, plus δ = {delta:.3g}, for replacing a record: a curve "
             "above it by more than chance refutes the claim."
         )
-    chart = membership_curve(finding["details"]["roc"], budget, words, name)
+    chart = membership_curve(details.roc, budget, words, name)
     return tag("figure", chart, tag("figcaption", caption))
 
 
 def _details(finding: Finding) -> Html:
     title = join([f"{_instrument(finding)}, {name_of(finding)} ", _verdict(finding)])
     rows = [
-        ("found", finding["statement"]),
-        ("claim, before audits", finding["claim"]),
-        ("the attacker", finding["threat_model"]),
-        ("the attack", finding["attack"]),
-        ("confidence", f"{100 * finding['confidence']:.4g}%"),
-        *((_COUNTS.get(key, key.replace("_", " ")), _value(value)) for key, value in _numbers(finding["details"])),
+        ("found", finding.statement),
+        ("claim, before audits", finding.claim),
+        ("the attacker", finding.threat_model),
+        ("the attack", finding.attack),
+        ("confidence", f"{100 * finding.confidence:.4g}%"),
+        *((_COUNTS.get(key, key.replace("_", " ")), _value(value)) for key, value in _numbers(finding.details)),
     ]
     listed = tag("dl", *(part for term, text in rows for part in (tag("dt", term), tag("dd", text))))
-    return folded(title, listed, _bounds_table(finding), _rates_table(finding["details"]))
+    rates = _rates_table(finding.details) if isinstance(finding.details, MembershipDetails) else Html("")
+    return folded(title, listed, _bounds_table(finding), rates)
 
 
-def _numbers(details: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value in details.items() if key not in _TOLD_ELSEWHERE and value is not None]
+def _numbers(details: FindingDetails) -> list[tuple[str, Any]]:
+    found = details.to_dict().items()
+    return [(key, value) for key, value in found if key not in _TOLD_ELSEWHERE and value is not None]
 
 
 def _value(value: Any) -> str:
@@ -232,37 +232,33 @@ def _value(value: Any) -> str:
 
 
 def _bounds_table(finding: Finding) -> Html:
-    bounds = _bounds(finding)
-    if not bounds:
+    if not finding.bounds:
         return Html("")
     caption = "Bounds on ε from below; all of them hold at once with the confidence stated."
     rows = [
         [
-            bound["name"].replace("_", " "),
-            tag("b", f"ε ≥ {bound['epsilon_at_least']:.4g}"),
-            f"{bound['at_delta']:.3g}",
-            f"{100 * bound['confidence']:.4g}%",
-            bound["assumes"] or "nothing",
-            _value(bound["details"]),
+            bound.name.replace("_", " "),
+            tag("b", f"ε ≥ {bound.epsilon_at_least:.4g}"),
+            f"{bound.at_delta:.3g}",
+            f"{100 * bound.confidence:.4g}%",
+            bound.assumes or "nothing",
+            _value(bound.details.to_dict()),
         ]
-        for bound in bounds
+        for bound in finding.bounds
     ]
     return table(caption, ["bound", "found", "δ", "confidence", "assumes", "counted"], rows)
 
 
-def _rates_table(details: dict[str, Any]) -> Html:
-    if "tpr_at" not in details:
-        return Html("")
-    sure = f"{100 * details['confidence']:.4g}% interval in brackets"
+def _rates_table(details: MembershipDetails) -> Html:
+    sure = f"{100 * details.confidence:.4g}% interval in brackets"
     caption = f"Members found at thresholds that the shadow models chose; mean over the models attacked, {sure}."
     rows = [
-        [rate, *(f"{percent(details[key][rate])} {interval(details[key][rate])}" for key in ("tpr_at", "fpr_at"))]
-        for rate in details["tpr_at"]
+        [rate, *(f"{percent(found[rate])} {interval(found[rate])}" for found in (details.tpr_at, details.fpr_at))]
+        for rate in details.tpr_at
     ]
     return table(caption, ["false-positive rate wanted", "true-positive rate", "false-positive rate there"], rows)
 
 
-_SIDES = {"without": ("one data set", "clean"), "with": ("its neighbour", "attack-2")}
 _LINE = 0.42
 """Inches for each row of bars."""
 
@@ -277,11 +273,12 @@ class Bounded:
     audited: float | None
 
 
-def score_histograms(histogram: dict[str, Any], name: str) -> Html:
+def score_histograms(histogram: Histogram, name: str) -> Html:
     """The attack's scores of both kinds of models; where the two do not overlap, nothing is hidden."""
     with canvas(1, 6.2, 2.9) as (figure, (axes,)):
-        for side, (label, colour) in _SIDES.items():
-            counts, edges = histogram[side], histogram["edges"]
+        edges = histogram.edges
+        sides = ((histogram.without, "one data set", "clean"), (histogram.with_, "its neighbour", "attack-2"))
+        for counts, label, colour in sides:
             axes.stairs(counts, edges, fill=True, color=LIGHT[colour], alpha=0.4)
             axes.stairs(counts, edges, color=LIGHT[colour], linewidth=1.2, label=f"models trained on {label}")
         axes.set(xlabel="score of the attack", ylabel="models")
@@ -319,9 +316,9 @@ def _first_held(findings: Sequence[Bounded]) -> Bounded | None:
     return next((found for found in findings if found.audited is not None), None)
 
 
-def membership_curve(roc: dict[str, list[float]], budget: tuple[float, float] | None, words: str, name: str) -> Html:
+def membership_curve(roc: Roc, budget: tuple[float, float] | None, words: str, name: str) -> Html:
     """True against false positives where false ones are rare, and the most that (ε, δ) allows."""
-    rates, hits = roc["false_positive_rate"], roc["true_positive_rate"]
+    rates, hits = roc.false_positive_rate, roc.true_positive_rate
     lowest = min(rates)
     with canvas(1, 5.4, 4.4) as (figure, (axes,)):
         # A logarithm has no place for 0.

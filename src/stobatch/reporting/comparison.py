@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from stobatch.reporting.figures import epsilon_curves
-from stobatch.reporting.format import chip, gap_cell, percent, points, share_cell, spoken, unit
+from stobatch.reporting.format import chip, gap_cell, interval, percent, points, share_cell, spoken, unit
 from stobatch.reporting.page import Html, join, table, tag, void
-from stobatch.reporting.summary import Facts, at_radius, middle
+from stobatch.reporting.summary import Facts, middle
+from stobatch.results import SettingsTest, TTest, at_radius
 
 
-def comparison_section(runs: Sequence[Facts], comparisons: Sequence[dict[str, Any]]) -> Html:
+def comparison_section(runs: Sequence[Facts], comparisons: Sequence[SettingsTest]) -> Html:
     function, radius = _common(runs)
     parts = [
         _lead(runs, function, radius),
@@ -37,7 +37,7 @@ def _lead(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
     for protocol in ("published", "adaptive") if radius is not None else ():
         shares = [share for facts in runs if (share := at_radius(facts.worst(protocol, function), radius or 0.0))]
         if shares:
-            low, high = (end(shares, key=lambda share: share["value"]) for end in (min, max))
+            low, high = (end(shares, key=lambda share: share.value) for end in (min, max))
             of_what = "" if spans else " of test images"
             spans.append(f"{percent(low)} to {percent(high)}{of_what} under the {protocol} protocol")
     if not spans:
@@ -53,7 +53,7 @@ def _table(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
             "Accuracy in %, 95% interval in brackets. The runs share no function, radius and unit to be compared at."
         )
         return table(caption, headings, [_identity(place, facts) for place, facts in enumerate(runs, 1)])
-    kinds = list(dict.fromkeys((kind["name"], kind["function"]) for facts in runs for kind in facts.all_kinds))
+    kinds = list(dict.fromkeys((kind.name, kind.function) for facts in runs for kind in facts.all_kinds))
     headings += ["published protocol", "adaptive protocol", "gap"]
     headings += [f"certified, {rule} rule, {spoken(certified)}" for rule, certified in kinds]
     caption = (
@@ -69,11 +69,11 @@ def _identity(place: int, facts: Facts) -> list[object]:
     epsilon = "" if facts.epsilon is None else f"{facts.epsilon:g} "
     seed = "secret" if facts.seed is None else facts.seed
     return [
-        join([tag("a", facts.name, href=f"#run-{place}"), void("br"), tag("code", facts.scores["training_hash"])]),
+        join([tag("a", facts.name, href=f"#run-{place}"), void("br"), tag("code", facts.scores.training_hash)]),
         facts.method,
         join([epsilon, chip(facts.status)]),
         seed,
-        f"{facts.same_images(facts.main_function)['rows']:,}",
+        f"{facts.same_images(facts.main_function).rows:,}",
         share_cell(facts.clean(facts.main_function)),
     ]
 
@@ -81,18 +81,18 @@ def _identity(place: int, facts: Facts) -> list[object]:
 def _attacked(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[str, str]]) -> list[object]:
     gap = facts.gap(function, radius)
     worst = [share_cell(at_radius(facts.worst(p, function), radius)) for p in ("published", "adaptive")]
-    return [*worst, gap_cell(gap["gap"] if gap else None), *(_certified(facts, radius, *kind) for kind in kinds)]
+    return [*worst, gap_cell(gap.gap if gap else None), *(_certified(facts, radius, *kind) for kind in kinds)]
 
 
 def _certified(facts: Facts, radius: float, rule: str, function: str) -> Html:
     """What one rule certifies at this radius, with its status in this run; a dash where it says nothing."""
-    kind = next((kind for kind in facts.kinds(function) if kind["name"] == rule), None)
+    kind = next((kind for kind in facts.kinds(function) if kind.name == rule), None)
     share = at_radius(facts.certified(kind) or facts.all_certified(kind), radius) if kind else None
     if kind is None or share is None:
         return share_cell(None)
-    same = share["total"] == facts.same_images(facts.main_function)["rows"]
-    others = "" if same else tag("small", f"of {share['total']:,} images ")
-    return join([share_cell(share), others, chip(kind["status"])])
+    same = share.total == facts.same_images(facts.main_function).rows
+    others = "" if same else tag("small", f"of {share.total:,} images ")
+    return join([share_cell(share), others, chip(kind.status)])
 
 
 def _curve(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
@@ -106,20 +106,22 @@ def _curve(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
     return tag("figure", epsilon_curves(budgeted, function, radius, "epsilon"), tag("figcaption", caption))
 
 
-def t_tests(comparisons: Sequence[dict[str, Any]]) -> Html:
+def t_tests(comparisons: Sequence[SettingsTest]) -> Html:
     if not comparisons:
         return Html("")
     headings = ["first", "second", "protocol", "function", "radius"]
-    rows = ([*_compared(comparison), *t_test_cells(comparison["t_test"])] for comparison in comparisons)
+    rows = ([*_compared(comparison), *t_test_cells(comparison.t_test)] for comparison in comparisons)
     caption = t_tests_caption(len(comparisons))
     return join([tag("h2", "Two-tailed t-tests over seeds"), table(caption, [*headings, *TEST_HEADINGS], rows)])
 
 
-def _compared(comparison: dict[str, Any]) -> list[object]:
+def _compared(comparison: SettingsTest) -> list[object]:
     return [
-        *(comparison[key] for key in ("first", "second", "protocol")),
-        spoken(comparison["function"]),
-        f"{comparison['radius']:g}, {unit(comparison['norm'], comparison['input_range'])}",
+        comparison.first,
+        comparison.second,
+        comparison.protocol,
+        spoken(comparison.function),
+        f"{comparison.radius:g}, {unit(comparison.norm, comparison.input_range)}",
     ]
 
 
@@ -135,11 +137,10 @@ def t_tests_caption(count: int) -> str:
     )
 
 
-def t_test_cells(test: dict[str, Any]) -> list[object]:
-    low, high = (f"{100 * test[end]:.1f}" for end in ("low", "high"))
+def t_test_cells(test: TTest) -> list[object]:
     return [
-        join([tag("b", points(test["difference"])), " ", tag("small", f"[{low}, {high}]")]),
-        f"{test['p_value']:.2g}",
-        "paired" if test["paired"] else "Welch",
-        " and ".join(str(seeds) for seeds in test["num_seeds"]),
+        join([tag("b", points(test.difference)), " ", tag("small", interval(test))]),
+        f"{test.p_value:.2g}",
+        "paired" if test.paired else "Welch",
+        " and ".join(str(seeds) for seeds in test.num_seeds),
     ]

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stobatch.reporting.format import STATUS_WORDS, spoken
 from stobatch.reporting.page import LIGHT, Html, tag
-from stobatch.reporting.summary import Facts, Row, at_radius, kind_unit, of_attack
+from stobatch.reporting.summary import Facts, kind_unit
+from stobatch.results import WORST, HistoryRow, Kind, ProtocolTable, Share, at_radius
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,12 +59,25 @@ _RC: dict[str, Any] = {
 }
 
 
+class Point(NamedTuple):
+    """A share at a radius, with the ends of its band."""
+
+    radius: float
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, share: Share, radius: float) -> Point:
+        return cls(radius, share.value, share.low, share.high)
+
+
 @dataclass(frozen=True)
 class Curve:
     """Shares against radii, with a band from low to high."""
 
     label: str
-    rows: Sequence[Row]
+    rows: Sequence[Point]
     look: dict[str, Any]
     band: bool = True
 
@@ -84,11 +98,11 @@ def accuracy_curves(facts: Facts, name: str) -> Html:
         panel = panels[function, facts.unit] = Panel(spoken(function), f"radius, {facts.unit}")
         panel.curves += [_worst(facts, p, function) for p in facts.protocols if facts.entry(p, function)]
     for kind in facts.all_kinds:
-        attacked = kind in facts.kinds(kind["function"]) and kind["function"] in facts.functions
+        attacked = kind in facts.kinds(kind.function) and kind.function in facts.functions
         if attacked and not facts.certified(kind):
             continue
-        key = (kind["function"], kind_unit(kind))
-        panel = panels.setdefault(key, Panel(spoken(kind["function"]), f"radius, {kind_unit(kind)}"))
+        key = (kind.function, kind_unit(kind))
+        panel = panels.setdefault(key, Panel(spoken(kind.function), f"radius, {kind_unit(kind)}"))
         panel.curves.append(_certified(facts, kind))
     return draw(list(panels.values()), name)
 
@@ -99,18 +113,18 @@ def attack_curves(facts: Facts, name: str) -> Html:
     for function in facts.functions:
         entry = facts.entry("adaptive", function)
         if entry:
-            curves = [_attack(entry, attack, place) for place, attack in enumerate(entry["attacks"])]
-            worst = _from_clean(entry, "worst")
+            curves = [_attack(entry, attack, place) for place, attack in enumerate(entry.attacks)]
+            worst = _from_clean(entry, WORST)
             look = {"color": LIGHT["adaptive"], "marker": "s", "linewidth": 2.0}
             curves.append(Curve("worst of them", worst, look, band=False))
             panels.append(Panel(spoken(function), f"radius, {facts.unit}", curves))
     return draw(panels, name, legend_in_panel=True) if panels else Html("")
 
 
-def learning_curve(history: Sequence[Row], name: str) -> Html:
+def learning_curve(history: Sequence[HistoryRow], name: str) -> Html:
     """Accuracy on held-out test images while training."""
     with canvas(1, 6.2, 2.7) as (figure, (axes,)):
-        axes.plot([row["step"] for row in history], _percents(history, "test_accuracy"), color=LIGHT["published"])
+        axes.plot([row.step for row in history], [100 * row.test_accuracy for row in history], color=LIGHT["published"])
         axes.set(xlabel="training step", ylabel="accuracy, %", ylim=(-2, 102))
         return inline(figure, name)
 
@@ -147,33 +161,39 @@ def _epsilon_series(
     runs: Sequence[Facts], function: str, radius: float | None
 ) -> Iterator[tuple[str, str, str, list[tuple[float, float]]]]:
     """Label, colour, marker and (ε, accuracy in %) of what was measured; what was not is left out."""
-    clean: list[tuple[float | None, Row | None]] = [
+    clean: list[tuple[float | None, Share | None]] = [
         (facts.epsilon, facts.clean(function or facts.main_function)) for facts in runs
     ]
     series = [("clean", "clean", "D", clean)]
     for protocol in ("published", "adaptive") if radius is not None else ():
-        worst = [(facts.epsilon, at_radius(facts.worst(protocol, function), radius or 0.0)) for facts in runs]
+        worst: list[tuple[float | None, Share | None]] = [
+            (facts.epsilon, at_radius(facts.worst(protocol, function), radius or 0.0)) for facts in runs
+        ]
         series.append((f"{protocol} protocol", protocol, PROTOCOL_MARKERS[protocol], worst))
     for label, colour, marker, shares in series:
-        values = [(epsilon, 100 * share["value"]) for epsilon, share in shares if epsilon is not None and share]
+        values = [(epsilon, 100 * share.value) for epsilon, share in shares if epsilon is not None and share]
         if values:
             yield label, colour, marker, values
 
 
 def _worst(facts: Facts, protocol: str, function: str) -> Curve:
     look = {"color": LIGHT[protocol], "marker": PROTOCOL_MARKERS[protocol]}
-    rows = [{**facts.clean(function), "radius": 0.0}, *facts.worst(protocol, function)]
+    rows = [
+        Point.of(facts.clean(function), 0.0),
+        *(Point.of(row, row.radius) for row in facts.worst(protocol, function)),
+    ]
     return Curve(f"{protocol} protocol, worst attack", rows, look)
 
 
-def _certified(facts: Facts, kind: dict[str, Any]) -> Curve:
-    status = kind["status"]
-    label = f"certified, {kind['name']} rule ({STATUS_WORDS[status]})"
+def _certified(facts: Facts, kind: Kind) -> Curve:
+    status = kind.status
+    label = f"certified, {kind.name} rule ({STATUS_WORDS[status]})"
     look = {"color": LIGHT[status], "marker": "D", **STATUS_LOOKS[status]}
-    return Curve(label, facts.certified(kind) or facts.all_certified(kind), look)
+    shares = facts.certified(kind) or facts.all_certified(kind)
+    return Curve(label, [Point.of(share, share.radius) for share in shares], look)
 
 
-def _attack(entry: dict[str, Any], attack: str, place: int) -> Curve:
+def _attack(entry: ProtocolTable, attack: str, place: int) -> Curve:
     look = {
         "color": LIGHT[f"attack-{place % len(_MARKERS) + 1}"],
         "marker": _MARKERS[place % len(_MARKERS)],
@@ -182,13 +202,9 @@ def _attack(entry: dict[str, Any], attack: str, place: int) -> Curve:
     return Curve(attack, _from_clean(entry, attack), look, band=False)
 
 
-def _from_clean(entry: dict[str, Any], attack: str) -> list[Row]:
+def _from_clean(entry: ProtocolTable, attack: str) -> list[Point]:
     """One attack's accuracies, beginning at radius 0 with clean inputs."""
-    return [{**entry["clean_accuracy"], "radius": 0.0}, *of_attack(entry["accuracy"], attack)]
-
-
-def _percents(rows: Iterable[Row], key: str) -> list[float]:
-    return [100 * row[key] for row in rows]
+    return [Point.of(entry.clean_accuracy, 0.0), *(Point.of(row, row.radius) for row in entry.of_attack(attack))]
 
 
 def draw(panels: Sequence[Panel], name: str, *, legend_in_panel: bool = False) -> Html:
@@ -197,7 +213,7 @@ def draw(panels: Sequence[Panel], name: str, *, legend_in_panel: bool = False) -
         for axes, panel in zip(places, panels, strict=False):
             for curve in panel.curves:
                 _plot(axes, curve)
-            widest = max(row["radius"] for curve in panel.curves for row in curve.rows)
+            widest = max(row.radius for curve in panel.curves for row in curve.rows)
             axes.set(xlabel=panel.x_label, ylabel="accuracy, %", title=panel.title)
             axes.set(xlim=(-0.04 * widest, 1.04 * widest), ylim=(-2, 102))
             if legend_in_panel:
@@ -208,12 +224,12 @@ def draw(panels: Sequence[Panel], name: str, *, legend_in_panel: bool = False) -
 
 
 def _plot(axes: Axes, curve: Curve) -> None:
-    radii = [row["radius"] for row in curve.rows]
+    radii = [row.radius for row in curve.rows]
     if curve.band:
-        low, high = _percents(curve.rows, "low"), _percents(curve.rows, "high")
+        low, high = [100 * row.low for row in curve.rows], [100 * row.high for row in curve.rows]
         axes.fill_between(radii, low, high, color=curve.look["color"], alpha=0.13, linewidth=0)
     look = {"markeredgecolor": LIGHT["page"], "markeredgewidth": 0.6, **curve.look}
-    axes.plot(radii, _percents(curve.rows, "value"), label=curve.label, **look)
+    axes.plot(radii, [100 * row.value for row in curve.rows], label=curve.label, **look)
 
 
 def shared_legend(figure: Figure, places: Iterable[Axes]) -> None:

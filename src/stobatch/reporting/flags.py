@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from stobatch.reporting.page import Html, join, tag
 from stobatch.reporting.summary import Facts
+from stobatch.results import SanityFlag
 
 
 def _probed(facts: Facts) -> bool:
@@ -14,7 +14,7 @@ def _probed(facts: Facts) -> bool:
 
 
 def _single_and_iterated(facts: Facts) -> bool:
-    return any({"fgsm", "ifgsm"} <= set(entry["attacks"]) for entry in facts.scores["under_attack"])
+    return any({"fgsm", "ifgsm"} <= set(entry.attacks) for entry in facts.scores.under_attack)
 
 
 def _both_protocols(facts: Facts) -> bool:
@@ -53,22 +53,20 @@ CHECKS: dict[str, tuple[Callable[[Facts], bool], str]] = {
 
 
 def flags_section(facts: Facts) -> Html:
-    raised = sorted(facts.scores["flags"], key=lambda flag: flag["level"] != "error")
+    raised = sorted(facts.scores.flags, key=lambda flag: flag.level != "error")
     cards = [_card(flag) for flag in raised]
-    return join([tag("h2", "Sanity flags"), *cards, _summary(facts, {flag["name"] for flag in raised})])
+    return join([tag("h2", "Sanity flags"), *cards, _summary(facts, {flag.name for flag in raised})])
 
 
-def _card(flag: dict[str, Any]) -> Html:
+def _card(flag: SanityFlag) -> Html:
     rows = [
-        ("evidence", flag["evidence"]),
-        ("raised if", flag["raised_if"]),
-        ("what it means", flag["explanation"]),
-        ("what to do", flag["remedy"]),
+        ("evidence", flag.evidence),
+        ("raised if", flag.raised_if),
+        ("what it means", flag.explanation),
+        ("what to do", flag.remedy),
     ]
     listed = [part for term, text in rows for part in (tag("dt", term), tag("dd", text))]
-    return tag(
-        "section", tag("h3", f"{flag['level']}: {flag['name']}"), tag("dl", *listed), class_=f"card {flag['level']}"
-    )
+    return tag("section", tag("h3", f"{flag.level}: {flag.name}"), tag("dl", *listed), class_=f"card {flag.level}")
 
 
 def _summary(facts: Facts, raised: set[str]) -> Html:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from stobatch.reporting.page import Html, join, tag
+from stobatch.results import Difference, Rate, Share, TTest
+
+Measured = Share | Difference | Rate
+"""A number with its interval."""
 
 STATUS_WORDS = {
     "claimed": "claimed, not proved",
@@ -17,29 +20,29 @@ STATUS_WORDS = {
 _NORMS = {"linf": "l∞", "l2": "l2", "l1": "l1"}
 
 
-def percent(share: dict[str, Any]) -> str:
-    return f"{100 * share['value']:.1f}%"
+def percent(share: Measured) -> str:
+    return f"{100 * share.value:.1f}%"
 
 
-def interval(share: dict[str, Any]) -> str:
-    return f"[{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
+def interval(share: Measured | TTest) -> str:
+    return f"[{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
 def points(difference: float) -> str:
     return f"{100 * difference:.1f} points"
 
 
-def share_cell(share: dict[str, Any] | None) -> Html:
+def share_cell(share: Share | None) -> Html:
     """A value over its 95% interval, or a dash where nothing was measured."""
     if share is None:
         return tag("span", "–", class_="muted")
     return join([tag("b", percent(share)), " ", tag("small", interval(share))])
 
 
-def gap_cell(gap: dict[str, Any] | None) -> Html:
+def gap_cell(gap: Difference | None) -> Html:
     if gap is None:
         return tag("span", "–", class_="muted")
-    return join([tag("b", points(gap["value"])), " ", tag("small", interval(gap))])
+    return join([tag("b", points(gap.value)), " ", tag("small", interval(gap))])
 
 
 def unit(norm: str, input_range: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.reporting.format import interval, percent, points, spoken
 from stobatch.reporting.page import Html, bullets, join, tag
-from stobatch.reporting.summary import Facts, at_radius, middle
+from stobatch.reporting.summary import Facts, middle
 from stobatch.reporting.terminal import NOT_LOOKED_FOR, PUBLIC_SEED_MEANS, guarantee_line
+from stobatch.results import Difference, Share, at_radius
 
 _STATUS_MEANINGS = {
     "claimed": "Its source says so. Nobody has proved it here, and it must not be relied on as a guarantee.",
@@ -23,34 +23,32 @@ def opening(facts: Facts) -> Html:
 
 
 def identity(facts: Facts) -> Html:
-    data = facts.config["config"]["data"]["name"]
     seed = "secret" if facts.seed is None else facts.seed
-    line = f"method {facts.method} · data {data} · seed {seed} · configuration "
-    return tag("p", line, tag("code", facts.scores["training_hash"]), class_="muted")
+    line = f"method {facts.method} · data {facts.started.data} · seed {seed} · configuration "
+    return tag("p", line, tag("code", facts.scores.training_hash), class_="muted")
 
 
 def guarantee_card(facts: Facts) -> Html:
     """What is guaranteed about the training data, by whom, and what speaks against it; never without its status."""
-    note = [] if facts.guarantee.get("audits") else [_not_audited(facts)]
-    note.append(tag("p", f"Accuracies assume: {facts.scores.get('test_records', NOT_LOOKED_FOR)}.", class_="muted"))
+    note = [] if facts.guarantee.audits else [_not_audited(facts)]
+    note.append(tag("p", f"Accuracies assume: {facts.scores.test_records or NOT_LOOKED_FOR}.", class_="muted"))
     return card_of(facts.guarantee, "Privacy towards the training data", *note)
 
 
-def card_of(guarantee: dict[str, Any], eyebrow: str, *notes: object) -> Html:
+def card_of(guarantee: PrivacyGuarantee, eyebrow: str, *notes: object) -> Html:
     """A guarantee as a card of its own."""
-    status = guarantee["status"]
+    status = guarantee.status
     parts: list[object] = [
         tag("p", eyebrow, class_="eyebrow"),
         tag("p", guarantee_line(guarantee), class_="status"),
         tag("p", _STATUS_MEANINGS[status]),
     ]
     if status == "none":
-        parts.append(tag("p", f"Source: {guarantee['source']}.", class_="muted"))
+        parts.append(tag("p", f"Source: {guarantee.source}.", class_="muted"))
     else:
-        about = f"{guarantee['neighbours']} neighbours, per {guarantee['unit']}; source: {guarantee['source']}."
+        about = f"{guarantee.neighbours} neighbours, per {guarantee.unit}; source: {guarantee.source}."
         parts.append(tag("p", about, class_="muted"))
-    audits = guarantee.get("audits", ())
-    lists = {"Audits": audits, "Against it": guarantee["objections"], "It assumes": guarantee["assumptions"]}
+    lists = {"Audits": guarantee.audits, "Against it": guarantee.objections, "It assumes": guarantee.assumptions}
     for title, lines in lists.items():
         if lines:
             parts += [tag("h3", title), bullets(lines)]
@@ -75,32 +73,32 @@ def headline(facts: Facts) -> Html:
     published, adaptive, gap = shares.get("published"), shares.get("adaptive"), facts.gap(function, radius)
     if published and adaptive and gap:
         measured = (
-            f"the model is right on {percent(published)} of {published['total']} test images when attacked as "
+            f"the model is right on {percent(published)} of {published.total} test images when attacked as "
             f"published, and on {percent(adaptive)} when attacked the way an adversary would: "
         )
-        return tag("p", setting + measured, tag("b", _gap_words(gap["gap"])), class_="lead")
+        return tag("p", setting + measured, tag("b", _gap_words(gap.gap)), class_="lead")
     protocol, share = next((p, s) for p, s in shares.items() if s)
     proved = facts.proved(function, radius)
     if protocol == "adaptive" and proved:
-        left = f"attacks leave the model right on {percent(share)} of {share['total']} test images. "
-        promise = f"On {percent(proved)} of {proved['total']} it is right and proved to stay so, whatever the attack."
+        left = f"attacks leave the model right on {percent(share)} of {share.total} test images. "
+        promise = f"On {percent(proved)} of {proved.total} it is right and proved to stay so, whatever the attack."
         return tag("p", setting + left, tag("b", promise), class_="lead")
     missing = "adaptive" if protocol == "published" else "published"
-    only = f"the model is right on {percent(share)} of {share['total']} test images under the {protocol} protocol. "
+    only = f"the model is right on {percent(share)} of {share.total} test images under the {protocol} protocol. "
     note = f"The {missing} protocol was not run, so the gap between them is unknown."
     return tag("p", setting + only, tag("b", note), class_="lead")
 
 
-def _gap_words(gap: dict[str, Any]) -> str:
-    certain = f"(95% interval {100 * gap['low']:.1f} to {100 * gap['high']:.1f})"
-    if gap["low"] > 0:
-        return f"the published test flatters the model by {points(gap['value'])} {certain}."
-    if gap["high"] < 0:
+def _gap_words(gap: Difference) -> str:
+    certain = f"(95% interval {100 * gap.low:.1f} to {100 * gap.high:.1f})"
+    if gap.low > 0:
+        return f"the published test flatters the model by {points(gap.value)} {certain}."
+    if gap.high < 0:
         return (
-            f"the published attacks do better by {points(-gap['value'])} (95% interval {-100 * gap['high']:.1f} to "
-            f"{-100 * gap['low']:.1f}), so the adaptive ones are too weak to rely on."
+            f"the published attacks do better by {points(-gap.value)} (95% interval {-100 * gap.high:.1f} to "
+            f"{-100 * gap.low:.1f}), so the adaptive ones are too weak to rely on."
         )
-    return f"a gap of {points(gap['value'])} {certain}, which may be chance."
+    return f"a gap of {points(gap.value)} {certain}, which may be chance."
 
 
 def tiles(facts: Facts) -> Html:
@@ -115,14 +113,14 @@ def tiles(facts: Facts) -> Html:
         found.append(_tile("proved", "proved to stay right", proved, f"test images, radius {radius:g}"))
     gap = facts.gap(function, radius)
     if gap:
-        large = tag("b", points(gap["gap"]["value"]))
-        note = tag("small", f"95% interval {interval(gap['gap'])}, radius {radius:g}")
+        large = tag("b", points(gap.gap.value))
+        note = tag("small", f"95% interval {interval(gap.gap)}, radius {radius:g}")
         found.append(tag("div", tag("span", "gap between them"), large, note, class_="tile gap"))
     return tag("div", *found, class_="tiles")
 
 
-def _tile(kind: str, title: str, share: dict[str, Any], of_what: str) -> Html:
-    note = f"95% interval {interval(share)}, {share['total']} {of_what}"
+def _tile(kind: str, title: str, share: Share, of_what: str) -> Html:
+    note = f"95% interval {interval(share)}, {share.total} {of_what}"
     return tag("div", tag("span", title), tag("b", percent(share)), tag("small", note), class_=f"tile {kind}")
 
 
@@ -133,5 +131,5 @@ def one_line(facts: Facts) -> Html:
     parts = [facts.name, guarantee_line(facts.guarantee)]
     parts.append(f"clean {percent(facts.clean(function))}")
     if gap:
-        parts.append(f"gap {points(gap['gap']['value'])} at radius {gap['radius']:g}")
+        parts.append(f"gap {points(gap.gap.value)} at radius {gap.radius:g}")
     return join(parts, " · ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from stobatch.errors import RunError
 from stobatch.files import PRIVATE, tensors_sha256
 from stobatch.reporting.page import Html, join, tag, void
 from stobatch.reporting.summary import Facts
+from stobatch.results import Pictures
 
 _MOST_EXAMPLES = 8
 _WIDEST = 96
@@ -23,7 +23,7 @@ Pixels = NDArray[np.uint8]
 
 
 def pictures_section(facts: Facts, *, images: bool | None) -> Html:
-    title, kept = tag("h2", "Attacked images"), facts.scores["images"]
+    title, kept = tag("h2", "Attacked images"), facts.scores.images
     if images is False:
         return join([title, tag("p", "Pictures were left out of this report on request.", class_="muted")])
     if kept is None:
@@ -34,9 +34,9 @@ def pictures_section(facts: Facts, *, images: bool | None) -> Html:
     if images is None and not _file(facts, kept).exists():
         return join([title, tag("p", "This copy of the run holds no pictures: they are private.", class_="muted")])
     pixels = _read(facts, kept)
-    count = min(len(kept["labels"]), _MOST_EXAMPLES)
+    count = min(len(kept.labels), _MOST_EXAMPLES)
     note = (
-        f"The first {count} test images and what the {kept['attack']} attack on the single pass makes of them; no "
+        f"The first {count} test images and what the {kept.attack} attack on the single pass makes of them; no "
         f"training data is shown. Radius {facts.unit}. Under each picture the model's answer: ✓ right, ✗ wrong."
     )
     if max(pixels["clean"].shape[2:]) > _WIDEST:
@@ -45,7 +45,7 @@ def pictures_section(facts: Facts, *, images: bool | None) -> Html:
     return join([title, tag("p", note), tag("div", *rows, class_="examples")])
 
 
-def _read(facts: Facts, kept: dict[str, Any]) -> dict[str, Pixels]:
+def _read(facts: Facts, kept: Pictures) -> dict[str, Pixels]:
     """The pixels, from the run's own folder and nowhere else."""
     from safetensors import SafetensorError, safe_open
 
@@ -54,49 +54,44 @@ def _read(facts: Facts, kept: dict[str, Any]) -> dict[str, Pixels]:
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
-            pixels = {name: file.get_tensor(name) for name in kept["predictions"]}
+            pixels = {name: file.get_tensor(name) for name in kept.predictions}
     except FileNotFoundError:
         raise RunError(f"{path} is not there.", remedy=remedy) from None
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} is damaged ({error}).", remedy=remedy) from None
     found = metadata.get("config_hash")
-    if found != facts.scores["training_hash"]:
+    if found != facts.scores.training_hash:
         raise RunError(f"{path} is of configuration {found}, not of this run.", remedy=remedy)
-    if metadata.get("weights_sha256") != facts.scores.get("weights_sha256"):
+    if metadata.get("weights_sha256") != facts.scores.weights_sha256:
         raise RunError(f"{path} shows attacks on other weights than those of this run.", remedy=remedy)
     if metadata.get("pixels_sha256") not in (None, tensors_sha256(path.read_bytes())):
         raise RunError(f"{path} is not what the evaluation wrote.", remedy=remedy)
     return pixels
 
 
-def _file(facts: Facts, kept: dict[str, Any]) -> Path:
+def _file(facts: Facts, kept: Pictures) -> Path:
     """In the private folder; older runs have it beside the others. Never anywhere else."""
-    name = Path(kept["file"])
+    name = Path(kept.file)
     return facts.run.path / PRIVATE / name.name if name.parts[0] == PRIVATE else facts.run.path / name.name
 
 
-def _are_public(kept: dict[str, Any]) -> bool:
+def _are_public(kept: Pictures) -> bool:
     """Whether anybody can download the test images; not said by old runs, whose pictures have to be asked for."""
-    return bool(kept.get("public", False))
+    return bool(kept.public)
 
 
-def _example(facts: Facts, kept: dict[str, Any], pixels: dict[str, Pixels], place: int) -> Html:
+def _example(facts: Facts, kept: Pictures, pixels: dict[str, Pixels], place: int) -> Html:
     """One row: the clean picture, then each radius."""
     cells = []
-    for name, predictions in kept["predictions"].items():
-        label, answer = (_class_name(facts, value) for value in (kept["labels"][place], predictions[place]))
-        right = kept["labels"][place] == predictions[place]
+    for name, predictions in kept.predictions.items():
+        label, answer = (facts.started.dataset.class_name(value) for value in (kept.labels[place], predictions[place]))
+        right = kept.labels[place] == predictions[place]
         where = f"clean, label {label}" if name == "clean" else f"radius {name}"
         alt = f"test image {place}, {where}: answer {answer}"
         verdict = tag("span", f"{answer} {'✓' if right else '✗'}", class_="right" if right else "wrong")
         picture = void("img", src=_png(pixels[name][place]), alt=alt)
         cells.append(tag("div", picture, tag("small", where), void("br"), verdict))
     return tag("div", *cells, class_="example")
-
-
-def _class_name(facts: Facts, index: int) -> str:
-    names = facts.config.get("dataset", {}).get("class_names") or ()
-    return str(names[index]) if index < len(names) else str(index)
 
 
 def _png(pixels: Pixels) -> str:

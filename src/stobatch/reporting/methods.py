@@ -9,6 +9,7 @@ from stobatch.reporting.format import STATUS_WORDS, number, spoken
 from stobatch.reporting.page import Html, folded, join, table, tag
 from stobatch.reporting.summary import Facts
 from stobatch.reporting.terminal import NOT_LOOKED_FOR
+from stobatch.results import ProtocolTable
 
 _FUNCTIONS = {
     "single_pass": "one pass through the network with its fixed noise",
@@ -52,20 +53,20 @@ def _list(rows: list[tuple[object, object]]) -> Html:
 
 
 def _protocols(facts: Facts) -> Html:
-    entries = facts.scores["under_attack"]
-    meanings = {f"{e['protocol']['name']} protocol": e["protocol"]["meaning"] for e in entries}
+    entries = facts.scores.under_attack
+    meanings = {f"{e.protocol.name} protocol": e.protocol.meaning for e in entries}
     functions = {spoken(f): _FUNCTIONS.get(f, f) for f in facts.functions}
-    rows = {f"{e['protocol']['name']} on {spoken(e['function'])}": _extent(e) for e in entries}
-    assumed = ("accuracies assume", facts.scores.get("test_records", NOT_LOOKED_FOR))
+    rows = {f"{e.protocol.name} on {spoken(e.function)}": _extent(e) for e in entries}
+    assumed = ("accuracies assume", facts.scores.test_records or NOT_LOOKED_FOR)
     return _list([*meanings.items(), *functions.items(), *rows.items(), assumed])
 
 
-def _extent(entry: dict[str, Any]) -> str:
-    return f"{entry['rows']} test images, attacks {', '.join(entry['attacks'])}"
+def _extent(entry: ProtocolTable) -> str:
+    return f"{entry.rows} test images, attacks {', '.join(entry.attacks)}"
 
 
 def _settings(facts: Facts) -> Html:
-    rows = [(_SETTINGS.get(key, key), _value(key, value)) for key, value in facts.scores["settings"].items()]
+    rows = [(_SETTINGS.get(key, key), _value(key, value)) for key, value in facts.scores.settings.items()]
     return folded("Settings of the evaluation", _list(list(rows)))
 
 
@@ -82,19 +83,19 @@ def _training(facts: Facts, name: str) -> Html:
     if training is None:
         return tag("p", "The run has no record of its training.", class_="muted")
     rows: list[tuple[object, object]] = [
-        ("training steps", number(training["steps"])),
-        ("device", training["device"]),
-        ("seconds since its last start", f"{training['seconds_since_last_start']:,.1f} s"),
-        ("PyTorch", training["torch"]),
+        ("training steps", number(training.steps)),
+        ("device", training.device),
+        ("seconds since its last start", f"{training.seconds_since_last_start:,.1f} s"),
+        ("PyTorch", training.torch),
     ]
-    if "test_accuracy" in training:
-        right = f"{100 * training['test_accuracy']:.1f}% of {number(training['test_examples'])} held-out test images"
+    if training.test_accuracy is not None:
+        right = f"{100 * training.test_accuracy:.1f}% of {number(training.test_examples or 0)} held-out test images"
         rows.append(("the saved model is right on", right))
     parts = [tag("h3", "Training"), _list(rows)]
-    if training["history"]:
-        whose = training.get("history_of", "the parameters of that step, before any averaging")
+    if training.history:
+        whose = training.history_of or "the parameters of that step, before any averaging"
         caption = f"Accuracy on held-out test images while training, of {whose}; no attack."
-        curve = learning_curve(training["history"], f"{name}-learning")
+        curve = learning_curve(training.history, f"{name}-learning")
         parts.append(tag("figure", curve, tag("figcaption", caption)))
     return join(parts)
 
@@ -104,6 +105,6 @@ def _plan(facts: Facts) -> Html:
         return Html("")
     status = STATUS_WORDS[facts.status]
     caption = f"Every number that was fixed before any data was read. Budgets (ε) in it: {status}."
-    rows = [[r["name"], r["symbol"], number(r["value"]), r["formula"], r["paper"]] for r in facts.plan["rows"]]
+    rows = [[r.name, r.symbol, number(r.value), r.formula, r.paper] for r in facts.plan.rows]
     headings = ["quantity", "symbol", "value", "formula", "place in the paper"]
     return folded(f"The plan, {len(rows)} rows", table(caption, headings, rows))

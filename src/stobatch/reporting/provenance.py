@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stobatch.config import INSTRUMENTS
 from stobatch.reporting.format import number, share_cell
 from stobatch.reporting.page import Html, bullets, folded, join, table, tag
 from stobatch.reporting.summary import Facts
+from stobatch.results import Made, Outcome
 
 
 def provenance_line(facts: Facts) -> Html:
@@ -20,15 +19,15 @@ def standing(facts: Facts) -> str:
     checked = facts.provenance
     if checked is None:
         return "Self-reported: the numbers are those of the run's documents, and nothing was computed again."
-    if checked["old"]:
+    if facts.is_old:
         return "Self-reported, no manifest: an older version made this run, and it cannot be verified."
-    signature = next(check for check in checked["checks"] if check["name"] == "signature")
+    signature = next(check for check in checked.checks if check.name == "signature")
     vouched = "Self-reported, unsigned"
-    if signature["outcome"] == "agrees":
-        vouched = f"S{signature['detail'].removeprefix('s')}"
-    left = next((c for c in checked["checks"] if (c["name"], c["outcome"]) == ("documents", "not checked")), None)
+    if signature.outcome is Outcome.AGREES:
+        vouched = f"S{signature.detail.removeprefix('s')}"
+    left = next((c for c in checked.checks if (c.name, c.outcome) == ("documents", Outcome.NOT_CHECKED)), None)
     if left is not None:
-        return f"{vouched}; files match the manifest, numbers were not computed again: {left['detail']}."
+        return f"{vouched}; files match the manifest, numbers were not computed again: {left.detail}."
     return (
         f"{vouched}; every number was computed again from configuration, ledger and rows before this page was written."
     )
@@ -38,8 +37,8 @@ def provenance_section(facts: Facts) -> Html:
     parts = [tag("h2", "Where this comes from"), _made(facts), _list(_digests(facts)), _network(facts)]
     parts += [_classes(facts), tag("h3", "What was not looked at"), bullets(_missing(facts))]
     if facts.provenance is not None:
-        parts += [tag("h3", "What no file can show"), bullets(facts.provenance["cannot_be_checked"])]
-        rows = [[c["name"], c["outcome"], c["file"], c["detail"]] for c in facts.provenance["checks"]]
+        parts += [tag("h3", "What no file can show"), bullets(facts.provenance.cannot_be_checked)]
+        rows = [[c.name, c.outcome, c.file, c.detail] for c in facts.provenance.checks]
         headings = ["checked", "outcome", "file", "found"]
         parts.append(folded("What was checked", table("By `stobatch verify`, without a sample.", headings, rows)))
     return join(parts)
@@ -51,64 +50,60 @@ def _made(facts: Facts) -> Html:
         return tag("p", "The run has no manifest: when and by what it was made is not recorded.", class_="muted")
     headings = ["verb", "date (UTC)", "stobatch", "commit", "machine"]
     # The report itself is not among them: it would have to know when it will have been written.
-    made = {verb: entry for verb, entry in facts.manifest["made"].items() if verb != "report"}
+    made = {verb: entry for verb, entry in facts.manifest.made.items() if verb != "report"}
     rows = [
-        [verb, entry["date"], entry["stobatch"], (entry["commit"] or "not from a checkout"), _machine(entry)]
+        [verb, entry.date, entry.stobatch, (entry.commit or "not from a checkout"), _machine(entry)]
         for verb, entry in made.items()
     ]
     return table("What made the files, as the manifest records it.", headings, rows)
 
 
-def _machine(entry: dict[str, Any]) -> str:
+def _machine(entry: Made) -> str:
     return (
-        f"{entry['platform']}, {entry['cpu']}, {entry['device']}; Python {entry['python']}, torch {entry['torch']}, "
-        f"NumPy {entry['numpy']}"
+        f"{entry.platform}, {entry.cpu}, {entry.device}; Python {entry.python}, torch {entry.torch}, "
+        f"NumPy {entry.numpy}"
     )
 
 
 def _digests(facts: Facts) -> list[tuple[str, object]]:
     """Weights and data; commitments say nothing without the owner's key."""
-    training = facts.training or {}
-    data = training.get("data") or {}
-    names = {
-        "training_commitment": "training data, commitment (HMAC-SHA-256 under the owner's key)",
-        "test_commitment": "test data, commitment (HMAC-SHA-256 under the owner's key)",
-        "test_sha256": "test data, SHA-256",
-    }
     rows: list[tuple[str, object]] = []
-    if training.get("weights_sha256"):
-        rows.append(("weights, SHA-256", tag("code", training["weights_sha256"])))
-    if data:
-        sizes = f"{number(data['training_records'])} records to train on, {number(data['test_records'])} to test"
-        rows.append(("data", f"{data['name']}: {sizes}"))
-    return rows + [(words, tag("code", data[key])) for key, words in names.items() if data.get(key)]
+    if facts.training is not None and facts.training.weights_sha256:
+        rows.append(("weights, SHA-256", tag("code", facts.training.weights_sha256)))
+    data = facts.training.data if facts.training is not None else None
+    if data is None:
+        return rows
+    sizes = f"{number(data.training_records)} records to train on, {number(data.test_records)} to test"
+    rows.append(("data", f"{data.name}: {sizes}"))
+    digests = {
+        "training data, commitment (HMAC-SHA-256 under the owner's key)": data.training_commitment,
+        "test data, commitment (HMAC-SHA-256 under the owner's key)": data.test_commitment,
+        "test data, SHA-256": data.test_sha256,
+    }
+    return rows + [(words, tag("code", digest)) for words, digest in digests.items() if digest]
 
 
 def _network(facts: Facts) -> Html:
-    network = (facts.training or {}).get("network")
+    network = facts.training.network if facts.training is not None else None
     if network is None:
         return Html("")
-    note = f"{number(network['parameters'])} parameters in {len(network['layers'])} layers"
-    return folded(f"Network: {note}", bullets(network["layers"]))
+    note = f"{number(network.parameters)} parameters in {len(network.layers)} layers"
+    return folded(f"Network: {note}", bullets(network.layers))
 
 
 def _classes(facts: Facts) -> Html:
     """Clean accuracy class by class: a mean may hide a class that is never found."""
-    rows = facts.scores.get("accuracy_by_class")
+    rows = facts.scores.accuracy_by_class
     if not rows:
         return Html("")
-    names = facts.config.get("dataset", {}).get("class_names") or ()
-    cells = [
-        [names[row["class"]] if row["class"] < len(names) else row["class"], row["total"], share_cell(row)]
-        for row in rows
-    ]
+    cells = [[facts.started.dataset.class_name(row.label), row.total, share_cell(row)] for row in rows]
     caption = "Clean accuracy class by class, in %, 95% interval in brackets."
     return folded("Accuracy by class", table(caption, ["class", "test images", "right"], cells))
 
 
 def _missing(facts: Facts) -> list[str]:
     """Attacks, certificates and audits that nobody made: silence about them is no good sign."""
-    done = {finding["instrument"] for finding in facts.findings}
+    done = {finding.instrument for finding in facts.findings}
     lines = [f"audit by {name.replace('_', ' ')}: not made" for name in INSTRUMENTS if name not in done]
     if facts.certificates is None:
         lines.append("certificates: none were compared with")

@@ -22,10 +22,12 @@ from stobatch.reporting.methods import measuring_section
 from stobatch.reporting.page import Html, folded, join, tag, whole_page
 from stobatch.reporting.provenance import provenance_line, provenance_section
 from stobatch.reporting.summary import Facts
+from stobatch.results import WORST, ReportSummary, Scores, SettingsTest, Verification
 from stobatch.runs import MANIFEST, SIGNATURE_FILES, Run, seal
 from stobatch.settings import content_hash
 from stobatch.training.device import environment
-from stobatch.verification import verify
+from stobatch.types import Norm
+from stobatch.verification import is_old, require_agreement, verify
 
 Key = tuple[str, str, str, str, float]
 """What two scores must have in common to be compared: protocol, function, norm, input range, radius."""
@@ -39,7 +41,7 @@ def report(
     network: Classifier | None = None,
     signers: Path | None = None,
     identity: str | None = None,
-) -> dict[str, Any]:
+) -> ReportSummary:
     """Write the report of one run, or of several with a comparison; reads what `evaluate` left, trains nothing.
 
     Every number is computed again from configuration, ledger and rows first (`verification.verify`); a difference is
@@ -67,13 +69,13 @@ def report(
         rewritten = ("report.html",) if inside else ()
         checked = [verify(run.path, sample=0, rewritten=rewritten, **asked) for run in directories]
         for one in checked:
-            one.require_agreement()
+            require_agreement(one)
         comparisons = _comparisons(directories)
-        provenance = [one.to_dict() | {"old": one.is_old} for one in checked]
-        write_report(directories, target, comparisons=comparisons, images=images, provenance=provenance)
+        write_report(directories, target, comparisons=comparisons, images=images, provenance=checked)
         if inside and directories[0].has(MANIFEST):
             seal(directories[0], "report", environment("cpu"))
-    return {"report": str(target), "runs": [str(run.path) for run in directories], "comparisons": comparisons}
+    names = tuple(str(run.path) for run in directories)
+    return ReportSummary(report=str(target), runs=names, comparisons=tuple(comparisons))
 
 
 def _named(runs: Sequence[str | Path]) -> Path:
@@ -81,7 +83,7 @@ def _named(runs: Sequence[str | Path]) -> Path:
     return Path(", ".join(str(run) for run in runs))
 
 
-def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _comparisons(runs: Sequence[Run]) -> list[SettingsTest]:
     """Two-tailed t-tests between every two settings that were trained with two seeds or more."""
     trained: dict[tuple[str, str], dict[int, Facts]] = {}
     for place, run in enumerate(runs, 1):
@@ -96,8 +98,18 @@ def _comparisons(runs: Sequence[Run]) -> list[dict[str, Any]]:
     found = []
     for first, second, key, test in t_tests_between(groups):
         protocol, function, norm, input_range, radius = key
-        found.append({"first": first, "second": second, "protocol": protocol, "function": function, "norm": norm,
-                      "input_range": input_range, "radius": radius, "t_test": test.to_dict()})  # fmt: skip
+        found.append(
+            SettingsTest(
+                first=first,
+                second=second,
+                protocol=protocol,
+                function=function,
+                norm=Norm(norm),
+                input_range=input_range,
+                radius=radius,
+                t_test=test,
+            )
+        )
     return found
 
 
@@ -105,16 +117,16 @@ def _name(trained: Sequence[Facts]) -> str:
     """A setting without its seed: method, the largest budget of its runs with its status, and a hash for the rest."""
     first, spent = trained[0], [facts.epsilon for facts in trained if facts.epsilon is not None]
     budget = f", {first.status} ε = {max(spent):g}" if spent else ""
-    plain = {key: first.config["config"][key] for key in ("method", "data", "model", "training")}
+    settings = first.started.config
+    plain = {key: settings[key] for key in ("method", "data", "model", "training")}
     return f"{first.method}{budget} [{content_hash(plain)[:6]}]"
 
 
-def _worst(scores: dict[str, Any]) -> dict[Key, float]:
+def _worst(scores: Scores) -> dict[Key, float]:
     return {
-        (row["protocol"], row["function"], row["norm"], row["input_range"], row["radius"]): row["value"]
-        for under in scores["under_attack"]
-        for row in under["accuracy"]
-        if row["attack"] == "worst"
+        (row.protocol, row.function, str(row.norm), row.input_range, row.radius): row.value
+        for under in scores.under_attack
+        for row in under.of_attack(WORST)
     }
 
 
@@ -122,9 +134,9 @@ def write_report(
     runs: Sequence[Run],
     out: Path,
     *,
-    comparisons: Sequence[dict[str, Any]] = (),
+    comparisons: Sequence[SettingsTest] = (),
     images: bool | None = None,
-    provenance: Sequence[dict[str, Any]] = (),
+    provenance: Sequence[Verification] = (),
 ) -> Path:
     """Write one self-contained HTML file about one run or several; the same files give the same bytes.
 
@@ -133,14 +145,16 @@ def write_report(
     """
     if not runs:
         raise RunError("there is no run to report on.", remedy="Give at least one run directory.")
-    checked: list[dict[str, Any] | None] = [*provenance] if provenance else [None] * len(runs)
-    facts = [replace(Facts.read(run), provenance=one) for run, one in zip(runs, checked, strict=True)]
+    checked: list[Verification | None] = [*provenance] if provenance else [None] * len(runs)
+    facts = [
+        replace(Facts.read(run), provenance=one, is_old=is_old(run)) for run, one in zip(runs, checked, strict=True)
+    ]
     page = _page(facts, comparisons, images).encode()
     write_atomically(out, lambda file: file.write(page))
     return out
 
 
-def _page(runs: Sequence[Facts], comparisons: Sequence[dict[str, Any]], images: bool | None) -> Html:
+def _page(runs: Sequence[Facts], comparisons: Sequence[SettingsTest], images: bool | None) -> Html:
     several = len(runs) > 1
     title = f"{len(runs)} runs compared" if several else runs[0].name
     body = _several(runs, comparisons, images) if several else _one(runs[0], "run-1", images)
@@ -164,7 +178,7 @@ def _one(facts: Facts, name: str, images: bool | None) -> Html:
     )
 
 
-def _several(runs: Sequence[Facts], comparisons: Sequence[dict[str, Any]], images: bool | None) -> Html:
+def _several(runs: Sequence[Facts], comparisons: Sequence[SettingsTest], images: bool | None) -> Html:
     folds = [
         folded(one_line(facts), _one(facts, f"run-{place}", images), class_="run", id=f"run-{place}")
         for place, facts in enumerate(runs, 1)

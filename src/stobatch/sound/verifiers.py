@@ -7,7 +7,7 @@ that it names most often under noise. A model is deployed as one or the other, s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError
 from stobatch.models import Classifier, Layered, rows_in_memory
 from stobatch.models.validators import unchanged
+from stobatch.results import Chosen
 from stobatch.sound.settings import DpSgdSettings
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.verifier import CertificateKind, Verifier, require_same_scores, require_stack
@@ -109,9 +110,7 @@ class VotesVerifier(Verifier):
         return vote_samples(self.network, self.behind_noise, self.noise)
 
 
-def best_of(
-    verifiers: Sequence[Verifier], inputs: Tensor, radii: Sequence[float]
-) -> tuple[Verifier, dict[str, Any] | None]:
+def best_of(verifiers: Sequence[Verifier], inputs: Tensor, radii: Sequence[float]) -> tuple[Verifier, Chosen | None]:
     """The way that proves the larger radii on the first inputs, and what was compared; labels are not looked at."""
     radii = sorted(radii)
     if len(verifiers) == 1:
@@ -125,11 +124,11 @@ def best_of(
         means.append(float(proved.mean()))
     best = verifiers[int(np.argmax(means))]
     names = [verifier.kinds[0].name for verifier in verifiers]
-    return best, {
-        "certificate": best.kinds[0].name,
-        "mean_radius": dict(zip(names, means, strict=True)),
-        "compared_on": f"the first {len(few)} inputs, without their labels",
-    }
+    return best, Chosen(
+        certificate=best.kinds[0].name,
+        mean_radius=dict(zip(names, means, strict=True)),
+        compared_on=f"the first {len(few)} inputs, without their labels",
+    )
 
 
 def _asked_about(config: RunConfig) -> tuple[float, ...]:

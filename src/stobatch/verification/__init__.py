@@ -6,22 +6,21 @@ Nothing is believed because a document says so. What cannot be checked from outs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stobatch.data import Dataset
 from stobatch.errors import RunError, StobatchError
 from stobatch.loading import load
 from stobatch.models import Classifier
+from stobatch.results import CertificateSummary, Check, Outcome, Source, Training, Verification
 from stobatch.runs import MANIFEST, NOT_LISTED, Run, differences, is_ours, source
 from stobatch.seeds import Seeds
 from stobatch.verification import audits, documents
-from stobatch.verification.checks import Check, Outcome, agrees, differs, not_checked, sign, signature_check
+from stobatch.verification.checks import agrees, differs, not_checked, sign, signature_check
 from stobatch.verification.sampling import data_of, sample_checks
 from stobatch.verification.subject import Subject
 
-__all__ = ["BEYOND", "Verification", "sign", "verify"]
+__all__ = ["BEYOND", "Verification", "is_old", "require_agreement", "sign", "verify"]
 
 BEYOND = (
     "that the noise and the samples of the training were drawn as its plan says, with seeds that stayed secret",
@@ -36,41 +35,22 @@ _UNUSABLE = (StobatchError, KeyError, TypeError, ValueError, AttributeError, Ind
 """What documents that were edited by hand make of code that reads them."""
 
 
-@dataclass(frozen=True)
-class Verification:
-    """What was checked of a run, and what was found."""
+def is_old(run: Run) -> bool:
+    """Whether there is nothing to compare with because an older version made the run."""
+    training = Training.read_if_there(run)
+    return not run.has(MANIFEST) and (training is None or training.weights_sha256 is None)
 
-    run: Run
-    checks: tuple[Check, ...]
 
-    @property
-    def differing(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if check.outcome is Outcome.DIFFERS)
-
-    @property
-    def is_old(self) -> bool:
-        """Whether there is nothing to compare with because an older version made the run."""
-        training = self.run.read("training") if self.run.has("training") else {}
-        return not self.run.has(MANIFEST) and "weights_sha256" not in training
-
-    def require_agreement(self) -> None:
-        """Raise at the first difference; an old run has no manifest to differ from."""
-        for check in self.differing:
-            if not (self.is_old and check.name == "manifest"):
-                raise RunError(
-                    f"{self.run.path / check.file}, {check.name}: {check.detail}.",
-                    why="What it says is not what the run's own files give.",
-                    remedy=f"Restore the files, or see all with `stobatch verify {self.run.path}`.",
-                )
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "run": str(self.run.path),
-            "verdict": "differs" if self.differing else "agrees",
-            "checked_by": source(),
-            "checks": [check.to_dict() for check in self.checks],
-            "cannot_be_checked": list(BEYOND),
-        }
+def require_agreement(verification: Verification) -> None:
+    """Raise at the first difference; an old run has no manifest to differ from."""
+    run = Run(Path(verification.run))
+    for check in verification.differing:
+        if not (is_old(run) and check.name == "manifest"):
+            raise RunError(
+                f"{run.path / check.file}, {check.name}: {check.detail}.",
+                why="What it says is not what the run's own files give.",
+                remedy=f"Restore the files, or see all with `stobatch verify {run.path}`.",
+            )
 
 
 def verify(
@@ -92,8 +72,18 @@ def verify(
     directory = Run(Path(run))
     if not directory.exists:
         raise RunError(f"{directory.path} is not a run.", remedy="Name a run directory.")
-    checks = _checks(directory, sample, dataset, network, signers, identity, seed, rewritten)
-    return Verification(directory, tuple(checks))
+    return conclude(directory, tuple(_checks(directory, sample, dataset, network, signers, identity, seed, rewritten)))
+
+
+def conclude(run: Run, checks: tuple[Check, ...]) -> Verification:
+    """What the checks of a run say together."""
+    return Verification(
+        run=str(run.path),
+        verdict=Outcome.DIFFERS if any(check.outcome is Outcome.DIFFERS for check in checks) else Outcome.AGREES,
+        checked_by=Source(**source()),
+        checks=checks,
+        cannot_be_checked=BEYOND,
+    )
 
 
 def _checks(
@@ -130,7 +120,7 @@ def _checks(
         else:
             yield differs("model", _reason(error), "model.safetensors")
         return
-    if "weights_sha256" not in subject.training:
+    if subject.training.weights_sha256 is None:
         if run.has(MANIFEST):
             yield differs("model", "it names no weights", "training.json")
         yield from _old(subject)
@@ -143,7 +133,8 @@ def _checks(
 
 def _was_handed_over(run: Run) -> bool:
     try:
-        return run.read("training")["network"]["handed_over"] is True
+        network = Training.read(run).network
+        return network is not None and network.handed_over
     except _UNUSABLE:
         return False
 
@@ -163,7 +154,9 @@ def _documents(subject: Subject) -> Iterator[Check]:
     yield from _guarded("steps", "training.json", lambda: [documents.counts_check(subject)])
     yield from _guarded("guarantee", "scores.json", lambda: documents.guarantee_checks(subject))
     parts: dict[str, Callable[[], Iterable[Check]]] = {
-        "certificates": lambda: [documents.certificates_check(subject, run.read("certificates"), "certificates.json")],
+        "certificates": lambda: [
+            documents.certificates_check(subject, CertificateSummary.read(run), "certificates.json")
+        ],
         "attack": lambda: [documents.attack_check(subject)],
         "scores": lambda: [*documents.scores_checks(subject), documents.pictures_check(subject)],
         "audit": lambda: audits.audit_checks(subject),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,94 +11,110 @@ from stobatch.auditing.lower_bounds import EpsilonBound
 from stobatch.auditing.one_run_bounds import bounds_of_guesses
 from stobatch.auditing.tradeoff_curves import AnyMechanism, Family, PoissonGaussianFamily
 from stobatch.config import INSTRUMENTS
-from stobatch.results import WITH_SECRET_SEEDS, judge_claims, overall_verdict
+from stobatch.results import (
+    WITH_SECRET_SEEDS,
+    Audit,
+    CertificateDetails,
+    CertificateSummary,
+    Check,
+    Evidence,
+    Finding,
+    PrivacyDetails,
+    judge_claims,
+    overall_verdict,
+)
 from stobatch.types import Status, Verdict
-from stobatch.verification.checks import Check, agrees, compared, differs
-from stobatch.verification.subject import Subject
+from stobatch.verification.checks import agrees, compared, differs
+from stobatch.verification.subject import Subject, other_run
 from stobatch.votes.confidence import clopper_pearson
 
-Finding = dict[str, Any]
+T = TypeVar("T")
+
+
+def known(value: T | None) -> T:
+    """A count that a bound of its kind always has."""
+    if value is None:
+        raise ValueError("a bound lacks one of its counts")
+    return value
 
 
 def audit_checks(subject: Subject) -> Iterator[Check]:
     """`audit.json` repeats the findings of the evidence files, and each of them follows from its own numbers."""
-    document, gathered = subject.run.read("audit"), []
+    document, gathered = Audit.read(subject.run), list[Finding]()
     for name in INSTRUMENTS:
-        if subject.run.has(f"evidence/{name}"):
-            file = f"evidence/{name}.json"
-            evidence = subject.run.read(f"evidence/{name}")
-            yield _evidence(subject, file, name, evidence)
-            gathered += evidence["findings"]
+        evidence = Evidence.read_of(subject.run, name)
+        if evidence is not None:
+            yield _evidence(subject, f"evidence/{name}.json", name, evidence)
+            gathered += evidence.findings
     order = {name: place for place, name in enumerate(INSTRUMENTS)}
-    recorded = sorted(document["findings"], key=lambda finding: order.get(finding["instrument"], -1))
-    kinds = subject.run.read("certificates")["kinds"] if subject.run.has("certificates") else []
-    claims = judge_claims(subject.claim.status, kinds, gathered)
+    recorded = sorted(document.findings, key=lambda finding: order.get(finding.instrument, -1))
+    certified = CertificateSummary.read_if_there(subject.run)
+    claims = judge_claims(subject.claim.status, certified.kinds if certified else (), gathered)
     pairs = [
-        ("findings", recorded, gathered),
-        ("claims", document["claims"], claims),
-        ("verdict", document["verdict"], str(overall_verdict(claims, gathered))),
-        ("training_hash", document["training_hash"], subject.config.training_hash),
-        ("weights_sha256", document["weights_sha256"], subject.model.weights_sha256),
+        ("findings", [found.to_dict() for found in recorded], [found.to_dict() for found in gathered]),
+        ("claims", [claim.to_dict() for claim in document.claims], [claim.to_dict() for claim in claims]),
+        ("verdict", str(document.verdict), str(overall_verdict(claims, gathered))),
+        ("training_hash", document.training_hash, subject.config.training_hash),
+        ("weights_sha256", document.weights_sha256, subject.model.weights_sha256),
     ]
     yield compared("audit", "audit.json", pairs, f"{len(gathered)} findings are those of the evidence")
 
 
-def _evidence(subject: Subject, file: str, name: str, evidence: dict[str, Any]) -> Check:
-    wanted = {"training_hash": subject.config.training_hash, "weights_sha256": subject.model.weights_sha256}
-    for key, value in wanted.items():
-        if evidence[key] != value:
-            return differs("evidence", f"its {key} is {evidence[key]}, that of the run is {value}", file)
-    for finding in evidence["findings"]:
-        if (finding["instrument"], finding["evidence"]) != (name, file):
-            return differs("evidence", f"a finding is of {finding['instrument']} in {finding['evidence']}", file)
+def _evidence(subject: Subject, file: str, name: str, evidence: Evidence) -> Check:
+    if wrong := other_run(subject, evidence.training_hash, evidence.weights_sha256):
+        return differs("evidence", wrong, file)
+    for finding in evidence.findings:
+        if (finding.instrument, finding.evidence) != (name, file):
+            return differs("evidence", f"a finding is of {finding.instrument} in {finding.evidence}", file)
         for wrong in _certificates(subject, finding) if name == "certificates" else _privacy(subject, finding):
             return differs("evidence", wrong, file)
-    return agrees("evidence", f"{len(evidence['findings'])} findings follow from what was counted", file)
+    return agrees("evidence", f"{len(evidence.findings)} findings follow from what was counted", file)
 
 
 def _privacy(subject: Subject, finding: Finding) -> Iterator[str]:
     """What is wrong with a finding about privacy; nothing where all of it follows."""
-    claim, details = subject.claim, finding["details"]
+    claim, details = subject.claim, finding.details
+    if isinstance(details, CertificateDetails):
+        yield "it is about certificates, and its instrument is not"
+        return
     public = subject.model.plan.public_seeds and claim.status is not Status.NONE
     words = f"{WITH_SECRET_SEEDS}: {claim}" if public else str(claim)
-    if finding["claim"] != words or finding["claim_status"] != str(claim.status):
-        yield f"it is held against '{finding['claim'][:60]}', the run's claim is '{words[:60]}'"
-    bounds = [
-        EpsilonBound(b["epsilon_at_least"], b["at_delta"], b["confidence"], b["name"], b["assumes"], b["details"])
-        for b in details["bounds"]
-    ]
+    if finding.claim != words or finding.claim_status is not claim.status:
+        yield f"it is held against '{finding.claim[:60]}', the run's claim is '{words[:60]}'"
+    bounds = [EpsilonBound.recorded(bound) for bound in details.bounds]
     for bound in bounds:
-        if bound.confidence != finding["confidence"]:
-            yield f"a bound has confidence {bound.confidence}, its finding {finding['confidence']}"
+        if bound.confidence != finding.confidence:
+            yield f"a bound has confidence {bound.confidence}, its finding {finding.confidence}"
         yield from _bound(subject, bound)
-    held = details["claimed_epsilon"]
-    if finding["instrument"] != "membership" and (held, details["claimed_delta"]) != (claim.epsilon, claim.delta):
+    held = details.claimed_epsilon
+    if isinstance(details, PrivacyDetails) and (held, details.claimed_delta) != (claim.epsilon, claim.delta):
         yield f"ε = {held} was held against, the run's is {claim.epsilon}"
     best = max(bounds, key=lambda bound: bound.epsilon)
     refuted = held is not None and best.epsilon > held
-    if (finding["verdict"] == Verdict.REFUTED) != refuted:
-        yield f"its verdict is {finding['verdict']}, where ε >= {best.epsilon:.4g} was found and {held} is claimed"
-    if str(best) not in finding["statement"]:
+    if (finding.verdict is Verdict.REFUTED) != refuted:
+        yield f"its verdict is {finding.verdict}, where ε >= {best.epsilon:.4g} was found and {held} is claimed"
+    if str(best) not in finding.statement:
         yield f"its statement is not about what was found, {best}"
 
 
 def _bound(subject: Subject, bound: EpsilonBound) -> Iterator[str]:
     """What is wrong with a bound whose counts are there."""
     counts, family, computed = bound.details, _family(subject, bound), None
-    if "correct_guesses_of_each" in counts:
+    if counts.correct_guesses_of_each is not None:
         again = bounds_of_guesses(
-            counts["guesses_tried"], counts["correct_guesses_of_each"], canaries=counts["canaries"],
-            included=counts["included"], delta=bound.delta, confidence=bound.confidence,
+            known(counts.guesses_tried), counts.correct_guesses_of_each, canaries=known(counts.canaries),
+            included=known(counts.included), delta=bound.delta, confidence=bound.confidence,
             family=PoissonGaussianFamily(*_curve(subject)) if subject.model.plan.curve is not None else None,
         )  # fmt: skip
         same = next((one for one in again if one.name == bound.name), None)
         if same is None or same.details != counts:
             yield f"the counts of bound {bound.name} are not those of its guesses"
         computed = same.epsilon if same else None
-    elif "false_positives" in counts and family is not None:
-        missed = counts["trials_with"] - counts["true_positives"]
-        errors = ((counts["false_positives"], counts["trials_without"]), (missed, counts["trials_with"]))
-        failure = counts["failure_of_each_rate"]
+    elif counts.false_positives is not None and family is not None:
+        trials_with = known(counts.trials_with)
+        missed = trials_with - known(counts.true_positives)
+        errors = ((counts.false_positives, known(counts.trials_without)), (missed, trials_with))
+        failure = known(counts.failure_of_each_rate)
         rates = [float(clopper_pearson(np.array([float(e)]), n, failure)[1][0]) for e, n in errors]
         computed = family.epsilon(rates[0], rates[1], bound.delta)
     if computed is not None and not np.isclose(computed, bound.epsilon, rtol=1e-6, atol=1e-9):
@@ -119,25 +135,26 @@ def _curve(subject: Subject) -> tuple[float, int]:
 
 def _certificates(subject: Subject, finding: Finding) -> Iterator[str]:
     """What is wrong with a finding about certificates; nothing where it is about those that are there."""
-    document, details = subject.run.read("certificates"), finding["details"]
+    document, details = CertificateSummary.read(subject.run), finding.details
+    assert isinstance(details, CertificateDetails)  # by its instrument
     verifier, _ = subject.as_certified(document)
-    kind = next((kind for kind in verifier.kinds if kind.name == finding["about"]), None)
+    kind = next((kind for kind in verifier.kinds if kind.name == finding.about), None)
     if kind is None:
-        yield f"it is about '{finding['about']}', which this run does not certify"
+        yield f"it is about '{finding.about}', which this run does not certify"
         return
     columns = subject.certified_rows(document, verifier)
     quiet = np.asarray(columns["abstain"], dtype=bool) & (kind.status is Status.PROVED)
     certified = int((~quiet & (np.asarray(columns[kind.column]) > 0)).sum())
-    if details["certified"] != certified:
-        yield f"{details['certified']} certified balls are counted, the rows hold {certified}"
-    if not 0 <= details["broken"] <= details["attacked"] <= certified:
-        yield f"{details['broken']} of {details['attacked']} balls are said to be broken, of {certified}"
-    if (finding["claim_status"], details["failure_probability"]) != (str(kind.status), kind.failure_probability):
-        yield f"its claim is {finding['claim_status']}, and it is {kind.status}"
-    by_attack = sum(details["broken_by"].values())
-    over = details["overclaims"] > details["allowed_overclaims"] if kind.failure_probability else details["broken"] > 0
-    if (finding["verdict"] == Verdict.REFUTED) != over or by_attack != details["broken"]:
-        yield f"its verdict is {finding['verdict']}, where {details['broken']} balls are counted as broken"
-    counts = f"{details['attacked']} of {certified} certified balls"
-    if details["attacked"] and counts not in finding["statement"]:
+    if details.certified != certified:
+        yield f"{details.certified} certified balls are counted, the rows hold {certified}"
+    if not 0 <= details.broken <= details.attacked <= certified:
+        yield f"{details.broken} of {details.attacked} balls are said to be broken, of {certified}"
+    if (finding.claim_status, details.failure_probability) != (kind.status, kind.failure_probability):
+        yield f"its claim is {finding.claim_status}, and it is {kind.status}"
+    by_attack = sum(details.broken_by.values())
+    over = details.overclaims > details.allowed_overclaims if kind.failure_probability else details.broken > 0
+    if (finding.verdict is Verdict.REFUTED) != over or by_attack != details.broken:
+        yield f"its verdict is {finding.verdict}, where {details.broken} balls are counted as broken"
+    counts = f"{details.attacked} of {certified} certified balls"
+    if details.attacked and counts not in finding.statement:
         yield f"its statement does not say {counts}"

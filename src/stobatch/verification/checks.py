@@ -5,51 +5,29 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from math import isclose
 from pathlib import Path
 from typing import Any
 
 from stobatch.errors import RunError, SettingError
 from stobatch.files import write_atomically
+from stobatch.results import Check, Outcome
 from stobatch.runs import MANIFEST, Run, differences
 
 RELATIVE = 1e-9
 """Floats that differ by less are the same: another release of SciPy may round the last bits of an interval."""
 
 
-class Outcome(StrEnum):
-    """Of one check."""
-
-    AGREES = "agrees"
-    DIFFERS = "differs"
-    NOT_CHECKED = "not checked"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at: the file it is about, and what was found."""
-
-    name: str
-    outcome: Outcome
-    detail: str
-    file: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "outcome": str(self.outcome), "file": self.file, "detail": self.detail}
-
-
 def agrees(name: str, detail: str, file: str = "") -> Check:
-    return Check(name, Outcome.AGREES, detail, file)
+    return Check(name=name, outcome=Outcome.AGREES, detail=detail, file=file)
 
 
 def differs(name: str, detail: str, file: str = "") -> Check:
-    return Check(name, Outcome.DIFFERS, detail, file)
+    return Check(name=name, outcome=Outcome.DIFFERS, detail=detail, file=file)
 
 
 def not_checked(name: str, detail: str, file: str = "") -> Check:
-    return Check(name, Outcome.NOT_CHECKED, detail, file)
+    return Check(name=name, outcome=Outcome.NOT_CHECKED, detail=detail, file=file)
 
 
 def compared(name: str, file: str, pairs: Iterable[tuple[str, Any, Any]], detail: str) -> Check:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stobatch.config import EvaluationConfig
+from stobatch.config import CertificationConfig, EvaluationConfig
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.evaluation.accuracy import AttackedTable
@@ -13,6 +13,7 @@ from stobatch.evaluation.sanity import Evidence, certified_from
 from stobatch.evaluation.summaries import (
     attack_summary,
     certificate_summary,
+    describe_kind,
     probe_of,
     probe_radius,
     probed,
@@ -20,58 +21,68 @@ from stobatch.evaluation.summaries import (
 )
 from stobatch.files import PRIVATE, Columns, read_tensors, tensors_sha256
 from stobatch.loading import describe_network, make_plan
-from stobatch.runs import IMAGES, MANIFEST
+from stobatch.results import (
+    Attack,
+    CertificateSummary,
+    Check,
+    FederationAccount,
+    Manifest,
+    Part,
+    PlanDocument,
+    Scores,
+)
+from stobatch.runs import IMAGES
 from stobatch.sound.verifiers import BoundsVerifier
 from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
 from stobatch.types import Radius, Status
-from stobatch.verification.checks import Check, agrees, compared, differs, not_checked
+from stobatch.verification.checks import agrees, compared, differs, not_checked
 from stobatch.verification.second_accountant import bracket
-from stobatch.verification.subject import Subject
+from stobatch.verification.subject import Subject, other_run
 
 _LOOSE = 1.05
 """An ε that is recorded may be so much above the second accountant's: both are upper bounds by other means."""
 
 
 def plan_check(subject: Subject) -> Check:
-    recorded = subject.run.read("plan")
+    recorded = PlanDocument.read(subject.run)
     plan = make_plan(subject.config, subject.info, subject.model.network if subject.handed_over else None)
     detail = "every number that privacy depends on follows from the configuration"
-    return compared("plan", "plan.json", [("plan", recorded, plan.to_dict())], detail)
+    return compared("plan", "plan.json", [("plan", recorded.to_dict(), plan.to_dict())], detail)
 
 
 def counts_check(subject: Subject) -> Check:
     """Steps that cannot be right: fewer counted than made, or other ones than the configuration asks for."""
     training = subject.training
-    problems = _wrong_rounds(subject) if "rounds" in training else _wrong_steps(subject)
+    problems = _wrong_rounds(subject) if training.rounds is not None else _wrong_steps(subject)
     for file, problem in problems:
         return differs("steps", problem, file)
-    counted = training.get("accounted_steps")
-    detail = f"{training['steps']} made" + ("" if counted is None else f", {counted} counted")
+    counted = training.accounted_steps
+    detail = f"{training.steps} made" + ("" if counted is None else f", {counted} counted")
     return agrees("steps", detail, "training.json")
 
 
 def _wrong_rounds(subject: Subject) -> Iterator[tuple[str, str]]:
     """Of a federation: answers that the parties counted have to be within their plans."""
-    rounds, plans = subject.training["rounds"], getattr(subject.model.plan, "plans", {})
+    rounds, plans = subject.training.rounds or {}, getattr(subject.model.plan, "plans", {})
     if rounds.keys() != plans.keys():
         yield "training.json", "rounds are not those of the parties in the plan"
         return
     for party, count in rounds.items():
-        if not isinstance(count, int) or not 0 <= count <= plans[party].steps:
+        if not 0 <= count <= plans[party].steps:
             yield "training.json", f"{party} counts {count} rounds of at most {plans[party].steps}"
 
 
 def _wrong_steps(subject: Subject) -> Iterator[tuple[str, str]]:
     training, asked, file = subject.training, subject.config.training.steps, "training.json"
-    steps, counted = [row["step"] for row in training["history"]], training.get("accounted_steps")
-    if training["steps"] != asked:
-        yield file, f"{training['steps']} steps were made, the configuration asks for {asked}"
+    steps, counted = [row.step for row in training.history], training.accounted_steps
+    if training.steps != asked:
+        yield file, f"{training.steps} steps were made, the configuration asks for {asked}"
     if not steps or steps != sorted(set(steps)) or steps[0] < 1 or steps[-1] != asked:
         yield file, "the history does not end with the last step, or runs backwards"
     if counted is None and subject.model.plan.curve is not None:
         yield file, "steps that looked at the data are not counted"
     if counted is not None:
-        if not isinstance(counted, int) or counted < asked:
+        if counted < asked:
             yield file, f"{counted} steps are counted, and {asked} were made"
         yield from _against_ledger(subject, counted)
     latest = max((int(p.name[5:]) for p in (subject.run.path / CHECKPOINTS).glob("step-*")), default=asked)
@@ -90,27 +101,27 @@ def _against_ledger(subject: Subject, counted: int) -> Iterator[tuple[str, str]]
 
 def guarantee_checks(subject: Subject) -> Iterator[Check]:
     """What documents say of privacy against what configuration and counts give."""
-    for name in ("attack", "scores"):
-        if subject.run.has(name):
-            yield _guarantee(subject, f"{name}.json", subject.run.read(name)["guarantee"])
-    if subject.run.has("federation"):
-        recorded = subject.run.read("federation")
-        accounts = [account.to_dict() for account in getattr(subject.model.plan, "accounts", ())]
+    for document in (Attack.read_if_there(subject.run), Scores.read_if_there(subject.run)):
+        if document is not None:
+            yield _guarantee(subject, f"{document.kind}.json", document.guarantee)
+    federation = FederationAccount.read_if_there(subject.run)
+    if federation is not None:
+        accounts = [account.described().to_dict() for account in getattr(subject.model.plan, "accounts", ())]
         pairs = [
-            ("guarantee", recorded["guarantee"], subject.unaudited.to_dict()),
-            ("parties", recorded["parties"], accounts),
+            ("guarantee", federation.guarantee.to_dict(), subject.unaudited.to_dict()),
+            ("parties", [party.to_dict() for party in federation.parties], accounts),
         ]
         yield compared("guarantee", "federation.json", pairs, _budget(subject.unaudited))
     yield _accountant(subject)
 
 
-def _guarantee(subject: Subject, file: str, document: dict[str, Any]) -> Check:
+def _guarantee(subject: Subject, file: str, recorded: PrivacyGuarantee) -> Check:
     """The status may be that before an audit: what the audits say is checked, and shown, by itself."""
-    recorded, claim = PrivacyGuarantee.from_dict(document), subject.unaudited
+    claim = subject.unaudited
     refuted = subject.guarantee.status is Status.REFUTED
     allowed = {str(claim.status), *((str(Status.REFUTED),) if refuted else ())}
-    if document["status"] not in allowed:
-        return differs("guarantee", f"its status is {document['status']}, and it is {' or '.join(allowed)}", file)
+    if recorded.status not in allowed:
+        return differs("guarantee", f"its status is {recorded.status}, and it is {' or '.join(allowed)}", file)
     told = set(subject.guarantee.audits)
     for line in recorded.audits:
         if line not in told:
@@ -163,86 +174,93 @@ def _mechanisms(subject: Subject) -> Iterator[tuple[float, float, int, float]]:
         yield curve.sampling_rate, curve.noise_multiplier, curve.steps, claim.delta
 
 
-def certificates_check(subject: Subject, document: dict[str, Any], file: str) -> Check:
+def certificates_check(subject: Subject, document: CertificateSummary, file: str) -> Check:
     """Accuracies, statuses and largest radii of certificates from their rows."""
-    if wrong := _other(subject, document):
+    if wrong := other_run(subject, document.training_hash, document.weights_sha256):
         return differs("certificates", wrong, file)
     verifier, config = subject.as_certified(document)
     columns = subject.certified_rows(document, verifier)
     computed = certificate_summary(columns, verifier.kinds, config.evaluation.radii)
-    pairs = [(key, document[key], computed[key]) for key in computed]
+    pairs = _pairs(document, computed)
     if isinstance(verifier, BoundsVerifier):
         asked = {0.0, *verifier.radii}
         pairs.append(("radii nobody asked about", sorted(set(columns["radius"]) - asked), []))
-    chosen = document["chosen"]
-    pairs.append(("chosen", chosen and chosen["certificate"], chosen and verifier.kinds[0].name))
-    detail = f"{document['rows']} rows give the accuracies that it states"
+    if document.chosen is not None:
+        pairs.append(("chosen", document.chosen.certificate, verifier.kinds[0].name))
+    detail = f"{document.rows} rows give the accuracies that it states"
     return compared("certificates", file, pairs, detail)
 
 
 def attack_check(subject: Subject) -> Check:
-    document, file = subject.run.read("attack"), "attack.json"
-    if wrong := _other(subject, document):
+    document, file = Attack.read(subject.run), "attack.json"
+    if wrong := other_run(subject, document.training_hash, document.weights_sha256):
         return differs("attack", wrong, file)
-    settings = EvaluationConfig.from_dict(document["settings"])
-    computed = attack_summary(subject.attacked_table(document, settings, document["weights_sha256"]))
-    pairs = [(key, document[key], computed[key]) for key in computed]
-    return compared("attack", file, pairs, f"{document['rows']} rows give the accuracies that it states")
+    settings = EvaluationConfig.from_dict(document.settings)
+    computed = attack_summary(subject.attacked_table(document, settings, document.weights_sha256))
+    return compared(
+        "attack", file, _pairs(document, computed), f"{document.rows} rows give the accuracies that it states"
+    )
 
 
 def scores_checks(subject: Subject) -> Iterator[Check]:
     """The whole evaluation: every table, the gaps, the flags, and the certificates beside them."""
-    document, file = subject.run.read("scores"), "scores.json"
-    if wrong := _other(subject, document):
+    document, file = Scores.read(subject.run), "scores.json"
+    if wrong := other_run(subject, document.training_hash, document.weights_sha256):
         yield differs("evaluation", wrong, file)
         return
-    settings, weights = EvaluationConfig.from_dict(document["settings"]), document["weights_sha256"]
-    certificates = document["certificates"]
+    settings, weights = EvaluationConfig.from_dict(document.settings), document.weights_sha256
+    certificates = document.certificates
     certified, columns = [], None
-    if certificates != (subject.run.read("certificates") if subject.run.has("certificates") else None):
+    if certificates != CertificateSummary.read_if_there(subject.run):
         how = "they are not those in certificates.json: evaluate again to have them side by side"
         yield not_checked("certificates beside scores", how, file)
     if certificates is not None:
         yield certificates_check(subject, certificates, file)
         verifier, _ = subject.as_certified(certificates)
         columns = subject.certified_rows(certificates, verifier)
-        kinds = [kind.to_dict() for kind in verifier.kinds]
-        certified = certified_from(columns, kinds, certificates["settings"]["failure_probability"])
-    tables = [subject.attacked_table(entry, settings, weights) for entry in document["under_attack"]]
-    adaptive, recorded = probed(tables), document["probe"]
+        kinds = [describe_kind(kind) for kind in verifier.kinds]
+        chance = CertificationConfig.from_dict(certificates.settings).failure_probability
+        certified = certified_from(columns, kinds, chance)
+    tables = [subject.attacked_table(entry, settings, weights) for entry in document.under_attack]
+    adaptive, recorded = probed(tables), document.probe
+    if (adaptive is None) != (recorded is None) or document.lowest_input is None:
+        yield differs("evaluation", "its probe and its lowest input are not those of its tables", file)
+        return
     probe = None
-    if adaptive is not None:
+    radii: tuple[float, float] | None = None
+    if adaptive is not None and recorded is not None:
         radius: Radius = probe_radius(adaptive)
         probe = probe_of(subject.probe_rows(recorded, weights), radius, subject.info.num_classes)
-        recorded = {**recorded, "radius": recorded["radius"] == radius.size}
-    computed = score_summary(Evidence(tables, probe, certified), document["lowest_input"])
-    pairs = [(key, document[key], computed[key]) for key in computed]
-    pairs.append(("probe.radius", recorded and recorded["radius"], probe and True))
+        radii = (recorded.radius, radius.size)
+    computed = score_summary(Evidence(tables, probe, certified), document.lowest_input)
+    pairs = _pairs(document, computed)
+    if radii is not None:
+        pairs.append(("probe.radius", *radii))
     functions = [name for name in settings.functions if name in {table.function for table in tables}]
     order = [(name, protocol) for name in functions for protocol in settings.protocols]
     pairs.append(("tables", [[t.function, t.protocol] for t in tables], [list(each) for each in order]))
-    pairs.append(("rows", document["rows"], max(len(table.label) for table in tables)))
+    pairs.append(("rows", document.rows, max(len(table.label) for table in tables)))
     yield compared("evaluation", file, pairs, f"{len(tables)} tables of rows give every number that it states")
     yield _between_tables(tables, columns, document)
 
 
-def _between_tables(tables: list[AttackedTable], certified: Columns | None, document: dict[str, Any]) -> Check:
+def _between_tables(tables: list[AttackedTable], certified: Columns | None, document: Scores) -> Check:
     """Tables are about the same test examples, and the single pass answers the same in all of them."""
     name, file = "tables agree", "scores.json"
     labels = max((table.label.tolist() for table in tables), key=len)
     passes = [table.records["prediction"] for table in tables if table.function == "single_pass"]
-    if certified is not None:
+    if certified is not None and document.certificates is not None:
         labels = max(labels, certified["label"], key=len)
-        if document["certificates"]["kinds"][0]["function"] == "single_pass":
+        if document.certificates.kinds[0].function == "single_pass":
             passes.append(certified["prediction"])
     answers = max(passes, key=len, default=[])
-    images = document["images"]
+    images = document.images
     if images is not None:
-        passes.append(images["predictions"]["clean"])
+        passes.append([*images.predictions["clean"]])
     for found, wanted, what in (
         *((table.label.tolist(), labels, "labels") for table in tables),
         *(((certified["label"], labels, "labels"),) if certified is not None else ()),
-        *(((images["labels"], labels, "labels of the pictures"),) if images is not None else ()),
+        *((([*images.labels], labels, "labels of the pictures"),) if images is not None else ()),
         *((one, answers, "answers of the single pass") for one in passes),
     ):
         if answers or what.startswith("labels"):
@@ -254,7 +272,7 @@ def _between_tables(tables: list[AttackedTable], certified: Columns | None, docu
 
 def pictures_check(subject: Subject) -> Check:
     """The owner's pictures are those that the evaluation kept."""
-    name, kept = "pictures", subject.run.read("scores")["images"]
+    name, kept = "pictures", Scores.read(subject.run).images
     path = subject.run.path / PRIVATE / IMAGES
     if kept is None or not path.exists():
         return not_checked(name, "there are none in this copy of the run")
@@ -265,27 +283,25 @@ def pictures_check(subject: Subject) -> Check:
     return agrees(name, "are those that the evaluation kept", f"{PRIVATE}/{IMAGES}")
 
 
-def _other(subject: Subject, document: dict[str, Any]) -> str:
-    """What shows that a document is about something else; nothing where it is about this run."""
-    wanted = {"training_hash": subject.config.training_hash, "weights_sha256": subject.model.weights_sha256}
-    for key, value in wanted.items():
-        if document.get(key) != value:
-            return f"its {key} is {document.get(key)}, that of the run is {value}"
-    return ""
+def _pairs(document: Part, computed: Part) -> list[tuple[str, Any, Any]]:
+    """What a document says beside what was computed again, key by key."""
+    recorded = document.to_dict()
+    return [(key, recorded.get(key), value) for key, value in computed.to_dict().items()]
 
 
 def identity_check(subject: Subject) -> Check:
     """Manifest, configuration, training and weights are of one run."""
-    manifest, training = subject.run.read(MANIFEST), subject.training
-    sizes = training["data"]
-    pairs = [
-        ("training_hash", manifest["training_hash"], subject.config.training_hash),
-        ("weights_sha256", manifest["weights_sha256"], subject.model.weights_sha256),
-        ("data", manifest["data"], training["data"]),
-        ("data.name", sizes["name"], subject.info.name),
-        ("data.test_records", sizes["test_records"], subject.info.num_test),
-        ("network", training["network"], describe_network(subject.model.network, handed_over=subject.handed_over)),
+    manifest, training = Manifest.read(subject.run), subject.training
+    sizes = subject.data
+    network = describe_network(subject.model.network, handed_over=subject.handed_over)
+    pairs: list[tuple[str, Any, Any]] = [
+        ("training_hash", manifest.training_hash, subject.config.training_hash),
+        ("weights_sha256", manifest.weights_sha256, subject.model.weights_sha256),
+        ("data", manifest.data and manifest.data.to_dict(), sizes.to_dict()),
+        ("data.name", sizes.name, subject.info.name),
+        ("data.test_records", sizes.test_records, subject.info.num_test),
+        ("network", training.network and training.network.to_dict(), network.to_dict()),
     ]
-    if "rounds" not in training:
-        pairs.append(("data.training_records", sizes["training_records"], subject.info.num_train))
+    if training.rounds is None:
+        pairs.append(("data.training_records", sizes.training_records, subject.info.num_train))
     return compared("identity", "manifest.json", pairs, "configuration, training, weights and data are of one run")

@@ -21,10 +21,11 @@ from stobatch.auditing.vote_counts import can_count, count
 from stobatch.data import Dataset, Examples
 from stobatch.errors import StobatchError
 from stobatch.files import Columns
+from stobatch.results import CertificateSummary, Check, Scores
 from stobatch.runs import commit
 from stobatch.seeds import Seeds
 from stobatch.sound.verifiers import BoundsVerifier, VotesVerifier
-from stobatch.verification.checks import Check, agrees, differs, not_checked
+from stobatch.verification.checks import agrees, differs, not_checked
 from stobatch.verification.subject import Subject
 from stobatch.verifier import Verifier
 from stobatch.votes.confidence import LOOK_EVERY, clopper_pearson
@@ -42,8 +43,8 @@ def data_of(subject: Subject, dataset: Dataset | None) -> Dataset | str:
     """The run's data, handed over or read by name; or why there are none."""
     if dataset is not None:
         return dataset
-    recorded = subject.training["data"]
-    if not recorded["public"] and recorded["name"] != subject.config.data.name:
+    recorded = subject.data
+    if not recorded.public and recorded.name != subject.config.data.name:
         return "the test data were handed over in Python: hand them over again"
     try:
         root = subject.config.machine.data_root
@@ -56,21 +57,18 @@ def sample_checks(subject: Subject, dataset: Dataset, size: int, seeds: Seeds) -
     test = dataset.test
     yield _data(subject, test)
     yield _training_data(subject, dataset)
-    if subject.run.has("scores"):
-        document = subject.run.read("scores")
-        for entry in document["under_attack"]:
-            if entry["function"] == "single_pass":
-                rows = subject.rows(
-                    "attack", entry["records"], entry["rows"], document["weights_sha256"], lambda column: None
-                )
-                yield _answered(subject, test, rows, _chosen(len(rows["label"]), size, seeds), "scores.json")
-                break
-    if subject.run.has("certificates"):
-        document = subject.run.read("certificates")
+    scores = Scores.read_if_there(subject.run)
+    for entry in scores.under_attack if scores else ():
+        if scores and entry.function == "single_pass":
+            rows = subject.rows("attack", entry.records, entry.rows, scores.weights_sha256, lambda column: None)
+            yield _answered(subject, test, rows, _chosen(len(rows["label"]), size, seeds), "scores.json")
+            break
+    document = CertificateSummary.read_if_there(subject.run)
+    if document is not None:
         verifier, _ = subject.as_certified(document)
         rows = subject.certified_rows(document, verifier)
-        chosen = _chosen(document["rows"], size, seeds)
-        if rows["label"] != test.labels[: document["rows"]].tolist():
+        chosen = _chosen(document.rows, size, seeds)
+        if rows["label"] != test.labels[: document.rows].tolist():
             yield differs("sample certified again", "the certificates are for other labels", "certificates.json")
         else:
             yield _certified(subject, verifier, test, rows, chosen, seeds)
@@ -78,22 +76,22 @@ def sample_checks(subject: Subject, dataset: Dataset, size: int, seeds: Seeds) -
 
 def _data(subject: Subject, test: Examples) -> Check:
     """The test data are those of the run, as far as a digest or the owner's key can tell."""
-    recorded, found, name = subject.training["data"], test.fingerprint(), "test data"
-    if "test_sha256" in recorded:
-        if recorded["test_sha256"] != found:
+    recorded, found, name = subject.data, test.fingerprint(), "test data"
+    if recorded.test_sha256 is not None:
+        if recorded.test_sha256 != found:
             return differs(name, "have another SHA-256 than training.json says", "training.json")
         return agrees(name, f"{len(test)} examples with SHA-256 {found[:12]}…", "training.json")
     committed = commit(subject.run, "test data", found)
-    if committed is None or "test_commitment" not in recorded:
+    if committed is None or recorded.test_commitment is None:
         return not_checked(name, "only the owner's key can open the commitment to them", "training.json")
-    if committed != recorded["test_commitment"]:
+    if committed != recorded.test_commitment:
         return differs(name, "do not open the commitment in training.json", "training.json")
     return agrees(name, f"{len(test)} examples open the commitment", "training.json")
 
 
 def _training_data(subject: Subject, dataset: Dataset) -> Check:
     """For the owner alone: whether these records are those that were trained on."""
-    recorded, name = subject.training["data"].get("training_commitment"), "training data"
+    recorded, name = subject.data.training_commitment, "training data"
     if recorded is None or subject.config.data.augment:
         return not_checked(name, "nothing was recorded of them that could be compared", "training.json")
     committed = commit(subject.run, "training data", dataset.train.fingerprint())

@@ -7,14 +7,16 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from stobatch.config import CertificationConfig, EvaluationConfig, RunConfig
+from stobatch.config import EvaluationConfig, RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.errors import RunError
 from stobatch.evaluation.accuracy import AttackedTable
 from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.protocols import PROTOCOLS, radii_of
 from stobatch.files import Columns, Limits
-from stobatch.loading import TrainedModel
+from stobatch.loading import TrainedModel, as_certified
+from stobatch.results import CertificateSummary, DataDigests, ProbeRecords, ProtocolTable, StartedRun, Training
 from stobatch.runs import Run
 from stobatch.types import Status
 from stobatch.verifier import CertificateKind, Verifier
@@ -37,11 +39,18 @@ class Subject:
 
     @cached_property
     def info(self) -> DatasetInfo:
-        return DatasetInfo.from_dict(self.run.read("config")["dataset"])
+        return DatasetInfo.from_dict(StartedRun.read(self.run).dataset.to_dict())
 
     @cached_property
-    def training(self) -> dict[str, Any]:
-        return self.run.read("training")
+    def training(self) -> Training:
+        return Training.read(self.run)
+
+    @property
+    def data(self) -> DataDigests:
+        """What training.json says of the data; raises where it says nothing, as no training with digests does."""
+        if self.training.data is None:
+            raise RunError(f"{self.run.path / 'training.json'} names no data.", remedy="Restore it, or train again.")
+        return self.training.data
 
     @cached_property
     def claim(self) -> PrivacyGuarantee:
@@ -57,15 +66,10 @@ class Subject:
     def guarantee(self) -> PrivacyGuarantee:
         return self.model.guarantee
 
-    def as_certified(self, document: dict[str, Any]) -> tuple[Verifier, RunConfig]:
+    def as_certified(self, document: CertificateSummary) -> tuple[Verifier, RunConfig]:
         """The verifier that a document of certificates names, made by code from its settings."""
-        first = document["kinds"][0]
-        radii = tuple(row["radius"] for row in document["certified_accuracy"][first["name"]])
-        config = self.config.replace(
-            certification=CertificationConfig.from_dict(document["settings"]),
-            evaluation=self.config.evaluation.replace(norm=first["norm"], radii=radii),
-        )
-        return next(way for way in self._verifiers(config) if way.kinds[0].name == first["name"]), config
+        config = as_certified(self.config, document)
+        return next(way for way in self._verifiers(config) if way.kinds[0].name == document.kinds[0].name), config
 
     @cached_property
     def _made(self) -> dict[RunConfig, tuple[Verifier, ...]]:
@@ -82,19 +86,19 @@ class Subject:
         records = self.run.records(verb, config_hash=identity, expected_rows=count, weights_sha256=weights)
         return records.read(limits)
 
-    def certified_rows(self, document: dict[str, Any], verifier: Verifier) -> Columns:
+    def certified_rows(self, document: CertificateSummary, verifier: Verifier) -> Columns:
         """The rows behind certificates, with radii that a verifier could have given."""
         radii = {kind.column: _most(verifier, kind) for kind in verifier.kinds}
 
         def limits(column: str) -> tuple[float, float] | None:
             return (0.0, radii[column]) if column in radii else self._usual(column)
 
-        return self.rows("certify", document["config_hash"], document["rows"], document.get("weights_sha256"), limits)
+        return self.rows("certify", document.config_hash, document.rows, document.weights_sha256, limits)
 
-    def attacked_table(self, entry: dict[str, Any], settings: EvaluationConfig, weights: str | None) -> AttackedTable:
+    def attacked_table(self, entry: ProtocolTable, settings: EvaluationConfig, weights: str | None) -> AttackedTable:
         """The table behind one protocol on one function; attacks and radii follow from the settings."""
-        protocol, function = entry["protocol"]["name"], entry["function"]
-        columns = self.rows("attack", entry["records"], entry["rows"], weights, self._attacked)
+        protocol, function = entry.protocol.name, entry.function
+        columns = self.rows("attack", entry.records, entry.rows, weights, self._attacked)
         kind: Deployed = FUNCTIONS[function]
         names = PROTOCOLS[protocol](settings).attack_names(kind)
         radii = tuple(radii_of(settings, prod(self.info.input_shape)))
@@ -103,10 +107,10 @@ class Subject:
             ways = self._verifiers(self.config.replace(evaluation=settings))
             voting = next(way for way in ways if way.function == "vote")
             rules = tuple(one.name for one in voting.kinds)
-        return AttackedTable(protocol, function, names, radii, columns, rules, entry["records"])
+        return AttackedTable(protocol, function, names, radii, columns, rules, entry.records)
 
-    def probe_rows(self, probe: dict[str, Any], weights: str | None) -> Columns:
-        return self.rows("probe", probe["records"], probe["rows"], weights, lambda column: self._usual(column, True))
+    def probe_rows(self, probe: ProbeRecords, weights: str | None) -> Columns:
+        return self.rows("probe", probe.records, probe.rows, weights, lambda column: self._usual(column, True))
 
     def _usual(self, column: str, classes: bool = False) -> tuple[float, float] | None:
         if column in ("label", "prediction") or (classes and column != "index"):
@@ -124,6 +128,15 @@ class Subject:
             # As measured in float64, where a float32 point may lie a little outside.
             return 0.0, float(name.rpartition("@")[2]) * (1 + 1e-5) + 1e-6
         return (0, 1) if part == "abstain" else (0.0, float("inf"))
+
+
+def other_run(subject: Subject, training_hash: str, weights_sha256: str | None) -> str:
+    """What shows that a document is about something else; nothing where it is about this run."""
+    if training_hash != subject.config.training_hash:
+        return f"its training_hash is {training_hash}, that of the run is {subject.config.training_hash}"
+    if weights_sha256 != subject.model.weights_sha256:
+        return f"its weights_sha256 is {weights_sha256}, that of the run is {subject.model.weights_sha256}"
+    return ""
 
 
 def _most(verifier: Verifier, kind: CertificateKind) -> float:

@@ -78,11 +78,11 @@ def test_no_record_is_given_to_two_parties() -> None:
 
 def test_a_federation_is_certified_evaluated_and_reported_like_any_run(whole: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(whole, tmp_path / "run"))
-    certificates = stobatch.certify(run, dataset=pictures(), quiet=True)
+    certificates = stobatch.certify(run, dataset=pictures(), quiet=True).to_dict()
     assert certificates["kinds"][0]["status"] == "proved"
-    scores = stobatch.evaluate(run, dataset=pictures(), quiet=True)
+    scores = stobatch.evaluate(run, dataset=pictures(), quiet=True).to_dict()
     assert scores["guarantee"] == stobatch.load(run).guarantee.to_dict()
-    page = Path(stobatch.report([run])["report"]).read_text()
+    page = Path(stobatch.report([run]).report).read_text()
     assert "training example of any one party" in page
     assert "south: 20 records" in page
 

@@ -39,7 +39,7 @@ def many_runs(mu: float, seed: int) -> tuple[EpsilonBound, ...]:
 
 def of_counts(bound: EpsilonBound) -> Any:
     found = bound.details
-    return auditor(found["true_positives"], found["trials_with"], found["false_positives"], found["trials_without"])
+    return auditor(found.true_positives, found.trials_with, found.false_positives, found.trials_without)
 
 
 @pytest.mark.parametrize("mu", [1.0, 2.0, 6.0])
@@ -47,7 +47,7 @@ def of_counts(bound: EpsilonBound) -> Any:
 def test_clopper_pearson(mu: float, seed: int) -> None:
     bound = many_runs(mu, seed)[0]
     theirs = of_counts(bound).epsilon_clopper_pearson(
-        2 * bound.details["failure_of_each_rate"],
+        2 * bound.details.failure_of_each_rate,
         delta=DELTA,
         one_sided=False,
         threshold_strategy=auditing.Explicit(0.5),
@@ -61,7 +61,7 @@ def test_clopper_pearson(mu: float, seed: int) -> None:
 def test_gaussian_family(mu: float, seed: int) -> None:
     """Theirs pays for three thresholds, of which two guess always the same: three times the failure, then."""
     bound = many_runs(mu, seed)[1]
-    theirs = of_counts(bound).epsilon_from_gdp(6 * bound.details["failure_of_each_rate"], DELTA)
+    theirs = of_counts(bound).epsilon_from_gdp(6 * bound.details.failure_of_each_rate, DELTA)
     assert bound.epsilon == pytest.approx(theirs, rel=1e-9, abs=ROOT)
     assert bound.epsilon > 0
 
@@ -77,10 +77,10 @@ def test_one_run(canaries: int, mu: float, delta: float) -> None:
     for bound in bounds:
         found = bound.details
         compared = []
-        for guesses, correct in zip(found["guesses_tried"], found["correct_guesses_of_each"], strict=True):
+        for guesses, correct in zip(found.guesses_tried, found.correct_guesses_of_each, strict=True):
             rest, wrong = canaries - guesses, guesses - correct
             same = auditor(correct, correct + rest // 2, wrong, wrong + rest - rest // 2)
             measure = same.epsilon_one_run if bound.name == "one_run" else same.epsilon_one_run_fdp
-            compared.append(measure(found["failure_of_each_test"], delta, threshold_strategy=auditing.Explicit(0.5)))
+            compared.append(measure(found.failure_of_each_test, delta, threshold_strategy=auditing.Explicit(0.5)))
         assert bound.epsilon == pytest.approx(max(compared), abs=ROOT)
         assert bound.epsilon > 0

@@ -37,7 +37,7 @@ def test_the_sound_twin_passes(name: str) -> None:
     for seed in range(TWIN_SEEDS):
         bench = CONTROLS[name](seed)
         outcome = attempt(bench.sound, bench.inputs, seed)
-        assert outcome.finding.details["attacked"] == CHEAP.num_inputs
+        assert outcome.finding.details.attacked == CHEAP.num_inputs
         assert outcome.finding.verdict is Verdict.CONSISTENT, (seed, outcome.finding.statement)
 
 

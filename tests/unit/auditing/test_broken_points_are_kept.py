@@ -11,6 +11,7 @@ import torch
 from safetensors.numpy import load_file
 
 import stobatch
+from stobatch.results import CertificateSummary
 from stobatch.runs import Run, seal
 from stobatch.training.device import environment
 from stobatch.types import Status
@@ -35,29 +36,27 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_right_certificates_stand(certified: Path) -> None:
     document = stobatch.audit(certified, quiet=True)
-    (finding,) = document["findings"]
-    assert (finding["verdict"], finding["claim_status"]) == ("consistent", "proved")
-    assert finding["details"]["attacked"] == 10
+    (finding,) = document.findings
+    assert (finding.verdict, finding.claim_status) == ("consistent", "proved")
+    assert finding.details.attacked == 10
     assert not (certified / "private" / "evidence" / "certificates-bounds.safetensors").exists()
 
 
 def test_certificates_that_claim_too_much_are_refuted_with_the_points(certified: Path) -> None:
     """The broken twin: somebody has enlarged the radii in the records, and sealed them again."""
     run = Run(certified)
-    made = run.read("certificates")
-    weights = made["weights_sha256"]
-    records = run.records(
-        "certify", config_hash=made["config_hash"], expected_rows=made["rows"], weights_sha256=weights
-    )
+    made = CertificateSummary.read(run)
+    weights = made.weights_sha256
+    records = run.records("certify", config_hash=made.config_hash, expected_rows=made.rows, weights_sha256=weights)
     columns = records.read()
-    records.write(0, {**columns, "radius": [TOO_LARGE] * made["rows"]})
+    records.write(0, {**columns, "radius": [TOO_LARGE] * made.rows})
     seal(run, "certify", environment("cpu"))
     document = stobatch.audit(certified, seed=1, quiet=True)
-    (finding,) = document["findings"]
-    assert document["verdict"] == finding["verdict"] == "refuted"
-    assert json.loads((certified / finding["evidence"]).read_text())["findings"] == document["findings"]
+    (finding,) = document.findings
+    assert document.verdict == finding.verdict == "refuted"
+    assert json.loads((certified / finding.evidence).read_text())["findings"] == document.to_dict()["findings"]
     kept = load_file(certified / "private" / "evidence" / "certificates-bounds.safetensors")
-    assert len(kept["index"]) == finding["details"]["broken"] > 0
+    assert len(kept["index"]) == finding.details.broken > 0
     distance = np.abs(kept["point"].astype(np.float64) - kept["input"].astype(np.float64)).max((1, 2, 3))
     assert (distance <= kept["radius"]).all()
     assert np.abs(kept["point"]).max() <= 1

@@ -12,7 +12,7 @@ from attempts import CHEAP
 from stobatch.auditing.falsifier import COLUMNS, finding_of
 from stobatch.auditing.membership import membership_finding, targets_needed
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.results import judge_claims, overall_verdict, recheck, untested
+from stobatch.results import Finding, Kind, judge_claims, overall_verdict, recheck, untested
 from stobatch.types import PAPER_RANGE, Neighbours, Norm, Radius, Status, Verdict
 from stobatch.verifier import CertificateKind
 
@@ -21,7 +21,10 @@ PASS = CertificateKind(
 )
 VOTE = replace(PASS, name="votes", failure_probability=0.05, function="vote")
 CLAIM = PrivacyGuarantee(0.5, 1e-5, Neighbours.REPLACE_ONE, "training tuple", Status.PROVED, "a proof")
-KINDS = [{"name": "bounds", "status": "proved"}]
+KINDS = [
+    Kind(name="bounds", function="single_pass", status="proved", source="", norm="linf", input_range="[-1, 1]",
+         failure_probability=0.0)
+]  # fmt: skip
 
 
 def columns(attacked: int, broken: int = 0) -> dict[str, Any]:
@@ -44,7 +47,7 @@ def test_no_ball_is_no_test(kind: CertificateKind) -> None:
 def test_a_break_refutes_and_says_nothing_of_power() -> None:
     finding = told(PASS, 3, 1)
     assert finding.verdict is Verdict.REFUTED
-    assert finding.details["could_not_refute"] is None
+    assert finding.details.could_not_refute is None
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def test_a_break_refutes_and_says_nothing_of_power() -> None:
 def test_tests_that_can_never_reach_their_level_are_no_tests(settings: dict[str, Any], reason: str) -> None:
     finding = told(VOTE, 3, **settings)
     assert finding.verdict is Verdict.NOT_TESTED
-    assert finding.details["could_not_refute"].startswith(reason)
+    assert finding.details.could_not_refute.startswith(reason)
     # A single pass is broken by one point: neither draws nor repetitions are needed.
     assert told(PASS, 3, **settings).verdict is Verdict.CONSISTENT
 
@@ -69,12 +72,23 @@ def test_membership_with_too_few_models_or_no_claim_is_no_test(claim: PrivacyGua
 
     few, enough = finding_with(40), finding_with(4 * targets_needed(0.5, delta=1e-5, confidence=0.95))
     assert few.verdict is Verdict.NOT_TESTED
-    assert few.details["could_not_refute"]
+    assert few.details.could_not_refute
     assert enough.verdict is (Verdict.NOT_TESTED if claim.status is Status.NONE else Verdict.CONSISTENT)
 
 
-def of(instrument: str, about: str, verdict: str, **details: Any) -> dict[str, Any]:
-    return {"instrument": instrument, "about": about, "verdict": verdict, "statement": "seen", "details": details}
+BUDGET = {"claimed_epsilon": 1.0, "claimed_delta": 0.0, "neighbours": "replace-one", "bounds": ()}
+RATES = {"auroc": 0.5, "auroc_interval": (0.4, 0.6), "tpr_at": {}, "fpr_at": {}, "variance": "pooled",
+         "confidence": 0.95, "num_shadows": 5, "num_targets": 5, "num_examples": 9,
+         "roc": {"false_positive_rate": (), "true_positive_rate": ()}}  # fmt: skip
+BALLS = {"certified": 9, "attacked": 9, "broken": 0, "broken_by": {}}
+
+
+def of(instrument: str, about: str, verdict: str, **details: Any) -> Finding:
+    whole = BALLS if instrument == "certificates" else BUDGET | (RATES if instrument == "membership" else {})
+    return Finding.model_validate(
+        {"instrument": instrument, "about": about, "claim": "", "claim_status": "proved", "verdict": verdict,
+         "statement": "seen", "threat_model": "", "attack": "", "confidence": 0.95, "details": whole | details}
+    )  # fmt: skip
 
 
 CASES = {
@@ -94,9 +108,9 @@ CASES = {
 
 
 @pytest.mark.parametrize(("findings", "overall", "each"), CASES.values(), ids=CASES)
-def test_every_claim_has_a_verdict(findings: list[dict[str, Any]], overall: str, each: list[str]) -> None:
+def test_every_claim_has_a_verdict(findings: list[Finding], overall: str, each: list[str]) -> None:
     claims = judge_claims("proved", KINDS, findings)
-    assert [claim["verdict"] for claim in claims] == each
+    assert [claim.verdict for claim in claims] == each
     assert overall_verdict(claims, findings) == overall
     assert len(untested(claims)) == each.count("not tested")
 
@@ -118,13 +132,13 @@ EMPTY = {
 
 
 @pytest.mark.parametrize(("finding", "reason"), EMPTY.values(), ids=EMPTY)
-def test_the_broken_twin_that_says_consistent_of_nothing_is_caught(finding: dict[str, Any], reason: str) -> None:
+def test_the_broken_twin_that_says_consistent_of_nothing_is_caught(finding: Finding, reason: str) -> None:
     (read,) = recheck([finding])
-    assert read["verdict"] == Verdict.NOT_TESTED
-    assert read["details"]["could_not_refute"] == reason
+    assert read.verdict == Verdict.NOT_TESTED
+    assert read.details.could_not_refute == reason
     claims = judge_claims("proved", KINDS, [read])
     assert overall_verdict(claims, [read]) is Verdict.NOT_TESTED
     assert any(reason in line for line in untested(claims))
     # What does say something is left as it is.
-    for kept in (of("certificates", "bounds", "consistent", attacked=1), {**finding, "verdict": "refuted"}):
-        assert recheck([kept]) == [kept]
+    for kept in (of("certificates", "bounds", "consistent", attacked=1), finding.replace(verdict=Verdict.REFUTED)):
+        assert recheck([kept]) == (kept,)

@@ -164,8 +164,8 @@ def test_a_perfect_attacker_reaches_the_closed_form(held_out: int, delta: float)
     (bound,) = two_sided_bounds(*scores, delta=delta, confidence=0.95)
     rate = 1 - 0.025 ** (1 / held_out)
     assert bound.epsilon == pytest.approx(math.log((1 - delta - rate) / rate), rel=1e-9)
-    assert bound.details["true_positives"] == bound.details["trials_with"] == held_out
-    assert bound.details["false_positives"] == 0
+    assert bound.details.true_positives == bound.details.trials_with == held_out
+    assert bound.details.false_positives == 0
 
 
 def test_two_bounds_share_the_failure_probability() -> None:
@@ -173,7 +173,7 @@ def test_two_bounds_share_the_failure_probability() -> None:
     rate = 1 - 0.0125 ** (1 / 100)
     assert first.epsilon == pytest.approx(math.log((1 - DELTA - rate) / rate), rel=1e-9)
     assert second.epsilon == pytest.approx(gaussian_epsilon(-0.5 / ndtri(rate), 1, DELTA), rel=1e-9)
-    assert first.details["failure_of_each_rate"] == second.details["failure_of_each_rate"] == pytest.approx(0.0125)
+    assert first.details.failure_of_each_rate == second.details.failure_of_each_rate == pytest.approx(0.0125)
     assert (first.name, second.name) == ("clopper_pearson", "gaussian_family")
     assert first.assumes == "" != second.assumes
 
@@ -193,10 +193,10 @@ def test_the_mirrored_direction_is_found() -> None:
     generator = np.random.default_rng(0)
     without = np.where(generator.random(800) < 0.5, -1.0, 0.0)
     (bound,) = two_sided_bounds(without, np.zeros(800), delta=0.0, confidence=0.95)
-    assert bound.details["direction"] == "without"
+    assert bound.details.direction == "without"
     assert bound.epsilon > 3
     (mirrored,) = two_sided_bounds(np.zeros(800), -without, delta=0.0, confidence=0.95)
-    assert mirrored.details["direction"] == "with"
+    assert mirrored.details.direction == "with"
     assert mirrored.epsilon > 3
 
 
@@ -293,8 +293,8 @@ def test_scores_that_tell_nothing_give_zero(without: list[float], with_: list[fl
 )
 def test_any_two_scores_are_told_apart(low: float, high: float) -> None:
     (bound,) = two_sided_bounds(np.full(100, low), np.full(100, high), delta=0.0, confidence=0.95)
-    assert bound.details["false_positives"] == 0
-    assert bound.details["true_positives"] == 50
+    assert bound.details.false_positives == 0
+    assert bound.details.true_positives == 50
 
 
 def test_a_threshold_lies_between_the_scores_of_a_clear_cut() -> None:
@@ -304,7 +304,7 @@ def test_a_threshold_lies_between_the_scores_of_a_clear_cut() -> None:
         (bound,) = two_sided_bounds(
             generator.uniform(0, 1, 100), generator.uniform(2, 3, 100), delta=0.0, confidence=0.95
         )
-        assert (bound.details["false_positives"], bound.details["true_positives"]) == (0, 50)
+        assert (bound.details.false_positives, bound.details.true_positives) == (0, 50)
 
 
 def test_a_fixed_threshold_uses_every_training() -> None:
@@ -312,10 +312,10 @@ def test_a_fixed_threshold_uses_every_training() -> None:
     without, with_ = np.array([-1.0] * 90 + [1.0] * 10), np.array([-1.0] * 20 + [1.0] * 80)
     (bound,) = two_sided_bounds(without, with_, delta=0.0, confidence=0.95, threshold=0.0)
     fpr, fnr = beta.ppf(0.975, 11, 90), beta.ppf(0.975, 21, 80)
-    assert (bound.details["trials_without"], bound.details["false_positives"]) == (100, 10)
-    assert (bound.details["trials_with"], bound.details["true_positives"]) == (100, 80)
+    assert (bound.details.trials_without, bound.details.false_positives) == (100, 10)
+    assert (bound.details.trials_with, bound.details.true_positives) == (100, 80)
     assert bound.epsilon == pytest.approx(math.log((1 - fnr) / fpr))
-    assert bound.details["chosen_on"] == "nothing: fixed beforehand"
+    assert bound.details.chosen_on == "nothing: fixed beforehand"
 
 
 @pytest.mark.parametrize(("mean_noise", "too_large"), [(1.0, False), (0.5, True)], ids=["right", "half the noise"])
@@ -342,7 +342,7 @@ def test_an_audit_can_be_repeated_and_written_down() -> None:
     )
     assert first == again
     assert first[0].details != other[0].details
-    written = json.loads(json.dumps(first[1].to_dict()))
+    written = json.loads(json.dumps(first[1].described().to_dict()))
     assert written["epsilon_at_least"] == first[1].epsilon
     assert "threshold" not in json.dumps(written)
 

@@ -100,7 +100,7 @@ def test_breaks_are_points_of_the_ball_that_the_deployed_pass_answers_otherwise(
     assert answers == [columns["found"][row] for row in broken]
     assert all(answer != columns["label"][row] for answer, row in zip(answers, broken, strict=True))
     assert outcome.finding.verdict is Verdict.REFUTED
-    assert outcome.finding.details["broken"] == len(broken) == sum(outcome.finding.details["broken_by"].values())
+    assert outcome.finding.details.broken == len(broken) == sum(outcome.finding.details.broken_by.values())
 
 
 @pytest.mark.parametrize("norm", Norm)
@@ -108,9 +108,9 @@ def test_bounds_hold_in_every_norm_although_the_attacks_come_close(norm: Norm) -
     verifier = bounds(norm)
     outcome = attempt(verifier, pictures(20), 0, CHEAP.replace(num_inputs=None, steps=20))
     assert outcome.finding.verdict is Verdict.CONSISTENT
-    assert outcome.finding.details["attacked"] >= 10
+    assert outcome.finding.details.attacked >= 10
     assert not any(outcome.attempt.columns["broken_float64"])
-    assert outcome.finding.details["smallest_margin"] > 0
+    assert outcome.finding.details.smallest_margin > 0
     assert len(outcome.attempt.points) == 0
 
 
@@ -124,7 +124,7 @@ def test_a_break_of_a_vote_is_seen_again_by_whoever_votes_anew() -> None:
     assert (offset.reshape(len(offset), -1).max(1) <= np.array(columns["radius"])[broken]).all()
     verdicts = bench.sound.verify(points, seeded(99))
     assert ((verdicts.label != label) & ~verdicts.abstain).mean() > 0.8
-    assert outcome.finding.details["broken_float64"] is None
+    assert outcome.finding.details.broken_float64 is None
 
 
 def test_every_input_is_attacked_at_its_own_radius() -> None:
@@ -238,7 +238,7 @@ def test_bad_luck_that_all_inputs_share_refutes_nothing(rate: float, verdict: Ve
     certificates = AttackedCertificates.of(verifier.kinds[0], inputs, [0] * 30, unlucky)
     made = falsify(verifier, certificates, CHEAP.replace(retests=100), seeded(1))
     finding = finding_of(verifier.kinds[0], made.columns, CHEAP, certified=30, num_kinds=1)
-    assert finding.details["broken"] == 30
+    assert finding.details.broken == 30
     assert binom.sf(29, 30, 0.05) < 1e-9, "a count over inputs would be sure"
     assert max(made.columns["distance"]) < 0.65, "drawn in from 0.8 to where the label is just lost, beyond 0.5"
     assert sum(made.columns["retests"]) == 100
@@ -254,9 +254,9 @@ def test_an_honest_certificate_is_refuted_no_more_often_than_stated() -> None:
     certificates = AttackedCertificates.of(verifier.kinds[0], torch.zeros(5, 4), [0] * 5, columns)
     made = [falsify(verifier, certificates, settings, seeded(seed)).columns for seed in range(runs)]
     findings = [finding_of(verifier.kinds[0], one, settings, certified=5, num_kinds=1) for one in made]
-    assert all(finding.details["broken"] == 5 for finding in findings)
+    assert all(finding.details.broken == 5 for finding in findings)
     refuted = sum(finding.verdict is Verdict.REFUTED for finding in findings)
-    overclaims = sum(finding.details["overclaims"] for finding in findings)
+    overclaims = sum(finding.details.overclaims for finding in findings)
     assert refuted <= binom.isf(1e-9, runs, 0.05)
     assert binom.ppf(1e-9, 100 * runs, 0.05) <= overclaims <= binom.isf(1e-9, 100 * runs, 0.05)
     assert len({turns for one in made for turns in one["retests"]}) > 10, "the turns are not dealt out evenly"
@@ -272,7 +272,7 @@ def test_one_break_refutes_a_claim_that_admits_no_failure(failure_probability: f
     )
     finding = finding_of(verifier.kind, made.columns, CHEAP, certified=3, num_kinds=1)
     assert finding.verdict is Verdict.REFUTED
-    assert (finding.details["broken"], finding.details["retests"]) == (1, 0)
+    assert (finding.details.broken, finding.details.retests) == (1, 0)
 
 
 def test_more_tests_ask_for_more_evidence() -> None:
@@ -301,7 +301,7 @@ def test_mean_scores_are_judged_by_mean_scores(broken: bool) -> None:
     assert not ballots.whole
     assert (ballots.sums.sum(1) < 50).all()
     outcome = attempt(verifier, bench.inputs, 0, CHEAP.replace(judging_draws=4000, num_inputs=6, retests=10))
-    assert outcome.finding.details["attacked"] == 6
+    assert outcome.finding.details.attacked == 6
     assert outcome.finding.verdict is (Verdict.REFUTED if broken else Verdict.CONSISTENT)
 
 
@@ -430,7 +430,7 @@ def test_without_certified_inputs_the_finding_says_so() -> None:
     made = falsify(verifier, certificates, CHEAP, seeded(), tick=heard.append)
     finding = finding_of(verifier.kinds[0], made.columns, CHEAP, certified=0, num_kinds=1)
     assert finding.verdict is Verdict.NOT_TESTED
-    assert finding.details["could_not_refute"] == "no input has a certified ball"
+    assert finding.details.could_not_refute == "no input has a certified ball"
     assert finding.statement == "No input has a certified ball, so there is nothing to break."
     assert heard == [1.0]
     assert len(made.points) == 0
@@ -444,11 +444,11 @@ def test_a_finding_tells_the_claim_and_all_its_numbers() -> None:
     assert finding.claim.startswith("proved: within its radius (linf over [-1, 1])")
     assert "but for a chance of 0.01" in finding.claim
     details = finding.details
-    assert details["certified"] == 40
-    assert details["attacked"] == CHEAP.num_inputs
-    assert details["smallest_radius"] <= details["largest_radius"]
-    assert details["smallest_margin"] < 0
-    assert details["overclaims"] > details["allowed_overclaims"] > 0
+    assert details.certified == 40
+    assert details.attacked == CHEAP.num_inputs
+    assert details.smallest_radius <= details.largest_radius
+    assert details.smallest_margin < 0
+    assert details.overclaims > details.allowed_overclaims > 0
     assert json.loads(json.dumps(finding.to_dict()))["verdict"] == "refuted"
 
 

@@ -291,8 +291,8 @@ def test_a_perfect_attack_refutes_and_a_blind_one_does_not() -> None:
         assert found.about == "privacy"
         assert found.instrument == "many_runs"
         assert "every noisy step" in found.threat_model
-        assert [bound["name"] for bound in found.details["bounds"]] == ["clopper_pearson", "poisson_family"]
-        assert found.details["records"] == COUNT
+        assert [bound.name for bound in found.details.bounds] == ["clopper_pearson", "poisson_family"]
+        assert found.details.records == COUNT
         assert found.confidence == 0.95
 
 
@@ -302,11 +302,11 @@ def test_a_finding_tells_no_single_score() -> None:
     without, with_ = generator.normal(size=700), generator.normal(1, size=700)
     without[0], with_[0] = -np.inf, np.inf
     drawn = histogram(without, with_)
-    assert len(drawn["edges"]) == 41
-    assert sum(drawn["without"]) == sum(drawn["with"]) == 700
-    assert np.isfinite(drawn["edges"]).all()
+    assert len(drawn.edges) == 41
+    assert sum(drawn.without) == sum(drawn.with_) == 700
+    assert np.isfinite(drawn.edges).all()
     same = histogram(np.zeros(5), np.zeros(5))
-    assert sum(same["without"]) == 5
+    assert sum(same.without) == 5
 
 
 def test_findings_of_one_call_share_the_false_alarm_rate(tmp_path: Path) -> None:
@@ -323,5 +323,5 @@ def test_findings_of_one_call_share_the_false_alarm_rate(tmp_path: Path) -> None
     )["findings"]
     for finding in findings:
         (bound,) = finding["details"]["bounds"]
-        assert finding["confidence"] == bound["confidence"] == pytest.approx(0.98)
-        assert bound["details"]["failure_of_each_rate"] == pytest.approx(0.01)
+        assert finding["confidence"] == bound.confidence == pytest.approx(0.98)
+        assert bound.details["failure_of_each_rate"] == pytest.approx(0.01)

@@ -165,7 +165,7 @@ def test_a_model_that_memorises_is_caught() -> None:
     assert result.auroc == pytest.approx(1.0, abs=1e-6)
     assert result.tpr_at[0.001][0] > 0.999
     assert result.fpr_at[0.001][2] < 0.01
-    assert 2 < result.epsilon_bound.epsilon < result.epsilon_bound.details["most_that_could_show"]
+    assert 2 < result.epsilon_bound.epsilon < result.epsilon_bound.details.most_that_could_show
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_the_bound_is_maurer_and_pontils(revealing: float, members: int, guessed
     mean, variance = tells[300:].mean(), tells[300:].var(ddof=1)
     expected = math.log((mean - math.sqrt(2 * variance * log_failure / 300) - DELTA - width) / width)
     assert result.epsilon_bound.epsilon == pytest.approx(expected, rel=1e-9)
-    assert result.epsilon_bound.details["guessed_rightly"] == pytest.approx(mean)
-    assert result.epsilon_bound.details["guesses_of"] == guessed
+    assert result.epsilon_bound.details.guessed_rightly == pytest.approx(mean)
+    assert result.epsilon_bound.details.guesses_of == guessed
 
 
 def test_every_epsilon_below_the_bound_is_refuted_and_none_above() -> None:
@@ -217,8 +217,8 @@ def test_the_mirrored_direction_is_found() -> None:
     member = halves(generator, 600, 40)
     betrayed = ~member & (generator.random(member.shape) < 0.5)
     result = infer(member, -betrayed.astype(float), delta=DELTA, confidence=0.95)
-    assert result.epsilon_bound.details["guesses_of"] == "non-members"
-    assert result.epsilon_bound.details["guessed_wrongly"] == 0
+    assert result.epsilon_bound.details.guesses_of == "non-members"
+    assert result.epsilon_bound.details.guessed_wrongly == 0
     assert result.epsilon_bound.epsilon > 2
 
 
@@ -305,7 +305,7 @@ def test_the_bound_never_exceeds_a_known_epsilon(draw: Draw) -> None:
         bounds.append(infer(member, scores, delta=0.0, confidence=0.95).epsilon_bound)
     assert sum(bound.epsilon > 1 for bound in bounds) <= allowed(60, 0.05)
     assert np.median([bound.epsilon for bound in bounds]) > 0.3
-    twins = [math.log(bound.details["guessed_rightly"] / bound.details["guessed_wrongly"]) for bound in bounds]
+    twins = [math.log(bound.details.guessed_rightly / bound.details.guessed_wrongly) for bound in bounds]
     assert sum(twin > 1 for twin in twins) > allowed(60, 0.05)
 
 
@@ -421,7 +421,7 @@ def test_so_many_targets_and_no_fewer_can_show_an_epsilon(epsilon: float) -> Non
         for rows in (member[:-1], member)
     )
     assert few.epsilon_bound.epsilon <= epsilon < enough.epsilon_bound.epsilon
-    assert enough.epsilon_bound.details["most_that_could_show"] == pytest.approx(enough.epsilon_bound.epsilon)
+    assert enough.epsilon_bound.details.most_that_could_show == pytest.approx(enough.epsilon_bound.epsilon)
 
 
 def test_models_that_share_a_draw_are_refused() -> None:

@@ -80,7 +80,7 @@ def test_randomised_response_is_overrated_as_rarely_as_stated(confidence: float)
         answers = np.where(generator.random(canaries) < honest, coins, ~coins).astype(np.float64)
         (bound,) = one_run_bounds(answers, coins, delta=0.0, confidence=confidence, guess_counts=[guesses])
         wrong += bound.epsilon > 1
-        twin += float(logit(bound.details["correct_guesses"] / guesses)) > 1
+        twin += float(logit(bound.details.correct_guesses / guesses)) > 1
     assert wrong <= allowed(repetitions, 1 - confidence)
     assert wrong >= repetitions * (1 - confidence) / 4
     assert twin > allowed(repetitions, 0.05)
@@ -96,7 +96,7 @@ def test_gaussian_canaries_are_overrated_as_rarely_as_stated() -> None:
         canaries = gaussian_canaries(generator, 300, 1.0)
         bounds = one_run_bounds(*canaries, delta=DELTA, confidence=0.8, family=GaussianFamily())
         wrong += any(bound.epsilon > truth for bound in bounds)
-        shares = np.array(bounds[1].details["correct_guesses_of_each"]) / bounds[1].details["guesses_tried"]
+        shares = np.array(bounds[1].details.correct_guesses_of_each) / bounds[1].details.guesses_tried
         mu = 2 * float(ndtri(min(shares.max(), 0.999)))
         twin += gaussian_epsilon(1 / mu, 1, DELTA) > truth
         found.append([bound.epsilon for bound in bounds])
@@ -123,7 +123,7 @@ def test_poisson_sampled_canaries_are_overrated_as_rarely_as_stated(epsilon: flo
         )  # fmt: skip
         wrong += any(bound.epsilon > epsilon for bound in bounds)
         broken += any(bound.epsilon > epsilon for bound in of_broken)
-        error = np.array([1 - bounds[1].details["correct_guesses"] / 200])
+        error = np.array([1 - bounds[1].details.correct_guesses / 200])
         twin += bool(honest.trade_off(error) > error)
     assert wrong <= allowed(repetitions, 0.2)
     assert broken > allowed(repetitions, 0.2)
@@ -217,7 +217,7 @@ def test_the_gaussian_bound_is_the_optimum_of_its_inequalities(
         *guessed(canaries, guesses, correct),
         delta=0.01, confidence=1 - 2 * failure, guess_counts=[guesses], family=GaussianFamily(),
     )  # fmt: skip
-    assert bounds[1].details["correct_guesses"] == correct
+    assert bounds[1].details.correct_guesses == correct
     assert bounds[1].epsilon == pytest.approx(gaussian_epsilon(1 / mu, 1, 0.01), rel=1e-4)
 
 
@@ -303,7 +303,7 @@ def test_any_mechanisms_bound_is_where_the_p_value_meets_the_failure(
     scores = guessed(canaries, guesses, correct)
     (bound,) = one_run_bounds(*scores, delta=delta, confidence=0.95, guess_counts=[guesses])
     p_value = p_value_by_hand(canaries, guesses, correct, bound.epsilon, delta)
-    assert bound.details["correct_guesses"] == correct
+    assert bound.details.correct_guesses == correct
     if bound.epsilon > 0:
         assert p_value == pytest.approx(0.05, rel=1e-6)
         assert p_value <= 0.05
@@ -329,9 +329,9 @@ def test_all_tests_share_the_failure_probability(family: CurveFamily, name: str)
     assert [bound.name for bound in bounds] == ["one_run", name]
     assert bounds[0].assumes == "" != bounds[1].assumes
     for bound in bounds:
-        assert bound.details["guesses_tried"] == [1000, 200, 50]
-        assert bound.details["failure_of_each_test"] == pytest.approx(0.05 / DEFAULT_TESTS)
-    guesses = bounds[0].details["guesses"]
+        assert bound.details.guesses_tried == [1000, 200, 50]
+        assert bound.details.failure_of_each_test == pytest.approx(0.05 / DEFAULT_TESTS)
+    guesses = bounds[0].details.guesses
     (alone,) = one_run_bounds(scores, coins, delta=DELTA, confidence=1 - 0.05 / DEFAULT_TESTS, guess_counts=[guesses])
     assert alone.epsilon == pytest.approx(bounds[0].epsilon)
     assert json.loads(json.dumps(bounds[1].to_dict()))["epsilon_at_least"] == bounds[1].epsilon
@@ -350,14 +350,14 @@ def test_one_search_finds_the_best_of_a_search_for_each_number_of_guesses(family
     for together, each in zip(found(counts, 0.95), zip(*alone, strict=True), strict=True):
         best = max(each, key=lambda bound: bound.epsilon)
         assert together.epsilon == pytest.approx(best.epsilon, rel=1e-9)
-        assert together.details["guesses"] == best.details["guesses"]
-        assert together.details["correct_guesses"] == best.details["correct_guesses"]
+        assert together.details.guesses == best.details.guesses
+        assert together.details.correct_guesses == best.details.correct_guesses
 
 
 def test_few_canaries_are_all_guessed() -> None:
     scores, coins = gaussian_canaries(np.random.default_rng(0), 31, 3.0)
     (bound,) = one_run_bounds(scores, coins, delta=0.0, confidence=0.95)
-    assert bound.details["guesses_tried"] == [30, 20, 20]
+    assert bound.details.guesses_tried == [30, 20, 20]
 
 
 # --- refusals ---

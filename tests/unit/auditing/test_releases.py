@@ -71,12 +71,12 @@ def lucky(right: int, trials: int) -> bool:
 @pytest.mark.parametrize("kind", [PerturbedInputs, LabelCoefficients, EncoderStep])
 def test_every_release_of_the_published_mechanism_is_told_apart_each_time(kind: type[Release]) -> None:
     found = found_by(kind(plan_for()))  # type: ignore[call-arg]
-    assert found.details["right"] == found.details["trials"] == TRIALS
+    assert found.details.right == found.details.trials == TRIALS
     assert found.verdict is Verdict.REFUTED
     assert f"{TRIALS} of {TRIALS} told apart" in found.statement
-    assert found.details["claimed_epsilon"] == pytest.approx(0.2)
+    assert found.details.claimed_epsilon == pytest.approx(0.2)
     assert found.instrument == "release"
-    (bound,) = found.details["bounds"]
+    (bound,) = found.details.bounds
     assert bound["epsilon_at_least"] > 2.5
 
 
@@ -112,7 +112,7 @@ def test_the_other_releases_look_at_what_they_say() -> None:
     nothing = release_finding(
         PerturbedInputs(plan_for()), *scores(PerturbedInputs(plan_for()), 40, labels_only), plan_for().guarantee, 0.95
     )
-    assert nothing.details["right"] == 0
+    assert nothing.details.right == 0
     assert nothing.verdict is Verdict.CONSISTENT
     assert all(side.all() for side in scores(PerturbedInputs(plan_for()), 40, inputs_only))
 
@@ -183,7 +183,7 @@ class StepWithNoiseOfItsOwn(Release):
 @pytest.mark.parametrize("kind", [InputsWithNoiseOfTheirOwn, CoefficientsWithNoiseOfTheirOwn, StepWithNoiseOfItsOwn])
 def test_with_fresh_noise_the_same_attack_finds_nothing(kind: type[Release]) -> None:
     found = found_by(kind(plan_for()), 600)  # type: ignore[call-arg]
-    assert lucky(found.details["right"], 600)
+    assert lucky(found.details.right, 600)
     assert found.verdict is Verdict.CONSISTENT
     assert not lucky(600, 600)
 

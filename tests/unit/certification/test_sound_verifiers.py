@@ -435,7 +435,7 @@ def records(run: Path, verb: str) -> dict[str, NDArray[Any]]:
 @pytest.mark.parametrize("certificate", ["bounds", "votes", "best"])
 def test_certify(digits: Path, norm: str, certificate: str) -> None:
     asked = {"evaluation.norm": norm, "certification.certificate": certificate, "evaluation.radii": [0.02, 0.1, 0.4]}
-    summary = stobatch.certify(digits, overrides=asked, quiet=True)
+    summary = stobatch.certify(digits, overrides=asked, quiet=True).to_dict()
     (kind,) = summary["kinds"]
     chosen = summary["chosen"]
     if certificate == "best":
@@ -460,10 +460,10 @@ def test_certify_and_attack_with_noise_in_the_hidden_layer(bars_run: Path) -> No
     plain = stobatch.certify(
         bars_run, overrides={**asked, "certification.hidden_stddev": 0.0}, dataset=bars(), quiet=True
     )
-    both = stobatch.certify(bars_run, overrides=asked, dataset=bars(), quiet=True)
+    both = stobatch.certify(bars_run, overrides=asked, dataset=bars(), quiet=True).to_dict()
     assert both["kinds"][0]["status"] == "proved"
     assert both["largest_radius"]["votes"] > plain["largest_radius"]["votes"] > 0
-    scores = stobatch.evaluate(bars_run, overrides=asked, dataset=bars(), quiet=True)
+    scores = stobatch.evaluate(bars_run, overrides=asked, dataset=bars(), quiet=True).to_dict()
     assert scores["under_attack"][0]["function"] == "vote"
     assert not [flag for flag in scores["flags"] if flag["refutes"]]
 
@@ -480,8 +480,10 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 def test_no_attack_breaks_a_bound(digits: Path, norm: str) -> None:
     sizes = RADII if norm == "linf" else [0.1, 0.3, 0.6]
     asked = {**BOUNDS, "evaluation.norm": norm, "evaluation.radii": sizes}
-    certified = stobatch.certify(digits, overrides=asked, quiet=True)
-    scores = stobatch.evaluate(digits, overrides={"evaluation.norm": norm, "evaluation.radii": sizes}, quiet=True)
+    certified = stobatch.certify(digits, overrides=asked, quiet=True).to_dict()
+    scores = stobatch.evaluate(
+        digits, overrides={"evaluation.norm": norm, "evaluation.radii": sizes}, quiet=True
+    ).to_dict()
     assert certified["certified_accuracy"]["bounds"][1]["value"] > 0.5
     assert not [flag for flag in scores["flags"] if flag["refutes"]]
     worst = {e["radius"]: e["value"] for e in scores["under_attack"][0]["accuracy"] if e["attack"] == "worst"}
@@ -517,9 +519,9 @@ def test_a_bound_of_twice_the_radius_is_refuted_and_stops_the_pipeline(
 
 def test_attacks_on_the_vote_do_not_break_it(digits: Path) -> None:
     asked = {**VOTES, "evaluation.norm": "l2", "evaluation.radii": [0.1, 0.4], "evaluation.functions": ["vote"]}
-    certified = stobatch.certify(digits, overrides=asked, quiet=True)
+    certified = stobatch.certify(digits, overrides=asked, quiet=True).to_dict()
     assert certified["certified_accuracy"]["votes"][1]["value"] > 0.3
-    scores = stobatch.evaluate(digits, overrides=asked, quiet=True)
+    scores = stobatch.evaluate(digits, overrides=asked, quiet=True).to_dict()
     assert scores["under_attack"][0]["function"] == "vote"
     assert not [flag for flag in scores["flags"] if flag["refutes"]]
 
@@ -532,5 +534,5 @@ def test_a_vote_that_claims_far_too_much_is_refuted(digits: Path, monkeypatch: p
     with monkeypatch.context() as broken:
         broken.setattr(GaussianNoise, "reach", lambda self, norm, d: honest(GaussianNoise(10 * self.stddev), norm, d))
         stobatch.certify(digits, overrides=asked, quiet=True)
-    scores = stobatch.evaluate(digits, overrides=asked, quiet=True)
+    scores = stobatch.evaluate(digits, overrides=asked, quiet=True).to_dict()
     assert [flag["refutes"] for flag in scores["flags"] if flag["refutes"]] == ["proved"]

@@ -129,7 +129,7 @@ def test_a_run_is_refused_before_anything_is_written_and_what_is_found_stays_pri
     allowed = config.override("data.allow_overlap", True)
     stobatch.train(allowed, tmp_path / "run", dataset=data)
     assert "37 of 100 test records are training records" in capsys.readouterr().err
-    scores = stobatch.evaluate(tmp_path / "run", dataset=data, quiet=True)
+    scores = stobatch.evaluate(tmp_path / "run", dataset=data, quiet=True).to_dict()
     assert "may be training records" in scores["test_records"]
     assert json.loads((tmp_path / "run" / "private" / "data.json").read_text())["test_copies"] == 37
     stobatch.report([tmp_path / "run"])

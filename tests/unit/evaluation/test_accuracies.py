@@ -63,10 +63,10 @@ def is_correct_and_robust(rule: str) -> Callable[[dict[str, Any], str, float], b
 def test_conventional_accuracy_counts_rows_that_are_right(seed: int) -> None:
     found = random_table(seed)
     scores = found.conventional()
-    assert {(score.attack, score.radius.size) for score in scores} == set(product((*ATTACKS, "worst"), SIZES))
+    assert {(score.attack, score.radius) for score in scores} == set(product((*ATTACKS, "worst"), SIZES))
     for score in scores:
-        assert score.accuracy.count == counted(found, is_correct, score.attack, score.radius.size)
-        assert score.accuracy.total == ROWS
+        assert score.count == counted(found, is_correct, score.attack, score.radius)
+        assert score.total == ROWS
         assert (score.protocol, score.function) == ("adaptive", "vote")
     right = sum(a == b for a, b in zip(found.records["prediction"], found.records["label"], strict=True))
     assert int(found.clean().sum()) == right
@@ -77,9 +77,9 @@ def test_conventional_accuracy_counts_rows_that_are_right(seed: int) -> None:
 def test_certified_accuracy_at_attacked_inputs_counts_rows_that_are_right_and_robust(seed: int, rule: str) -> None:
     found = random_table(seed)
     scores = found.certified_at_attacked(rule)
-    assert {(score.attack, score.radius.size) for score in scores} == set(product((*ATTACKS, "worst"), SIZES))
+    assert {(score.attack, score.radius) for score in scores} == set(product((*ATTACKS, "worst"), SIZES))
     for score in scores:
-        assert score.accuracy.count == counted(found, is_correct_and_robust(rule), score.attack, score.radius.size)
+        assert score.count == counted(found, is_correct_and_robust(rule), score.attack, score.radius)
 
 
 def test_the_loop_catches_an_accuracy_that_forgets_abstaining() -> None:
@@ -87,8 +87,8 @@ def test_the_loop_catches_an_accuracy_that_forgets_abstaining() -> None:
     found = random_table(0)
     twin = {name: [False] * ROWS if name.endswith("/abstain") else column for name, column in found.records.items()}
     careless = AttackedTable(found.protocol, found.function, found.attacks, found.radii, twin)
-    counts = [score.accuracy.count for score in careless.certified_at_attacked("corrected")]
-    assert counts != [score.accuracy.count for score in found.certified_at_attacked("corrected")]
+    counts = [score.count for score in careless.certified_at_attacked("corrected")]
+    assert counts != [score.count for score in found.certified_at_attacked("corrected")]
 
 
 def test_a_score_carries_how_it_was_measured() -> None:
@@ -105,7 +105,7 @@ def test_gaps_compare_the_worst_cases_row_by_row() -> None:
     published, adaptive = random_table(1, protocol="published"), random_table(2)
     adaptive.records["label"][:] = published.records["label"]
     for gap in gaps(published, adaptive):
-        size = gap.radius.size
+        size = gap.radius
         assert gap.published.count == counted(published, is_correct, "worst", size)
         assert gap.adaptive.count == counted(adaptive, is_correct, "worst", size)
         differences = []
@@ -116,7 +116,7 @@ def test_gaps_compare_the_worst_cases_row_by_row() -> None:
                 for one in (published, adaptive)
             )
             differences.append(int(first) - int(second))
-        assert gap.difference.value == pytest.approx(np.mean(differences))
+        assert gap.gap.value == pytest.approx(np.mean(differences))
         expected = paired_difference(*zip(*[(d > 0, d < 0) for d in differences], strict=True))
         assert gap.to_dict()["gap"] == pytest.approx(expected.to_dict())
 
@@ -141,8 +141,8 @@ def test_certified_on_clean_and_certified_at_attacked_inputs_are_different_numbe
         function="vote",
     )
     assert certified_accuracy(clean, KINDS, [0.2])["corrected"][0.2].count == 2  # rows 0 and 1
-    assert attacked.certified_at_attacked("corrected")[0].accuracy.count == 1  # row 2
-    assert attacked.conventional()[0].accuracy.count == 2  # rows 0 and 2
+    assert attacked.certified_at_attacked("corrected")[0].count == 1  # row 2
+    assert attacked.conventional()[0].count == 2  # rows 0 and 2
 
 
 def test_certified_and_verified_accuracy_on_clean_inputs_by_a_loop() -> None:
@@ -161,9 +161,9 @@ def test_certified_and_verified_accuracy_on_clean_inputs_by_a_loop() -> None:
         for size in (0.05, 0.2):
             assert found[kind][size].count == sum(row[column] >= size for row in right)
     verified = verified_accuracy(records)
-    assert verified["correct"].count == len(right)
-    assert verified["correct_without_abstaining"].count == sum(not row["abstain"] for row in right)
-    assert verified["abstained"].count == sum(row["abstain"] for row in rows)
+    assert verified.correct.count == len(right)
+    assert verified.correct_without_abstaining.count == sum(not row["abstain"] for row in right)
+    assert verified.abstained.count == sum(row["abstain"] for row in rows)
 
 
 @pytest.mark.parametrize("size", [0.05, 8 / 255, 2.0])

@@ -25,7 +25,6 @@ from stobatch.attacks import ATTACKS
 from stobatch.data import Dataset
 from stobatch.evaluation.statistics import paired_difference
 from stobatch.reporting import report as html
-from stobatch.verification import Verification
 
 Row = dict[str, Any]
 
@@ -188,7 +187,7 @@ def test_what_stands_side_by_side_is_of_the_same_images(evaluated: Path) -> None
 
 def test_fewer_certified_than_attacked_images_limit_both(run: Path) -> None:
     stobatch.certify(run, overrides={"certification.limit": 6}, quiet=True)
-    scores = stobatch.evaluate(run, quiet=True)
+    scores = stobatch.evaluate(run, quiet=True).to_dict()
     (block,) = [block for block in scores["same_images"] if block["function"] == "vote"]
     assert block["rows"] == 6
     shares = [*block["attacked"]["adaptive"], *block["certified"]["corrected"], block["clean_accuracy"]]
@@ -274,8 +273,10 @@ def test_distances_are_within_their_radius_and_images_are_kept(evaluated: Path) 
 
 def test_evaluating_again_gives_the_same_scores_and_another_seed_others(run: Path) -> None:
     before = read(run, "scores")
-    assert stobatch.evaluate(run, quiet=True) == {k: v for k, v in before.items() if k not in ("schema", "version")}
-    assert stobatch.evaluate(run, quiet=True, seed=5)["under_attack"] != before["under_attack"]
+    assert stobatch.evaluate(run, quiet=True).to_dict() == {
+        k: v for k, v in before.items() if k not in ("schema", "version")
+    }
+    assert stobatch.evaluate(run, quiet=True, seed=5).to_dict()["under_attack"] != before["under_attack"]
 
 
 # What is refused, and that nothing is left behind.
@@ -405,7 +406,7 @@ def test_every_attack_runs_in_every_norm(run: Path, norm: str, function: str) ->
         "evaluation.vote_draws": 5,
         "evaluation.noise_draws": 1,
     }
-    found = stobatch.attack(run, function=function, overrides=overrides, quiet=True)
+    found = stobatch.attack(run, function=function, overrides=overrides, quiet=True).to_dict()
     victims = [""] if function == "single_pass" else [":score", ":vote"]
     assert set(found["attacks"]) == {name + victim for name in ATTACKS for victim in victims}
     assert found["rows"] == 4
@@ -422,7 +423,7 @@ def test_a_model_without_a_vote_is_evaluated_on_its_single_pass(config: RunConfi
     method = {"name": "vanilla_adversarial", "batch_size": 60, "train_attack_steps": 1}
     run = tmp_path / "vanilla"
     stobatch.train(RunConfig.from_dict({**plain, "method": method}), run, quiet=True)
-    scores = stobatch.evaluate(run, quiet=True)
+    scores = stobatch.evaluate(run, quiet=True).to_dict()
     assert [(e["protocol"]["name"], e["function"]) for e in scores["under_attack"]] == [
         ("published", "single_pass"),
         ("adaptive", "single_pass"),
@@ -437,7 +438,7 @@ def test_a_model_without_a_vote_is_evaluated_on_its_single_pass(config: RunConfi
         with pytest.raises(StobatchError, match="vote"):
             refused()
     assert listing(run) == before
-    assert Path(stobatch.report([run])["report"]).stat().st_size > 10_000
+    assert Path(stobatch.report([run]).report).stat().st_size > 10_000
 
 
 # A model of one's own that hides its gradients.
@@ -475,7 +476,7 @@ def flagged(config: RunConfig, out: Path, wide: float) -> set[str]:
     )
     given = {"dataset": from_tensors(images, labels, images, labels), "network": network, "quiet": True}
     stobatch.train(settings, out, **given)
-    scores = stobatch.evaluate(out, **given)
+    scores = stobatch.evaluate(out, **given).to_dict()
     assert scores["clean_accuracy"]["value"] == 1
     return {flag["name"] for flag in scores["flags"]}
 
@@ -510,7 +511,7 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Instead of writing pages, which takes a while: the comparisons that would stand in them."""
     found: list[Any] = []
     monkeypatch.setattr(html, "write_report", lambda runs, out, *, comparisons, **options: found.append(comparisons))
-    monkeypatch.setattr(Verification, "require_agreement", lambda self: None)
+    monkeypatch.setattr(html, "require_agreement", lambda verification: None)
     return found
 
 
@@ -539,11 +540,11 @@ def test_settings_with_several_seeds_are_compared(
     evaluated: Path, tmp_path: Path, unwritten: list[Any], seeds: dict[float, tuple[int | None, ...]], paired: bool
 ) -> None:
     """Secret seeds are nobody's pair, and none is taken for another."""
-    document = stobatch.report(seeds_of(evaluated, tmp_path, seeds), tmp_path / "all.html")
+    document = stobatch.report(seeds_of(evaluated, tmp_path, seeds), tmp_path / "all.html").to_dict()
     test = stats.ttest_rel if paired else lambda a, b: stats.ttest_ind(a, b, equal_var=False)
     expected = test(*SHIFTS.values())
     assert len(document["comparisons"]) == 8, "two protocols, two functions, two radii"
-    assert unwritten == [document["comparisons"]]
+    assert [[one.to_dict() for one in each] for each in unwritten] == [document["comparisons"]]
     for comparison in document["comparisons"]:
         found = comparison["t_test"]
         assert found["paired"] == paired
@@ -555,17 +556,17 @@ def test_settings_with_several_seeds_are_compared(
 
 def test_the_tests_stand_in_the_report(evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs are edited by hand, which a report would refuse."""
-    monkeypatch.setattr(Verification, "require_agreement", lambda self: None)
+    monkeypatch.setattr(html, "require_agreement", lambda verification: None)
     runs = seeds_of(evaluated, tmp_path, {1.0: (1, 2, 3), 2.0: (1, 2, 3)})
     runs = [run for run in runs if not run.name.endswith("-2")]
-    assert len(stobatch.report(runs, tmp_path / "all.html", images=False)["comparisons"]) == 8
+    assert len(stobatch.report(runs, tmp_path / "all.html", images=False).comparisons) == 8
     assert "Two-tailed t-tests over seeds" in (tmp_path / "all.html").read_text()
 
 
 @pytest.mark.usefixtures("unwritten")
 def test_a_single_seed_each_is_shown_without_a_test(evaluated: Path, tmp_path: Path) -> None:
     runs = [edited(evaluated, tmp_path / str(epsilon), epsilon=epsilon, seed=1, shift=0.0) for epsilon in (1.0, 2.0)]
-    assert stobatch.report(runs, tmp_path / "all.html", images=False)["comparisons"] == []
+    assert stobatch.report(runs, tmp_path / "all.html", images=False).comparisons == ()
 
 
 @pytest.mark.usefixtures("unwritten")
@@ -575,4 +576,4 @@ def test_scores_in_other_norms_are_not_compared(evaluated: Path, tmp_path: Path)
         for epsilon, norm in ((1.0, "linf"), (2.0, "l2"))
         for seed in (1, 2)
     ]
-    assert stobatch.report(runs, tmp_path / "all.html", images=False)["comparisons"] == []
+    assert stobatch.report(runs, tmp_path / "all.html", images=False).comparisons == ()

@@ -34,6 +34,7 @@ from stobatch.evaluation.sanity import (
     flags,
 )
 from stobatch.models import Network
+from stobatch.results import Kind
 
 RATE = 0.001
 Labels = NDArray[np.int64]
@@ -173,7 +174,7 @@ def test_what_deserves_a_flag_gets_it(name: str) -> None:
     found = RAISED[name]()
     flag = next(flag for flag in found if flag.rule.name == name)
     assert flag.evidence
-    assert flag.to_dict() == {**vars(flag.rule), "evidence": flag.evidence, "refutes": flag.refutes}
+    assert flag.described().to_dict() == {**vars(flag.rule), "evidence": flag.evidence, "refutes": flag.refutes}
     assert (flag.refutes is not None) == (flag.rule.level == "error")
 
 
@@ -277,18 +278,12 @@ def test_certificates_are_read_from_what_certify_leaves() -> None:
         "corrected_radius": [0.1, 0.2],
         "published_largest_attack": [0.3, 0.4],
     }
-    unit = {"norm": "linf", "input_range": "[-1, 1]", "function": "vote"}
+    unit = {"norm": "linf", "input_range": "[-1, 1]", "function": "vote", "source": "here"}
     kinds = [
-        {
-            "name": "published",
-            "status": "claimed",
-            "failure_probability": None,
-            "column": "published_largest_attack",
-            **unit,
-        },
-        {"name": "corrected", "status": "proved", "failure_probability": 0.01, "column": "corrected_radius", **unit},
+        Kind(name="published", status="claimed", failure_probability=None, column="published_largest_attack", **unit),
+        Kind(name="corrected", status="proved", failure_probability=0.01, column="corrected_radius", **unit),
     ]
-    (sure,) = certified_from(records, [{**kinds[1], "failure_probability": 0.0}], 0.05)
+    (sure,) = certified_from(records, [kinds[1].replace(failure_probability=0.0)], 0.05)
     assert sure.failure_probability == 0.0, "a certificate that never fails may not be allowed a few breaks"
     published, corrected = certified_from(records, kinds, 0.05)
     assert published.size.tolist() == [0.3, 0.4]

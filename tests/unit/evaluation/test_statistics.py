@@ -19,13 +19,13 @@ from scipy import stats
 
 from stobatch.errors import DataError
 from stobatch.evaluation.statistics import (
-    PairedDifference,
     Proportion,
     compare_over_seeds,
     paired_difference,
     proportion,
     sign_test,
 )
+from stobatch.results import Difference
 
 Z = 1.959963984540054
 """The 97.5% quantile of the normal law, from a table."""
@@ -46,7 +46,7 @@ def test_a_proportions_interval_is_the_exact_one(total: int, share: float, confi
 def test_a_proportion_says_all_it_knows() -> None:
     found = proportion([True, False, True, True])
     low, high = stats.binomtest(3, 4).proportion_ci(0.95, method="exact")
-    assert found.to_dict() == {
+    assert found.share().to_dict() == {
         "value": 0.75,
         "count": 3,
         "total": 4,
@@ -84,7 +84,7 @@ Flags = NDArray[np.bool_]
 TRIALS, EXAMPLES = 3000, 400
 
 
-def misses(interval: Callable[[Flags, Flags], PairedDifference]) -> int:
+def misses(interval: Callable[[Flags, Flags], Difference]) -> int:
     """How often the interval leaves out the true difference of 10 points, of two that are mostly right together."""
     random = np.random.default_rng(0)
     kinds = random.choice(4, size=(TRIALS, EXAMPLES), p=[0.5, 0.2, 0.1, 0.2])
@@ -92,17 +92,18 @@ def misses(interval: Callable[[Flags, Flags], PairedDifference]) -> int:
     return sum(not found.low <= 0.1 <= found.high for found in intervals)
 
 
-def as_if_independent(one: Flags, two: Flags) -> PairedDifference:
+def as_if_independent(one: Flags, two: Flags) -> Difference:
     """A broken twin: it forgets that both look at the same examples."""
     value = float(one.mean() - two.mean())
     reach = Z * sqrt((one.var() + two.var()) / len(one))
-    return PairedDifference(value, value - reach, value + reach)
+    return Difference(value=value, low=value - reach, high=value + reach)
 
 
-def too_sure(one: Flags, two: Flags) -> PairedDifference:
+def too_sure(one: Flags, two: Flags) -> Difference:
     """A broken twin: one standard error where two are needed."""
     found = paired_difference(one, two)
-    return PairedDifference(found.value, (found.value + found.low) / 2, (found.value + found.high) / 2)
+    low, high = (found.value + found.low) / 2, (found.value + found.high) / 2
+    return Difference(value=found.value, low=low, high=high)
 
 
 def test_a_paired_interval_misses_one_time_in_twenty() -> None:

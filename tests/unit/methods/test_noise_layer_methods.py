@@ -477,7 +477,7 @@ AUDIT: dict[str, Any] = {
 def findings(run: Path) -> dict[str, dict[str, Any]]:
     """Of an audit, by the kind of certificate."""
     stobatch.certify(run, dataset=pictures(), quiet=True)
-    document = stobatch.audit(run, overrides=AUDIT, dataset=pictures(), seed=1, quiet=True)
+    document = stobatch.audit(run, overrides=AUDIT, dataset=pictures(), seed=1, quiet=True).to_dict()
     return {finding["about"]: finding for finding in document["findings"]}
 
 

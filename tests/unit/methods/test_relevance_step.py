@@ -372,5 +372,5 @@ def test_an_attacker_who_sees_all_steps_sees_this_one(canary: str, tmp_path: Pat
     data = {"data.name": "small_digits", "data.train_limit": 64, "data.test_limit": 20, "method.delta": 1e-3}
     audit = {"audit.instruments": ("many_runs",), "audit.view": "steps", "audit.trainings": 28, "audit.canary": canary}
     config = secure().override_all({**data, **audit, "method.expected_batch_size": 16})
-    document = stobatch.audit(tmp_path / "audit", config=config, seed=1, quiet=True)
+    document = stobatch.audit(tmp_path / "audit", config=config, seed=1, quiet=True).to_dict()
     assert [finding["verdict"] for finding in document["findings"]] == ["consistent"]

@@ -65,7 +65,8 @@ def gaps(function: str) -> list[dict[str, Any]]:
         )
         gap = first["value"] - second["value"]
         between = {"value": gap, "low": gap - 0.05, "high": gap + 0.05}
-        found.append({"radius": radius, "published": first, "adaptive": second, "gap": between})
+        shares = {"published": share(first["value"]), "adaptive": share(second["value"])}
+        found.append({"radius": radius, **shares, "gap": between})
     return found
 
 
@@ -81,7 +82,10 @@ def same_images(function: str, rows: int) -> dict[str, Any]:
         "rows": rows,
         "clean_accuracy": share(0.935, rows),
         "attacked": {"published": falling(0.92), "adaptive": falling(0.72)},
-        "gaps": [{"radius": radius, "gap": gap} for radius in RADII],
+        "gaps": [
+            {"radius": radius, "published": share(0.92 - radius), "adaptive": share(0.72 - radius), "gap": gap}
+            for radius in RADII
+        ],
         "certified": {"corrected": falling(0.66)} if function == "vote" else {},
     }
 
@@ -165,8 +169,9 @@ def scores(functions: tuple[str, ...] = ("single_pass", "vote")) -> dict[str, An
 
 def config(seed: int | None = None) -> dict[str, Any]:
     settings = {"method": {"name": "stobatch"}, "data": {"name": "mnist"}, "model": {}, "training": {}, "seed": seed}
-    dataset = {"name": "mnist", "class_names": ["cat", "dog"]}
-    return {"training_hash": HASH, "config": settings, "dataset": dataset}
+    sizes = {"input_shape": [1, 8, 8], "num_classes": 2, "num_train": 1000, "num_test": 200}
+    dataset = {"name": "mnist", **sizes, "class_names": ["cat", "dog"]}
+    return {"training_hash": HASH, "content_hash": "ffffffffffff", "config": settings, "dataset": dataset}
 
 
 PLAN = {
@@ -244,6 +249,7 @@ def of_membership(verdict: str, epsilon: float = 0.21, claimed: float | None = 1
     return finding(
         "membership", verdict, neighbours="replace-one", auroc=0.853, auroc_interval=[0.848, 0.858],
         tpr_at=rates, fpr_at={"0.01": {"value": 0.011, "low": 0.009, "high": 0.013}}, confidence=0.95, num_shadows=32,
+        num_targets=32, num_examples=500, variance="pooled",
         claimed_epsilon=claimed, claimed_delta=1e-5, bounds=[bound(epsilon, delta=1e-5)],
         roc={"false_positive_rate": [0.002, 0.02, 0.2, 1.0], "true_positive_rate": [0.0, 0.1, 0.5, 1.0]},
     )  # fmt: skip

@@ -219,7 +219,7 @@ def test_hostile_findings_are_only_words(path):
     one |= dict.fromkeys(("statement", "claim", "threat_model", "attack", "evidence"), hostile)
     one["details"] |= {"release": hostile, "source": hostile}
     one["details"]["bounds"][0] |= {"name": hostile, "assumes": hostile}
-    strange = {**of_membership("consistent"), "instrument": hostile}
+    strange = {**of_many_runs("consistent"), "instrument": hostile}
     runs = [audited(path, one, strange, of_certificates("refuted", hostile)), make(path.with_name("calm"))]
     for text in (page(runs[0]).text, page(*runs).text):
         assert "<script" not in text

@@ -7,6 +7,7 @@ from pathlib import Path
 from made_runs import config, guarantee, make, scores, share
 from pages import page, shown
 
+from stobatch.results import SettingsTest
 from stobatch.runs import Run
 
 
@@ -75,7 +76,7 @@ def test_t_tests_over_seeds_are_tabulated(path):
         "t_test": test,
     }
     for runs in ([make(path)], several(path)):
-        found = page(*runs, comparisons=[comparison])
+        found = page(*runs, comparisons=[SettingsTest.model_validate(comparison)])
         assert "Two-tailed t-tests over seeds" in found.prose
         row = found.table("First minus second")[1]
         assert row == [

@@ -16,17 +16,18 @@ from rich.console import Console
 
 from stobatch.comparison.page import write_comparison
 from stobatch.comparison.table import comparison_tables
+from stobatch.results import Comparison
 
 
 def written(folder: Path, found: dict[str, Any] | None = None) -> Page:
-    paths = write_comparison(found or document(), folder)
+    paths = write_comparison(Comparison.from_dict(found or document()), folder)
     assert [path.name for path in paths] == ["comparison.html", "comparison.svg"]
     return Page(paths[0].read_text())
 
 
 def printed(found: dict[str, Any], width: int = 250) -> str:
     out = io.StringIO()
-    Console(width=width, highlight=False, file=out).print(comparison_tables(found))
+    Console(width=width, highlight=False, file=out).print(comparison_tables(Comparison.from_dict(found)))
     return out.getvalue()
 
 

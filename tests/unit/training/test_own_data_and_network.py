@@ -95,10 +95,10 @@ def test_load_certify_evaluate(run):
     model = stobatch.load(run, network=make_network())
     hits = (model.network(data.test.inputs).argmax(1) == data.test.labels).float().mean()
     assert float(hits) > 0.9
-    certificates = stobatch.certify(run, dataset=data, network=make_network(), quiet=True)
+    certificates = stobatch.certify(run, dataset=data, network=make_network(), quiet=True).to_dict()
     assert certificates["rows"] == len(data.test) == 60
     assert certificates["verified_accuracy"]["correct"]["value"] > 0.9
-    scores = stobatch.evaluate(run, dataset=data, network=make_network(), quiet=True)
+    scores = stobatch.evaluate(run, dataset=data, network=make_network(), quiet=True).to_dict()
     assert scores["clean_accuracy"]["value"] == pytest.approx(float(hits))
     adaptive = next(u for u in scores["under_attack"] if u["protocol"]["name"] == "adaptive")
     small, large = (row["value"] for row in adaptive["accuracy"] if row["attack"] == "worst")
@@ -118,7 +118,9 @@ def test_the_weights_of_the_given_network_do_not_matter_for_loading(run):
 def test_a_dense_network_works_too(config, tmp_path):
     short = config.override("training.steps", 20)
     stobatch.train(short, tmp_path / "run", dataset=two_bars(), network=make_network(kind="dense"), quiet=True)
-    summary = stobatch.certify(tmp_path / "run", dataset=two_bars(), network=make_network(kind="dense"), quiet=True)
+    summary = stobatch.certify(
+        tmp_path / "run", dataset=two_bars(), network=make_network(kind="dense"), quiet=True
+    ).to_dict()
     assert summary["rows"] == 60
     assert summary["largest_radius"]["corrected"] > 0
 

@@ -223,7 +223,7 @@ def test_a_second_call_with_secret_seeds_only_reads(secret: Path) -> None:
 
 def test_a_second_call_only_reads(out: Path) -> None:
     before = files(out)
-    assert stobatch.compare(small(), out, seeds=SEEDS, quiet=True) == document(out)
+    assert stobatch.compare(small(), out, seeds=SEEDS, quiet=True).to_dict() == document(out)
     after = files(out)
     changed = {name for name in after if after[name] != before.get(name)}
     assert changed <= {"comparison.json", "comparison.html", "comparison.svg"}
@@ -231,7 +231,7 @@ def test_a_second_call_only_reads(out: Path) -> None:
 
 
 def test_one_seed_gives_no_t_test(out: Path) -> None:
-    found = stobatch.compare(small(), out, seeds=(2,), quiet=True)
+    found = stobatch.compare(small(), out, seeds=(2,), quiet=True).to_dict()
     assert found["t_tests"] == []
     assert found["seeds"] == [2]
     assert {row["clean"]["stddev"] for row in found["rows"]} == {None}
@@ -240,7 +240,7 @@ def test_one_seed_gives_no_t_test(out: Path) -> None:
 def test_other_radii_measure_again_and_train_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "train", None)
     rows = small(NAMES[0], NAMES[1], evaluation__radii=[0.1], certification__attack_radius=0.1)
-    found = stobatch.compare(rows, out, seeds=(1,), quiet=True)
+    found = stobatch.compare(rows, out, seeds=(1,), quiet=True).to_dict()
     for row in found["rows"]:
         assert {entry["radius"] for entry in (*row["attacked"], *row["certified"])} == {0.1}
         certificates = records(out, row, "certificates")["1"]
@@ -251,7 +251,7 @@ def test_other_radii_measure_again_and_train_nothing(out: Path, monkeypatch: pyt
 
 
 def test_new_certificates_get_new_scores(out: Path) -> None:
-    found = stobatch.compare(small(NAMES[0], certification__selection_draws=7), out, seeds=(1,), quiet=True)
+    found = stobatch.compare(small(NAMES[0], certification__selection_draws=7), out, seeds=(1,), quiet=True).to_dict()
     scores = records(out, found["rows"][0], "scores")["1"]
     assert scores["certificates"]["settings"]["selection_draws"] == 7
 
@@ -276,7 +276,7 @@ def test_an_interrupted_comparison_continues_to_the_same_numbers(
     assert not (out / "comparison.json").exists()
     kept = files(out / "sound-eps-3" / "seed-1")
     assert "model.safetensors" in kept
-    found = stobatch.compare(rows, out, seeds=SEEDS, quiet=True)
+    found = stobatch.compare(rows, out, seeds=SEEDS, quiet=True).to_dict()
     assert {name: files(out / "sound-eps-3" / "seed-1")[name] for name in kept} == kept
     whole = {row["label"]: row for row in document(made)["rows"]}
     for row in found["rows"]:
@@ -386,7 +386,7 @@ def test_an_audit_of_one_seed_tells_the_seeds_apart(out: Path) -> None:
     training_hash = json.loads((run / "config.json").read_text())["training_hash"]
     written = {"schema": "stobatch.audit", "version": 1, "training_hash": training_hash, "verdict": "refuted"}
     (run / "audit.json").write_text(json.dumps({**written, "findings": [finding]}))
-    found = stobatch.compare(small(), out, seeds=SEEDS, quiet=True)
+    found = stobatch.compare(small(), out, seeds=SEEDS, quiet=True).to_dict()
     row = next(row for row in found["rows"] if row["name"] == NAMES[1])
     assert [(g["seeds"], g["status"]) for g in row["guarantees"]] == [([1], "void"), ([2], "refuted")]
     assert "void_epsilon" not in row["guarantees"][1]

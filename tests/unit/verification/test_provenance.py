@@ -62,21 +62,21 @@ def test_pictures_and_points_that_broke_a_certificate_are_private(whole: Path) -
 
 
 def test_a_report_of_private_test_images_leaves_them_out_unless_asked(run: Path, tmp_path: Path) -> None:
-    page = Path(stobatch.report([run], tmp_path / "public.html")["report"]).read_text()
+    page = Path(stobatch.report([run], tmp_path / "public.html").report).read_text()
     assert "data:image/png" in page
     document = read(run, "scores")
     document["images"]["public"] = False
     (run / "scores.json").write_text(json.dumps(document))
     mend_manifest(run)
-    page = Path(stobatch.report([run], tmp_path / "private.html")["report"]).read_text()
+    page = Path(stobatch.report([run], tmp_path / "private.html").report).read_text()
     assert "data:image/png" not in page
     assert "stobatch report RUN --images" in page
-    assert "data:image/png" in Path(stobatch.report([run], tmp_path / "asked.html", images=True)["report"]).read_text()
+    assert "data:image/png" in Path(stobatch.report([run], tmp_path / "asked.html", images=True).report).read_text()
     shutil.rmtree(run / "private")
     document["images"]["public"] = True
     (run / "scores.json").write_text(json.dumps(document))
     mend_manifest(run)
-    page = Path(stobatch.report([run], tmp_path / "shared.html")["report"]).read_text()
+    page = Path(stobatch.report([run], tmp_path / "shared.html").report).read_text()
     assert "This copy of the run holds no pictures" in page
 
 
@@ -178,7 +178,7 @@ def test_a_run_of_an_older_version_loads_and_is_called_not_verifiable(run: Path,
     assert stobatch.load(run).guarantee.epsilon < 1
     found = stobatch.verify(run, sample=0)
     assert [check.name for check in found.differing] == ["manifest"]
-    page = Path(stobatch.report([run])["report"]).read_text()
+    page = Path(stobatch.report([run]).report).read_text()
     assert "no manifest: an older version made this run, and it cannot be verified" in page
     document = read(run, "scores")
     document["guarantee"]["proved_epsilon"] = 0.1

@@ -14,7 +14,7 @@ from support.tamperings import ONLY_SIGNED, PLAIN_TOO, TAMPERINGS, flip, mend_ma
 import stobatch
 from stobatch.errors import RunError, StobatchError
 from stobatch.runs import Run, differences
-from stobatch.verification import Verification
+from stobatch.verification import Verification, conclude, require_agreement
 
 ssh_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
 
@@ -90,7 +90,7 @@ def test_a_signature_catches_everything(whole: Path, other: Path, tmp_path: Path
         mend_manifest(copy)
         if (copy / "manifest.json").read_bytes() != manifest:
             with pytest.raises(RunError, match=r"manifest\.json\.sig, signature"):
-                signature_alone(copy, signers).require_agreement()
+                require_agreement(signature_alone(copy, signers))
         shutil.rmtree(copy)
     someone = stobatch.verify(run, sample=0, signers=signers, identity="eve@example.org")
     assert [check.name for check in someone.differing] == ["signature"]
@@ -99,7 +99,7 @@ def test_a_signature_catches_everything(whole: Path, other: Path, tmp_path: Path
 def signature_alone(run: Path, signers: Path) -> Verification:
     from stobatch.verification.checks import signature_check
 
-    return Verification(Run(run), (signature_check(Run(run), signers, "owner@example.org"),))
+    return conclude(Run(run), (signature_check(Run(run), signers, "owner@example.org"),))
 
 
 @ssh_keygen
@@ -108,7 +108,7 @@ def test_a_verb_after_signing_takes_the_signature_off_and_a_report_is_refused(wh
     signers = signed(run, tmp_path)
     with pytest.raises(StobatchError, match="is signed"):
         stobatch.report([run])
-    page = stobatch.report([run], tmp_path / "page.html", signers=signers, identity="owner@example.org")["report"]
+    page = stobatch.report([run], tmp_path / "page.html", signers=signers, identity="owner@example.org").report
     assert "Signed by owner@example.org, checked with signers" in Path(page).read_text()
     stobatch.certify(run, overrides={"certification.limit": 30}, resume=True, quiet=True)
     assert not (run / "manifest.json.sig").exists()

@@ -1,0 +1,325 @@
+"""audit.json and evidence files: what instruments found about each claim of a run, and how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from stobatch.results.certificates import Kind
+from stobatch.results.document import Count, Document, Number, Part, Settings, Size, Text, Whole
+from stobatch.runs import Run
+from stobatch.types import Neighbours, Status, Verdict
+
+WITH_SECRET_SEEDS = "with secret seeds"
+"""Of a claim that a training with a public seed does not keep, and its method does: that one is tested."""
+PRIVACY = "privacy"
+CERTIFICATES = "certificates"
+"""The instrument that tests certificates; all others test privacy."""
+MEMBERSHIP = "membership"
+
+
+class BoundCounts(Part):
+    """Counts and rates behind a bound on ε; no score and no threshold. Each way to bound it has its own."""
+
+    trainings_without: Count | None = None
+    trainings_with: Count | None = None
+    trials_without: Count | None = None
+    trials_with: Count | None = None
+    false_positives: Count | None = None
+    true_positives: Count | None = None
+    false_positive_rate: Number | None = None
+    false_positive_rate_at_most: Number | None = None
+    false_negative_rate: Number | None = None
+    false_negative_rate_at_most: Number | None = None
+    failure_of_each_rate: Number | None = None
+    chosen_on: Text | None = None
+    direction: Text | None = None
+    canaries: Count | None = None
+    included: Count | None = None
+    guesses: Count | None = None
+    correct_guesses: Count | None = None
+    guesses_tried: tuple[Count, ...] | None = None
+    correct_guesses_of_each: tuple[Count, ...] | None = None
+    failure_of_each_test: Number | None = None
+    targets: Count | None = None
+    guesses_of: Text | None = None
+    guessed_rightly: Number | None = None
+    guessed_wrongly: Number | None = None
+    most_that_could_show: Number | None = None
+    failure_of_each_direction: Number | None = None
+
+
+class Bound(Part):
+    """ε is at least this large at δ, with this confidence; never a guarantee."""
+
+    epsilon_at_least: Number
+    at_delta: Number
+    confidence: Number
+    name: Text
+    assumes: Text
+    details: BoundCounts
+
+
+class Histogram(Part):
+    """How many models of either kind had a score between two edges."""
+
+    edges: tuple[Number, ...]
+    without: tuple[Count, ...]
+    with_: tuple[Count, ...] = Field(validation_alias="with", serialization_alias="with")
+
+
+class Rate(Part):
+    """A rate with its interval over targets."""
+
+    value: Number
+    low: Number
+    high: Number
+
+
+class Roc(Part):
+    """True- against false-positive rates, for a figure."""
+
+    false_positive_rate: tuple[Number, ...]
+    true_positive_rate: tuple[Number, ...]
+
+
+class PrivacyDetails(Part):
+    """Of many_runs, one_run and release: the claim that was held against, what was tried, and bounds on ε."""
+
+    claimed_epsilon: Number
+    claimed_delta: Number
+    neighbours: Neighbours
+    release: Text | None = None
+    source: Text | None = None
+    trials: Count | None = None
+    right: Count | None = None
+    records: Count | None = None
+    trainings: Count | None = None
+    canaries: Count | None = None
+    kind: Text | None = None
+    histogram: Histogram | None = None
+    bounds: tuple[Bound, ...]
+    could_not_refute: Text | None = None
+
+
+class MembershipDetails(Part):
+    """Of membership inference: how well members were told from others, and a bound on ε."""
+
+    auroc: Number
+    auroc_interval: tuple[Number, Number]
+    tpr_at: dict[Text, Rate]
+    """True-positive rate by the false-positive rate that was wanted."""
+    fpr_at: dict[Text, Rate]
+    variance: Text
+    confidence: Number
+    num_shadows: Count
+    num_targets: Count
+    num_examples: Count
+    roc: Roc
+    bounds: tuple[Bound, ...]
+    claimed_epsilon: Number | None
+    """None where nothing is claimed."""
+    claimed_delta: Number
+    targets_needed: Whole | None = None
+    could_not_refute: Text | None = None
+    neighbours: Neighbours
+
+
+class CertificateDetails(Part):
+    """Of attacks inside certified balls: how many were attacked and broken, and whether chance explains it."""
+
+    certified: Count
+    attacked: Count
+    broken: Count
+    broken_float64: Count | None = None
+    broken_by: dict[Text, Count]
+    smallest_margin: Number | None = None
+    smallest_radius: Size | None = None
+    largest_radius: Size | None = None
+    failure_probability: Number | None = None
+    retests: Count = 0
+    overclaims: Count = 0
+    allowed_overclaims: Count = 0
+    could_not_refute: Text | None = None
+
+
+FindingDetails = PrivacyDetails | MembershipDetails | CertificateDetails
+
+
+class Finding(Part):
+    """One instrument's word on one claim.
+
+    **Guarantee.** Where the claim holds, `verdict` is refuted with probability at most 1 - confidence over the audit's
+    own randomness, whatever was audited. A claim that is proved by a trade-off curve is the curve: a bound that assumes
+    it may refute as well. It is consistent only if an attack that always wins would have refuted the claim; otherwise
+    it is not tested, and `details.could_not_refute` says why.
+    """
+
+    instrument: Text
+    """many_runs, one_run, membership, release or certificates"""
+    about: Text
+    """The claim: `privacy`, or the name of a kind of certificate."""
+    claim: Text
+    """The claim in words, with its status."""
+    claim_status: Status
+    """Who vouched for it before the audit."""
+    verdict: Verdict
+    statement: Text
+    """What was found, in one sentence that a person can check."""
+    threat_model: Text
+    """What the attacker sees and knows."""
+    attack: Text
+    confidence: Number
+    details: FindingDetails
+    """Numbers behind the statement, for tables and figures; nothing private."""
+    evidence: Text = ""
+    """The file that holds them all, relative to the run."""
+
+    @field_validator("details", mode="before")
+    @classmethod
+    def _choose_details(cls, found: Any, info: ValidationInfo) -> Any:
+        """Read details by their instrument, so that an error names the field that is wrong."""
+        if not isinstance(found, Mapping):
+            return found
+        kinds: dict[Any, type[Part]] = {CERTIFICATES: CertificateDetails, MEMBERSHIP: MembershipDetails}
+        return kinds.get(info.data.get("instrument"), PrivacyDetails).model_validate(found)
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """Bounds on ε from below; none of a finding about certificates."""
+        return () if isinstance(self.details, CertificateDetails) else self.details.bounds
+
+    @property
+    def claimed_budget(self) -> tuple[float, float] | None:
+        """The ε and δ that the bounds are held against; None where nothing is claimed about them."""
+        details = self.details
+        if isinstance(details, CertificateDetails) or details.claimed_epsilon is None:
+            return None
+        return details.claimed_epsilon, details.claimed_delta
+
+
+class Claim(Part):
+    """One claim of a run with its verdict."""
+
+    about: Text
+    status: Status
+    verdict: Verdict
+    reason: Text = ""
+    """Why it was not tested."""
+
+
+class Evidence(Document):
+    """What one instrument found in one call, with the settings it was used with."""
+
+    kind: ClassVar[str] = "evidence"
+
+    training_hash: Text
+    weights_sha256: Text | None = None
+    settings: Settings
+    seed: Whole | None
+    findings: tuple[Finding, ...]
+
+    @classmethod
+    def read_of(cls, run: Run, instrument: str) -> Evidence | None:
+        """What an instrument left in a run; None where it was not used."""
+        name = f"evidence/{instrument}"
+        return cls.from_dict(run.read(name), run.path / f"{name}.json") if run.has(name) else None
+
+    @classmethod
+    def _schema_name(cls) -> dict[str, str]:
+        return {"pattern": "^stobatch\\.evidence/"}
+
+    def write_of(self, run: Run, instrument: str) -> None:
+        run.write(f"evidence/{instrument}", self.to_dict())
+
+
+class Audit(Document):
+    """What `audit` found: every claim of a run, tested or not, and all findings about them."""
+
+    kind: ClassVar[str] = "audit"
+
+    training_hash: Text
+    weights_sha256: Text | None = None
+    verdict: Verdict
+    claims: tuple[Claim, ...] = ()
+    findings: tuple[Finding, ...]
+
+    def lines(self) -> list[str]:
+        found = [str(self.verdict)]
+        found += [f"{name_of(claim)} ({claim.status}): {claim.verdict}" for claim in self.claims]
+        return found + [f"{finding.instrument}: {finding.statement}" for finding in self.findings]
+
+
+def judge_claims(privacy: str, kinds: Iterable[Kind], findings: Sequence[Finding]) -> list[Claim]:
+    """Return every claim of a run with its verdict: of its privacy, by its status, and of each kind of certificate.
+
+    >>> [claim.to_dict() for claim in judge_claims("proved", [], [])]
+    [{'about': 'privacy', 'status': 'proved', 'verdict': 'not tested', 'reason': 'no instrument was used on it'}]
+    """
+    claims = [] if privacy == Status.NONE else [_judge(PRIVACY, Status(privacy), _about_privacy(findings))]
+    return claims + [_judge(kind.name, kind.status, _about_kind(findings, kind.name)) for kind in kinds]
+
+
+def recheck(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings as their own numbers have them: one that says consistent of nothing is not tested.
+
+    For files that were written before this was checked, or by a program that does not.
+    """
+    return tuple(_recheck(finding) for finding in findings)
+
+
+def _recheck(finding: Finding) -> Finding:
+    details, reason = finding.details, ""
+    if isinstance(details, CertificateDetails) and not details.attacked:
+        reason = "no input has a certified ball"
+    elif isinstance(details, MembershipDetails):
+        needed = details.targets_needed
+        if details.claimed_epsilon is None:
+            reason = "nothing is claimed"
+        elif needed is not None and details.num_targets < needed:
+            reason = f"fewer than {needed} attacked models can never refute it"
+    if not reason or finding.verdict is not Verdict.CONSISTENT:
+        return finding
+    return finding.replace(verdict=Verdict.NOT_TESTED, details=details.replace(could_not_refute=reason))
+
+
+def overall_verdict(claims: Sequence[Claim], findings: Sequence[Finding]) -> Verdict:
+    """Return what all findings say of all claims: consistent only if every one of them was tested.
+
+    A finding that refutes counts even if its claim is gone, as when the run was certified in another way since.
+    """
+    if any(finding.verdict is Verdict.REFUTED for finding in findings):
+        return Verdict.REFUTED
+    tested = [claim.verdict is not Verdict.NOT_TESTED for claim in claims]
+    if not any(tested):
+        return Verdict.NOT_TESTED
+    return Verdict.CONSISTENT if all(tested) else Verdict.PARTLY_TESTED
+
+
+def untested(claims: Iterable[Claim]) -> list[str]:
+    """Name each claim that was not tested, with the reason."""
+    return [f"{name_of(claim)} ({claim.reason})" for claim in claims if claim.verdict is Verdict.NOT_TESTED]
+
+
+def name_of(claim: Claim | Finding) -> str:
+    return claim.about if claim.about == PRIVACY else f"certificates by the {claim.about} rule"
+
+
+def _judge(about: str, status: Status, findings: list[Finding]) -> Claim:
+    verdicts = {finding.verdict for finding in findings}
+    verdict = next((v for v in (Verdict.REFUTED, Verdict.CONSISTENT) if v in verdicts), Verdict.NOT_TESTED)
+    if verdict is not Verdict.NOT_TESTED:
+        return Claim(about=about, status=status, verdict=verdict)
+    reasons = [finding.details.could_not_refute or finding.statement for finding in findings]
+    reason = "; ".join(reasons) or "no instrument was used on it"
+    return Claim(about=about, status=status, verdict=verdict, reason=reason)
+
+
+def _about_privacy(findings: Sequence[Finding]) -> list[Finding]:
+    return [f for f in findings if f.about == PRIVACY and f.instrument != CERTIFICATES]
+
+
+def _about_kind(findings: Sequence[Finding], name: str) -> list[Finding]:
+    return [f for f in findings if f.about == name and f.instrument == CERTIFICATES]

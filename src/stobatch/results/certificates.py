@@ -1,0 +1,79 @@
+"""certificates.json: labels with certified radii on the test set, by each kind of certificate."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from stobatch.results.accuracy import Share, ShareAt
+from stobatch.results.document import Count, Document, Number, Part, Settings, Size, Text
+from stobatch.types import Norm, Status
+
+
+class Kind(Part):
+    """What a column of radii means: who vouches for it, for which function, in which units, how often it may fail."""
+
+    name: Text
+    function: Text
+    column: Text = ""
+    """The column of records that holds the radii; older versions did not name it."""
+    status: Status
+    source: Text
+    norm: Norm
+    input_range: Text
+    failure_probability: Number | None
+    assumptions: tuple[Text, ...] = ()
+
+
+class VerifiedAccuracy(Part):
+    """Of verified inference on clean inputs: how often it is right, and how often it abstains."""
+
+    correct: Share
+    correct_without_abstaining: Share
+    abstained: Share
+
+
+class Chosen(Part):
+    """Which certificate was chosen, by its mean radius on inputs without their labels."""
+
+    certificate: Text
+    mean_radius: dict[Text, Number]
+    compared_on: Text
+
+
+class _About(Part):
+    config_hash: Text
+    training_hash: Text
+    weights_sha256: Text | None = None
+    settings: Settings
+    rows: Count
+    seconds: Size
+
+
+class CertifiedAccuracies(Part):
+    """What follows from the rows of certificates alone: `verify` computes it again."""
+
+    kinds: tuple[Kind, ...]
+    verified_accuracy: VerifiedAccuracy
+    certified_accuracy: dict[Text, tuple[ShareAt, ...]]
+    """By kind: right and certified at each radius, on clean inputs."""
+    largest_radius: dict[Text, Size]
+
+    def radii(self) -> tuple[float, ...]:
+        """The radii that were asked about."""
+        return tuple(row.radius for row in self.certified_accuracy[self.kinds[0].name])
+
+
+class CertificateSummary(Document, CertifiedAccuracies, _About):
+    """What `certify` found: certified accuracy at each radius, by each kind of certificate, with who vouches for it."""
+
+    kind: ClassVar[str] = "certificates"
+
+    chosen: Chosen | None = None
+
+    def lines(self) -> list[str]:
+        found = [f"{self.rows} test examples"]
+        for kind in self.kinds:
+            shares = ", ".join(f"{row.radius:g}: {row}" for row in self.certified_accuracy[kind.name])
+            unit = f"{kind.norm} over {kind.input_range}"
+            found.append(f"certified by {kind.name} ({kind.status}) at radius ({unit}) {shares}")
+        return found

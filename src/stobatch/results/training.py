@@ -1,0 +1,195 @@
+"""What a training leaves for others: config.json, plan.json, training.json, and manifest.json with all digests."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from stobatch.results.document import (
+    Count,
+    Document,
+    Flag,
+    Guarantee,
+    NotNull,
+    Number,
+    Part,
+    Settings,
+    Size,
+    Text,
+    Whole,
+)
+
+
+class DatasetFacts(Part):
+    """A data set in public numbers (`data.DatasetInfo` is the class to compute with)."""
+
+    name: Text
+    input_shape: tuple[Count, Count, Count]
+    num_classes: Count
+    num_train: Count
+    num_test: Count
+    class_names: tuple[Text, ...] = ()
+    copies: Count = 1
+
+    def class_name(self, label: int) -> str:
+        return self.class_names[label] if label < len(self.class_names) else str(label)
+
+
+class StartedRun(Document):
+    """config.json: the settings that a run was started with, the data they are for, and their hashes."""
+
+    kind: ClassVar[str] = "config"
+
+    training_hash: Text
+    content_hash: Text
+    config: Settings
+    dataset: DatasetFacts
+
+    @property
+    def method(self) -> str:
+        return str(self.config["method"]["name"])
+
+    @property
+    def data(self) -> str:
+        """The name of the data in the settings; `dataset.name` is that of the data themselves."""
+        return str(self.config["data"]["name"])
+
+    @property
+    def seed(self) -> int | None:
+        """The public seed; None where seeds are secret."""
+        seed: int | None = self.config["seed"]
+        return seed
+
+    def lines(self) -> list[str]:
+        return [f"configuration {self.training_hash}: method {self.method} on {self.dataset.name}"]
+
+
+class PlannedNumber(Part):
+    """One line of the printed plan."""
+
+    name: Text
+    symbol: Text
+    value: Number
+    formula: Text
+    paper: Text
+
+
+class PlanDocument(Document):
+    """plan.json: every number that privacy depends on, fixed before any data is read."""
+
+    kind: ClassVar[str] = "plan"
+
+    guarantee: Guarantee
+    sizes: Settings = Field(default_factory=dict)
+    """The public numbers that the plan was derived from, by the names that its method gives them."""
+    rows: tuple[PlannedNumber, ...]
+
+    def lines(self) -> list[str]:
+        return [str(self.guarantee), *(f"{row.name}: {row.value:g}" for row in self.rows)]
+
+
+class DataDigests(Part):
+    """The data of a run: sizes, and digests that confirm no guess about anything private."""
+
+    name: Text
+    public: Flag
+    training_records: Count
+    test_records: Count
+    training_commitment: Text | None = None
+    test_sha256: Text | None = None
+    test_commitment: Text | None = None
+
+
+class NetworkFacts(Part):
+    """The network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
+
+    handed_over: Flag
+    layers: tuple[Text, ...]
+    parameters: Count
+
+
+class HistoryRow(Part):
+    """A look at a training: accuracy on held-out images, and what its method watches, under the method's own name."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Number] = Field(init=False)
+
+    step: Count
+    test_accuracy: Number
+
+
+class Training(Document):
+    """training.json: what a finished training says of itself."""
+
+    kind: ClassVar[str] = "training"
+
+    accounted_steps: Annotated[Whole | None, NotNull] = None
+    """Steps that have looked at the training data, where the method counts them."""
+    rounds: Annotated[dict[Text, Count] | None, NotNull] = None
+    """Of a federation: the answers that each party counts."""
+    excluded: Annotated[dict[Text, Text] | None, NotNull] = None
+    """Of a federation: parties that the server stopped to believe, and why."""
+    steps: Count
+    seconds_since_last_start: Size
+    peak_memory_mb: Size | None = None
+    peak_memory_of: Annotated[Text | None, NotNull] = None
+    data: Annotated[DataDigests | None, NotNull] = None
+    network: Annotated[NetworkFacts | None, NotNull] = None
+    device: Text
+    processes: Annotated[Count | None, NotNull] = None
+    torch: Text
+    test_accuracy: Annotated[Number | None, NotNull] = None
+    """Of the saved model; None where an older version did not measure it."""
+    test_examples: Annotated[Count | None, NotNull] = None
+    history_of: Annotated[Text | None, NotNull] = None
+    weights_sha256: Annotated[Text | None, NotNull] = None
+    """None of a run from before there were digests."""
+    private_files: dict[Text, Text | None] = Field(default_factory=dict)
+    """Commitments to the owner's private tensors."""
+    history: tuple[HistoryRow, ...]
+
+    def lines(self) -> list[str]:
+        found = [f"{self.steps} steps on {self.device} in {self.seconds_since_last_start:g} s"]
+        if self.test_accuracy is not None:
+            found.append(f"the saved model is right on {self.test_accuracy:.1%} of {self.test_examples} test images")
+        return found
+
+
+class Made(Part):
+    """When, by which version and on what a verb made its files."""
+
+    model_config = ConfigDict(extra="allow")
+
+    date: Text
+    stobatch: Text | None
+    commit: Text | None
+    python: Text
+    torch: Text
+    numpy: Text
+    platform: Text
+    cpu: Text
+    device: Text
+
+
+class ListedFile(Part):
+    """A public file as the manifest has it."""
+
+    sha256: Text
+    size: Count
+
+
+class Manifest(Document):
+    """manifest.json: every public file of a run with its digest, and what made it."""
+
+    kind: ClassVar[str] = "manifest"
+
+    training_hash: Text | None
+    weights_sha256: Text | None
+    data: DataDigests | None
+    made: dict[Text, Made]
+    """By verb."""
+    files: dict[Text, ListedFile]
+
+    def lines(self) -> list[str]:
+        return [f"{len(self.files)} files", *(f"{verb}: {made.date}" for verb, made in self.made.items())]
