@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 RADII = ("0.05", "0.2", "0.4")
 ORDER = (
     *("plain", "vanilla-adversarial", "pixeldp"),
-    *("dpsgd", "adlm", "securesgd", "securesgd-agm", "stobatch"),
+    *("dpsgd", "adlm", "securesgd", "securesgd-agm", "published"),
     *("dp-adversarial", "dp-adversarial-squashed", "dp-smoothing", "sound"),
 )
 PROVED_RULES = ("tight", "bounds", "votes")
@@ -35,7 +35,7 @@ def in_common_form(record: Record) -> Record:
     attacks = [entry for entry in record["under_attack"] if entry["function"] == "single_pass"]
     return {
         **record,
-        "row": f"stobatch-eps-{record['claimed_epsilon']:g}",
+        "row": f"published-eps-{record['claimed_epsilon']:g}",
         # Refuted wherever it was audited: docs/guarantees.md, section 8.
         "status": "refuted",
         "refuted_epsilon": record["claimed_epsilon"],

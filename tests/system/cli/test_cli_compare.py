@@ -120,7 +120,7 @@ def test_methods_without_privacy_have_one_row_and_others_one_for_each_budget(cli
         (("--set", "method.batch_sizes=3"), "method.batch_size"),
         (("--set", "method.name=sound"), "no setting 'method.name'"),
         (("--set", "training.step=3"), "Nearest: steps"),
-        (("--methods", "sound", "--set", "method.batch_size=30"), "no setting 'method.batch_size'"),
+        (("--methods", "sound", "--set", "method.label_epsilon=1"), "no setting 'method.label_epsilon'"),
     ],
 )
 def test_bad_input_is_refused_in_one_line_and_leaves_nothing(cli, tmp_path, monkeypatch, arguments, said) -> None:

@@ -223,7 +223,7 @@ def test_other_devices_are_not_stacked() -> None:
 def test_other_methods_are_not_stacked() -> None:
     info = DatasetInfo("made up", SHAPE, CLASSES, 64, 1, tuple("abcd"))
     for name, method in METHODS.items():
-        if name == "stobatch":
+        if name == "published":
             continue
         config = settings().replace(method=method.config_class())
         network, seeds = built(settings(), Seeds.reproducible(1)), Seeds.reproducible(1)
