@@ -8,7 +8,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -111,9 +113,34 @@ def _one(make: Surface, surface: str, index: int, seed: int, folder: Path, outco
         outcome.findings.append(f"{again}\n{found[:1000]}")
 
 
-def campaign(cases: int, seed: int, *, surface: str | None = None, first: int = 0) -> dict[str, Outcome]:
-    """So many cases over all surfaces by their shares, or of one alone."""
+def campaign(cases: int, seed: int, *, surface: str | None = None, first: int = 0, jobs: int = 1) -> dict[str, Outcome]:
+    """So many cases over all surfaces by their shares, or of one alone; in one process, or in several."""
     if surface is not None:
         return {surface: run(surface, range(first, first + cases), seed)}
-    shares = {name: cases * share // 1000 for name, (_, share) in SURFACES.items()}
-    return {name: run(name, range(count), seed) for name, count in shares.items()}
+    counts = {name: cases * share // 1000 for name, (_, share) in SURFACES.items()}
+    if jobs == 1:
+        return {name: run(name, range(count), seed) for name, count in counts.items()}
+    # Small parts, so that nobody is left with the slow ones.
+    parts = [
+        (name, range(start, count, PARTS)) for start in range(PARTS) for name, count in counts.items() if start < count
+    ]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
+        done = list(processes.map(_run, parts, [seed] * len(parts)))
+    return {name: _joined([one for (of, _), one in zip(parts, done, strict=True) if of == name]) for name in counts}
+
+
+PARTS = 100
+
+
+def _run(part: tuple[str, range], seed: int) -> Outcome:
+    return run(*part, seed)
+
+
+def _joined(outcomes: list[Outcome]) -> Outcome:
+    joined = Outcome()
+    for one in outcomes:
+        for key in ("cases", "accepted", "refused", "tracebacks", "wrong", "hung"):
+            setattr(joined, key, getattr(joined, key) + getattr(one, key))
+        joined.slowest_s = max(joined.slowest_s, one.slowest_s)
+        joined.findings += one.findings[: 20 - len(joined.findings)]
+    return joined
