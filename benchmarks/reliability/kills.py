@@ -48,16 +48,19 @@ def train_kills(server: Server, folder: Path, numbers: Sequence[int], seed: int)
             *("train", "--out", run, *TINY, "--json", "--resume"),
             releases=str(releases), signal=signal.SIGKILL, signal_after=moment,
         )  # fmt: skip
-        _done(server("train", "--out", run, *TINY, "--json", "--resume", releases=str(releases)))
+        again = server("train", "--out", run, *TINY, "--json", "--resume", releases=str(releases))
         counts["kills"] += 1
         counts["killed_at_work"] += killed.code == -signal.SIGKILL
-        counts["same_bits"] += _same("train", number, differing(whole, run))
+        counts["left_over"] += bool(left_over(run))
+        if not _same("train", number, _failure(again) or differing(whole, run)):
+            shutil.rmtree(run, ignore_errors=True)
+            continue
+        counts["same_bits"] += 1
         # A repetition on the same machine has the same bits, so it is the same release.
         released = len(set(releases.read_text().splitlines()))
         accounted = json.loads((run / "training.json").read_text())["accounted_steps"]
         counts["undercounted"] += accounted < released
         counts["overcounted"] += accounted > released
-        counts["left_over"] += bool(left_over(run))
         shutil.rmtree(run)
     return counts
 
@@ -87,7 +90,8 @@ def _killed(server: Server, folder: Path, run: Path, verb: str, numbers: Sequenc
     before, whole, words = folder / f"before-{verb}", folder / f"whole-{verb}", [*CALLS[verb](run), "--json"]
     shutil.copytree(run, before)
     started = time.monotonic()
-    undisturbed = _done(server(*words, tile=20), accepted=(0, 1))
+    undisturbed = server(*words, tile=20)
+    _done(undisturbed, accepted=(0, 1))
     duration = time.monotonic() - started
     shutil.copytree(run, whole)
     counts = {"kills": 0, "killed_at_work": 0, "same_bits": 0, "left_over": 0}
@@ -96,20 +100,28 @@ def _killed(server: Server, folder: Path, run: Path, verb: str, numbers: Sequenc
         shutil.copytree(before, run)
         moment = Random(f"{seed}/{verb}/{number}").uniform(0, duration)
         killed = server(*words, tile=20, signal=signal.SIGKILL, signal_after=moment)
-        again = _done(server(*words, tile=20), accepted=(0, 1))
+        again = server(*words, tile=20)
         counts["kills"] += 1
         counts["killed_at_work"] += killed.code == -signal.SIGKILL
-        answers = ["what it says"] if again != undisturbed else []
-        counts["same_bits"] += _same(verb, number, [*differing(whole, run), *answers])
+        wrong = _failure(again, undisturbed.code) or [*differing(whole, run), *_other_words(undisturbed, again)]
+        counts["same_bits"] += _same(verb, number, wrong)
         counts["left_over"] += bool(left_over(run))
     return counts
 
 
-def _done(ended: Ended, accepted: tuple[int, ...] = (0,)) -> Any:
-    """What a call says that was not disturbed, but for times."""
+def _done(ended: Ended, accepted: tuple[int, ...] = (0,)) -> None:
     if ended.code not in accepted:
         raise SystemExit(f"a call that was not disturbed ended with {ended.code}: {ended.err}")
-    return without_times(json.loads(ended.out))
+
+
+def _failure(ended: Ended, wanted: int = 0) -> list[str]:
+    return [] if ended.code == wanted else [f"exit code {ended.code}", ended.err]
+
+
+def _other_words(one: Ended, other: Ended) -> list[str]:
+    """Whether two calls print different documents, but for times."""
+    first, second = (without_times(json.loads(ended.out)) for ended in (one, other))
+    return [] if first == second else ["what it says"]
 
 
 def _same(verb: str, number: int, different: list[str]) -> bool:
