@@ -96,16 +96,18 @@ def without_times(value: Any) -> Any:
 def differing(one: Path, other: Path) -> list[str]:
     """Files that differ: tables and weights bit for bit, documents and the ledger but for times.
 
-    Left out are checkpoints, which hold times, and what holds hashes of times or is drawn anew: pages, the manifest and
-    the key of the commitment.
+    Left out are checkpoints, which are work under way, and what holds hashes of times or is drawn anew: pages, the
+    manifest and the key of the commitment.
     """
     names = {path.relative_to(root) for root in (one, other) for path in root.rglob("*") if path.is_file()}
     different = []
     for name in sorted(names):
         first, second = one / name, other / name
+        if "checkpoints" in name.parts:
+            continue
         if not (first.exists() and second.exists()):
             different.append(str(name))
-        elif "checkpoints" in name.parts or name.suffix in (".html", ".svg") or name.stem in _DRAWN_ANEW:
+        elif name.suffix in (".html", ".svg") or name.stem in _DRAWN_ANEW:
             continue
         elif name.suffix == ".json" and "shards" not in name.parts:
             documents = [without_times(json.loads(path.read_text())) for path in (first, second)]
@@ -147,7 +149,7 @@ def write_record(name: str, started: float, content: dict[str, Any]) -> None:
     from stobatch.training.fingerprint import processor
 
     record = {
-        "command": f"python benchmarks/reliability/{name}.py {' '.join(sys.argv[1:])}".strip(),
+        "command": f"python benchmarks/reliability/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".strip(),
         "version": stobatch.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
