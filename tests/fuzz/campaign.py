@@ -117,30 +117,34 @@ def campaign(cases: int, seed: int, *, surface: str | None = None, first: int = 
     """So many cases over all surfaces by their shares, or of one alone; in one process, or in several."""
     if surface is not None:
         return {surface: run(surface, range(first, first + cases), seed)}
-    counts = {name: cases * share // 1000 for name, (_, share) in SURFACES.items()}
+    shared = parts(cases, 1 if jobs == 1 else PARTS)
     if jobs == 1:
-        return {name: run(name, range(count), seed) for name, count in counts.items()}
-    # Small parts, so that nobody is left with the slow ones.
-    parts = [
-        (name, range(start, count, PARTS)) for start in range(PARTS) for name, count in counts.items() if start < count
-    ]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
-        done = list(processes.map(_run, parts, [seed] * len(parts)))
-    return {name: _joined([one for (of, _), one in zip(parts, done, strict=True) if of == name]) for name in counts}
+        done = [run(name, indices, seed) for name, indices in shared]
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
+            done = list(processes.map(_run, shared, [seed] * len(shared)))
+    return {name: joined([one for (of, _), one in zip(shared, done, strict=True) if of == name]) for name in SURFACES}
 
 
 PARTS = 100
+"""Of each surface: small ones, so that nobody is left with what is slow."""
+
+
+def parts(cases: int, of_each: int) -> list[tuple[str, range]]:
+    """All cases by surface and number, cut into parts."""
+    counts = {name: cases * share // 1000 for name, (_, share) in SURFACES.items()}
+    return [(name, range(first, count, of_each)) for first in range(of_each) for name, count in counts.items()]
 
 
 def _run(part: tuple[str, range], seed: int) -> Outcome:
     return run(*part, seed)
 
 
-def _joined(outcomes: list[Outcome]) -> Outcome:
-    joined = Outcome()
+def joined(outcomes: list[Outcome]) -> Outcome:
+    all_of_them = Outcome()
     for one in outcomes:
         for key in ("cases", "accepted", "refused", "tracebacks", "wrong", "hung"):
-            setattr(joined, key, getattr(joined, key) + getattr(one, key))
-        joined.slowest_s = max(joined.slowest_s, one.slowest_s)
-        joined.findings += one.findings[: 20 - len(joined.findings)]
-    return joined
+            setattr(all_of_them, key, getattr(all_of_them, key) + getattr(one, key))
+        all_of_them.slowest_s = max(all_of_them.slowest_s, one.slowest_s)
+        all_of_them.findings += one.findings[: 20 - len(all_of_them.findings)]
+    return all_of_them
