@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import platform
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,19 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.disturbed import Ended, Server  # noqa: E402
 
-__all__ = ["ROOT", "TINY", "Ended", "Server", "left_over", "options", "same_content", "sha256", "write_record"]
+__all__ = [
+    "ROOT",
+    "TINY",
+    "Ended",
+    "Server",
+    "added_up",
+    "differing",
+    "in_lanes",
+    "left_over",
+    "options",
+    "without_times",
+    "write_record",
+]
 
 _TINY: dict[str, Any] = {
     "data.train_limit": 2000,
@@ -53,10 +68,6 @@ TINY = ["--recipe", "sound.mnist", "--seed", "1", *options()]
 """A training of a second with the sound method; the seed is public, so that bits can be compared."""
 
 _MAY_DIFFER = (
-    # A step that was repeated may be counted twice; whether it is ever counted too low is looked at by itself.
-    "accounted_steps",
-    "guarantee",
-    "guarantees",
     "seconds",
     "seconds_since_last_start",
     "training_seconds",
@@ -64,12 +75,10 @@ _MAY_DIFFER = (
     "peak_memory_of",
     "date",
     "written",
+    # Under a key that each training draws for itself.
+    "training_commitment",
 )
 """What two runs of the same command may differ in."""
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def left_over(folder: Path) -> list[str]:
@@ -77,44 +86,75 @@ def left_over(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*"))
 
 
-def _without_times(value: Any) -> Any:
+def without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_times(inner) for key, inner in value.items() if key not in _MAY_DIFFER}
-    return [_without_times(inner) for inner in value] if isinstance(value, list) else value
+        return {key: without_times(inner) for key, inner in value.items() if key not in _MAY_DIFFER}
+    return [without_times(inner) for inner in value] if isinstance(value, list) else value
 
 
-def same_content(one: Path, other: Path) -> list[str]:
-    """Files that differ: tables and weights bit for bit, documents but for times.
+def differing(one: Path, other: Path) -> list[str]:
+    """Files that differ: tables and weights bit for bit, documents and the ledger but for times.
 
-    Left out is the state of work under way (checkpoints and the ledger, which knows of the kill), and what holds times
-    or hashes of times: pages and the manifest.
+    Left out are checkpoints, which are work under way, and what holds hashes of times or is drawn anew: pages, the
+    manifest and the key of the commitment.
     """
     names = {path.relative_to(root) for root in (one, other) for path in root.rglob("*") if path.is_file()}
     different = []
     for name in sorted(names):
         first, second = one / name, other / name
+        if "checkpoints" in name.parts:
+            continue
         if not (first.exists() and second.exists()):
             different.append(str(name))
-        elif {"checkpoints", "ledger.json"} & set(name.parts) or name.suffix in (".html", ".svg"):
+        elif name.suffix in (".html", ".svg") or name.stem in _DRAWN_ANEW:
             continue
         elif name.suffix == ".json" and "shards" not in name.parts:
-            documents = [_without_times(json.loads(path.read_text())) for path in (first, second)]
-            if name.name != "manifest.json" and documents[0] != documents[1]:
+            documents = [without_times(json.loads(path.read_text())) for path in (first, second)]
+            if documents[0] != documents[1]:
                 different.append(str(name))
         elif first.read_bytes() != second.read_bytes():
             different.append(str(name))
     return different
 
 
+_DRAWN_ANEW = ("manifest", "commitment_key")
+
+
+def in_lanes(jobs: int, folder: Path, work: Callable[[Path, Sequence[Any]], Any], items: Sequence[Any]) -> list[Any]:
+    """Share items out among as many lanes as there are jobs, each in a folder of its own, and return what each found.
+
+    Lanes are threads: what they wait for are the processes that they start.
+    """
+
+    def lane(number: int) -> Any:
+        own = folder / f"lane-{number}"
+        own.mkdir()
+        return work(own, items[number::jobs])
+
+    with ThreadPoolExecutor(jobs) as lanes:
+        return list(lanes.map(lane, range(jobs)))
+
+
+def added_up(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
 def write_record(name: str, started: float, content: dict[str, Any]) -> None:
     """Keep what was counted, with all that is needed to count it again."""
+    from stobatch.training.fingerprint import processor
+
     import stobatch
 
     record = {
-        "command": f"python benchmarks/reliability/{name}.py {' '.join(sys.argv[1:])}".strip(),
+        "command": f"python benchmarks/reliability/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".strip(),
         "version": stobatch.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
         "seconds": round(time.monotonic() - started, 1),
         **content,
     }

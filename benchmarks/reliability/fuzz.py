@@ -1,6 +1,6 @@
 """A million hostile inputs: no traceback, no hang, no wrong answer. The cases are those of `tests/system/fuzz`.
 
-python benchmarks/reliability/fuzz.py --cases 1000000 --seed 1
+python benchmarks/reliability/fuzz.py --cases 1000000 --seed 1 --jobs 16
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="processes; the cases are the same for any number")
     given = parser.parse_args()
     started = time.monotonic()
-    found = {name: outcome.to_dict() for name, outcome in campaign(given.cases, given.seed).items()}
+    outcomes = campaign(given.cases, given.seed, jobs=given.jobs)
+    found = {name: outcome.to_dict() for name, outcome in outcomes.items()}
     keys = ("cases", "accepted", "refused", "tracebacks", "wrong", "hung")
     totals = {key: sum(outcome[key] for outcome in found.values()) for key in keys}
     slowest = max(outcome["slowest_s"] for outcome in found.values())

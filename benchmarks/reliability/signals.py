@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM to every verb at chosen moments: 130, one line, within seconds, and the command can be continued.
 
-python benchmarks/reliability/signals.py
+python benchmarks/reliability/signals.py --jobs 6
 """
 
 from __future__ import annotations
@@ -11,15 +11,27 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from common import TINY, Server, left_over, options, write_record
+from common import TINY, Server, in_lanes, left_over, options, write_record
 
 WITHIN_S = 10.0
 PART = "stobatch.evaluation.tables:_Ticks.__init__"
 """Called at the beginning of each part of a table; there are three, of 20 rows."""
 STEP = "stobatch.training.trainable:Trainable.release"
+ROUND = "stobatch.federated.server:Federation.combine"
+_FEDERATED = [
+    *("--seed", "1", "--set", "training.steps=5", "--set", "training.monitor_every=2"),
+    *("--set", "data.train_limit=2000", "--set", "data.test_limit=60", "--set", "machine.threads=1"),
+    *("--set", 'method.parties=["north:1000:200", "east:600:100", "south:400:100:3"]'),
+]
+_DEMO = [
+    *("--recipe", "sound.mnist", "--seed", "1", *options(), "--set", "audit.num_inputs=5"),
+    *("--set", "audit.attack_steps=2", "--set", "audit.restarts=1"),
+]
 MOMENTS: dict[str, tuple[list[str], str, int]] = {
     "train, data are read": (["train", "--out", "RUN", *TINY], "stobatch.training_run:read_data", 1),
     "train, first step": (["train", "--out", "RUN", *TINY], STEP, 1),
@@ -42,8 +54,27 @@ MOMENTS: dict[str, tuple[list[str], str, int]] = {
         STEP,
         3,
     ),
+    "compare, page": (
+        ["compare", "--out", "RUN", "--methods", "sound", "--epsilon", "3",
+         *options("evaluation.radii", "method.epsilon")],
+        "stobatch.reporting.compared_page:write_comparison",
+        1,
+    ),
+    "plan, accounting": (["plan", *TINY], "stobatch.privacy.accounting:_renyi_epsilon", 1),
+    "verify, documents": (["verify", "TRAINED"], "stobatch.verification:_documents", 1),
+    "verify, rows again": (["verify", "TRAINED"], "stobatch.verification.sampling:_Again.bounds", 1),
+    "doctor, a check": (["doctor", "--out", "RUN", "--only", "noise"], "stobatch.verbs.doctor.numbers:noise", 1),
+    "doctor, its processes at work": (
+        ["doctor", "--out", "RUN", "--only", "gloo"],
+        "stobatch.verbs.doctor.children:subprocess.Popen.poll",
+        9,
+    ),
+    "federate, first round": (["federate", "--out", "RUN", *_FEDERATED], ROUND, 1),
+    "federate, last round": (["federate", "--out", "RUN", *_FEDERATED], ROUND, 5),
+    "demo, training": (["demo", "--out", "RUN", *_DEMO], STEP, 5),
+    "demo, verifying": (["demo", "--out", "RUN", *_DEMO], "stobatch.verification:_documents", 2),
 }  # fmt: skip
-RESUMES = ("train", "certify", "attack", "evaluate", "audit")
+RESUMES = ("train", "certify", "attack", "evaluate", "audit", "federate")
 
 
 def tried(server: Server, folder: Path, trained: Path, moment: str, number: signal.Signals) -> dict[str, Any]:
@@ -76,19 +107,23 @@ def tried(server: Server, folder: Path, trained: Path, moment: str, number: sign
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    given = parser.parse_args()
     started = time.monotonic()
+
+    def lane(folder: Path, moments: Sequence[tuple[str, signal.Signals]]) -> dict[tuple[str, signal.Signals], Any]:
+        trained = folder / "trained"
+        with closing(Server(folder)) as server:
+            for words in (["train", "--out", trained, *TINY], ["certify", trained], ["evaluate", trained]):
+                assert server(*words, "--json").code == 0
+            return {(moment, number): tried(server, folder, trained, moment, number) for moment, number in moments}
+
+    both = [(moment, number) for moment in MOMENTS for number in (signal.SIGINT, signal.SIGTERM)]
     with tempfile.TemporaryDirectory(prefix="stobatch-signals-") as name:
-        folder = Path(name)
-        server, trained = Server(folder), folder / "trained"
-        for words in (["train", "--out", trained, *TINY], ["certify", trained], ["evaluate", trained]):
-            assert server(*words, "--json").code == 0
-        found = {
-            f"{moment}, {number.name}": tried(server, folder, trained, moment, number)
-            for moment in MOMENTS
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        server.close()
+        lanes = in_lanes(given.jobs, Path(name), lane, both)
+    results = {key: one for lane in lanes for key, one in lane.items()}
+    found = {f"{moment}, {number.name}": results[moment, number] for moment, number in both}
     obeyed = sum(one["obeyed"] for one in found.values())
     slowest = max(one["seconds"] or 0.0 for one in found.values())
     write_record("signals", started, {"tried": len(found), "obeyed": obeyed, "slowest_s": slowest, "moments": found})

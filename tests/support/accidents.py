@@ -323,6 +323,12 @@ def count_steps(file: str) -> None:
     Trainable.release = release  # type: ignore[method-assign]
 
 
+def keep_releases(file: str) -> None:
+    from releases import keep_releases as keep
+
+    keep(file)
+
+
 ARRANGED: dict[str, Callable[[Any], None]] = {
     function.__name__: function
     for function in (
@@ -341,6 +347,6 @@ ARRANGED: dict[str, Callable[[Any], None]] = {
             kill_at_fsync,
         ),
         *(plain_sums, noise_of, one_seed_for_all, overlapping_holdings, other_rate),
-        *(without_examples, record, record_samples, count_steps),
+        *(without_examples, record, record_samples, count_steps, keep_releases),
     )
 }

@@ -399,6 +399,7 @@ def main() -> None:
     try:
         with obey_stops():
             try:
+                _require_encodable(sys.argv[1:])
                 app()
             finally:
                 sys.stdout.flush()
@@ -422,6 +423,19 @@ def main() -> None:
             _complain(f"cannot write the output: {error.strerror}. Send it somewhere else.", 2)
         what = f"cannot use {error.filename}" if error.filename is not None else "the system refused a request"
         _complain(f"{what}: {error.strerror or error}. Look at its place and permissions, then run again.", 2)
+
+
+def _require_encodable(arguments: list[str]) -> None:
+    """Refuse half a character before a parser of the command line trips over it, as some versions do."""
+    for argument in arguments:
+        try:
+            os.fsencode(argument)
+        except UnicodeEncodeError:
+            raise SettingError(
+                f"{argument!a} cannot be written in the system's encoding.",
+                why="It names no file and no setting.",
+                remedy="Write the argument anew.",
+            ) from None
 
 
 def _output_fails() -> bool:

@@ -303,7 +303,11 @@ class DpSgdTrainable(Trainable):
 
     def finish(self, run: Path) -> dict[str, Any]:
         self.use_average()
-        return {"accounted_steps": Ledger.of(run).accounted}
+        ledger = Ledger.of(run)
+        if ledger.open:
+            # A kill came between the last checkpoint and its entry: what is open was made.
+            ledger.made(ledger.open).save(run)
+        return {"accounted_steps": ledger.accounted}
 
     def monitor(self, step: int) -> float:
         """ε of the steps so far, those included that were made again with other bits."""

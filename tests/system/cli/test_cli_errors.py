@@ -40,6 +40,7 @@ WRONG = {
     "network from Python": (["--set", "model.architecture=custom"], ["handed over in Python", "from_layers"]),
     "recipe and file": (["--recipe", "paper.demo", "--config", "x.toml"], ["both --recipe and --config"]),
     "no such file": (["--config", "none.toml"], ["cannot read none.toml", "No such file"]),
+    "half a character": (["--config", "\ud800.toml"], ["'\\ud800.toml' cannot be written", "system's encoding"]),
 }
 
 

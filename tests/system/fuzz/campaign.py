@@ -9,7 +9,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -118,9 +120,38 @@ def _one(make: Surface, surface: str, index: int, seed: int, folder: Path, outco
         outcome.findings.append(f"{again}\n{found[:1000]}")
 
 
-def campaign(cases: int, seed: int, *, surface: str | None = None, first: int = 0) -> dict[str, Outcome]:
-    """So many cases over all surfaces by their shares, or of one alone."""
+def campaign(cases: int, seed: int, *, surface: str | None = None, first: int = 0, jobs: int = 1) -> dict[str, Outcome]:
+    """So many cases over all surfaces by their shares, or of one alone; in one process, or in several."""
     if surface is not None:
         return {surface: run(surface, range(first, first + cases), seed)}
-    shares = {name: cases * share // 1000 for name, (_, share) in SURFACES.items()}
-    return {name: run(name, range(count), seed) for name, count in shares.items()}
+    shared = parts(cases, 1 if jobs == 1 else PARTS)
+    if jobs == 1:
+        done = [run(name, indices, seed) for name, indices in shared]
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
+            done = list(processes.map(_run, shared, [seed] * len(shared)))
+    return {name: joined([one for (of, _), one in zip(shared, done, strict=True) if of == name]) for name in SURFACES}
+
+
+PARTS = 100
+"""Of each surface: small ones, so that nobody is left with what is slow."""
+
+
+def parts(cases: int, of_each: int) -> list[tuple[str, range]]:
+    """All cases by surface and number, cut into parts."""
+    counts = {name: cases * share // 1000 for name, (_, share) in SURFACES.items()}
+    return [(name, range(first, count, of_each)) for first in range(of_each) for name, count in counts.items()]
+
+
+def _run(part: tuple[str, range], seed: int) -> Outcome:
+    return run(*part, seed)
+
+
+def joined(outcomes: list[Outcome]) -> Outcome:
+    all_of_them = Outcome()
+    for one in outcomes:
+        for key in ("cases", "accepted", "refused", "tracebacks", "wrong", "hung"):
+            setattr(all_of_them, key, getattr(all_of_them, key) + getattr(one, key))
+        all_of_them.slowest_s = max(all_of_them.slowest_s, one.slowest_s)
+        all_of_them.findings += one.findings[: 20 - len(all_of_them.findings)]
+    return all_of_them

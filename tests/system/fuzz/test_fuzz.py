@@ -15,7 +15,7 @@ from stobatch.models.layered import build_layered
 from stobatch.settings import parse_assignment
 from stobatch_recipes import recipe
 
-from .campaign import SURFACES, Outcome, campaign, run
+from .campaign import SURFACES, Outcome, campaign, joined, parts, run
 
 CASES = 20_000
 
@@ -31,6 +31,18 @@ def test_no_traceback_no_hang_no_wrong_answer(surface: str) -> None:
 
 def test_the_shares_are_of_a_thousand() -> None:
     assert sum(share for _, share in SURFACES.values()) == 1000
+
+
+def test_parts_are_the_whole() -> None:
+    """What several processes make is what one makes, case by case."""
+    cut = parts(20_000, 7)
+    for name, (_, share) in SURFACES.items():
+        assert sorted(index for of, indices in cut if of == name for index in indices) == list(range(20 * share))
+    pieces = [run("settings", indices, seed=3) for of, indices in parts(1000, 7) if of == "settings"]
+    one, many = run("settings", range(280), seed=3).to_dict(), joined(pieces).to_dict()
+    assert {**one, "slowest_s": 0} == {**many, "slowest_s": 0}
+    assert one["accepted"]
+    assert one["refused"]
 
 
 class TestTwins:

@@ -30,6 +30,7 @@ SECRET = [
     *[part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")],
 ]
 ARGUMENTS = [*SECRET, "--seed", "4"]
+LEDGER = Path("private", "ledger.json")
 # Every file is flushed once before it takes its place and its folder once afterwards, in this order. A checkpoint is
 # its part and then its list; before the list is there, its steps are repeated.
 WRITES = [
@@ -70,6 +71,7 @@ def test_killed_and_resumed(stobatch_process, quiet_run, tmp_path, write, after)
     assert same_bits(out, quiet_run)
     model = stobatch.load(out)
     assert model.accounted_steps == 4, "the same bits are the same releases"
+    assert (out / LEDGER).read_text() == (quiet_run / LEDGER).read_text()
     assert json.loads(resumed.out)["guarantee"]["void_epsilon"] == model.guarantee.epsilon
     assert model.guarantee == model.plan.guarantee
 

@@ -1,0 +1,74 @@
+"""What is said of the runs on a GPU is what their records say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stobatch_recipes import recipe
+
+ROOT = Path(__file__).parents[3]
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    return found
+
+
+def said(page: str) -> str:
+    return " ".join((ROOT / page).read_text().split())
+
+
+def test_tiny_imagenet_has_a_proved_row() -> None:
+    found = records("sound_tiny_imagenet")
+    made = {recipe("sound.tiny_imagenet").override("seed", seed).training_hash: seed for seed in (1, 2, 3)}
+    assert {record["config_hash"]: record["seed"] for record in found} == made
+    for record in found:
+        assert (record["status"], record["status_with_secret_seeds"]) == ("void", "proved")
+        assert record["accounted_steps"] == record["steps"]
+        assert record["test_examples"] == record["attacked"]["test_examples"] == 1500
+        assert record["certificate"]["status"] == "proved"
+        assert record["attacked"]["broken_certificates"] == 0
+        assert round(record["epsilon"], 3) == 8.0
+    clean, certified, left = (
+        100 * sum(values) / 3
+        for values in zip(
+            *[(r["clean"], r["certified"]["0.0156863"], min_left(r["attacked"]["accuracy"])) for r in found],
+            strict=True,
+        )
+    )
+    readme = said("README.md")
+    assert f"untuned: {clean:.1f}% clean, {certified:.1f}% certified at 2/255 over [0, 1], of 1,500" in readme
+    assert f"its attacks left {left:.1f}%" in readme
+
+
+def min_left(accuracy: dict[str, float]) -> float:
+    """At the smaller radius."""
+    return accuracy[min(accuracy, key=float)]
+
+
+def test_the_published_method_had_learnt_nothing() -> None:
+    (record,) = records("paper_cifar10_partial")
+    shares = [100 * point["test_accuracy"] for point in record["history"]]
+    page = said("results/README.md")
+    assert f"({100 * record['test_accuracy']:.1f}% of 1,000 test images" in page
+    assert f"between {min(shares):.1f} and {max(shares):.1f}% all the way" in page
+    assert record["share_of_commonest_prediction"] == 1.0
+    assert record["history"][-1]["step"] == record["steps"] == 5000
+    assert record["steps_of_the_recipe"] == recipe("paper.cifar10").training.steps
+    assert record["accuracy_of_test_examples"] == 1000
+    assert f"{1000 * record['training_seconds'] / record['steps']:.0f} ms beside one other training" in page
+    remade = recipe("paper.cifar10").override_all({"training.steps": 5000, "training.monitor_every": 100, "seed": 1})
+    assert record["training_hash"] == remade.training_hash
+
+
+@pytest.mark.parametrize(("method", "steps"), [("dpsgd", 220), ("pixeldp", 2000), ("securesgd", 220)])
+def test_baselines_say_what_they_guarantee(method: str, steps: int) -> None:
+    (record,) = [record for record in records("baselines_cifar10") if record["method"] == method]
+    assert record["steps"] == record["history"][-1]["step"] == steps
+    assert record["status"] == ("none" if method == "pixeldp" else "void")
+    assert f"--methods {method} --epsilon 2 " in record["command"]
+    assert ("incomplete" in record) == (record["under_attack"] is None) == (method == "securesgd")
