@@ -324,7 +324,7 @@ def count_steps(file: str) -> None:
 
 
 def keep_releases(file: str) -> None:
-    from releases import keep_releases as keep
+    from support.releases import keep_releases as keep
 
     keep(file)
 

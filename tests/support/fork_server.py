@@ -45,7 +45,7 @@ def disturb(request: dict[str, Any]) -> None:
 
         tables.CPU_TILE = tile
     if (file := request.get("releases")) is not None:
-        from releases import keep_releases
+        from support.releases import keep_releases
 
         keep_releases(file)
     if (told := request.get("signal_in")) is not None:
