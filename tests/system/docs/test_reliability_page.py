@@ -24,24 +24,29 @@ def test_the_page_is_made_from_the_records(maker: ModuleType) -> None:
     assert maker.PAGE.read_text() == maker.page(maker.records()), "run python docs/make_reliability.py"
 
 
+VERBS = {"train", "certify", "attack", "evaluate", "audit", "report", "verify", "shard", "compare"}
+
+
 def test_every_kill_was_survived(maker: ModuleType) -> None:
-    kills = maker.records()["kills"]["verbs"]
-    assert set(kills) >= {"train", "certify", "attack", "evaluate", "audit", "report", "shard", "compare"}
-    for verb, one in kills.items():
-        assert one["same_bits"] == one["kills"] > 0, verb
-        assert one["killed_at_work"] > 0, verb
-        assert one["left_over"] == one.get("undercounted", 0) == 0, verb
+    first, mended = (maker.records()[name]["verbs"] for name in ("kills", "kills_train"))
+    assert set(first) == VERBS
+    for verb, one in (first | mended).items():
+        assert one["same_bits"] == one["kills"] >= (200 if verb == "train" else 50), verb
+        assert one["killed_at_work"] > one["kills"] / 2, verb
+    for one in (*first.values(), *mended.values()):
+        assert one["left_over"] == one.get("undercounted", 0) == one.get("overcounted", 0) == 0
     ranks = maker.records()["ranks"]
-    assert ranks["kills"] == ranks["same_bits"] == ranks["one_line"]
-    assert ranks["left_over"] == ranks["undercounted"] == 0
+    assert ranks["kills"] == ranks["same_bits"] == ranks["one_line"] >= 30
+    assert ranks["left_over"] == ranks["undercounted"] == ranks["overcounted"] == 0
 
 
 def test_every_signal_was_obeyed(maker: ModuleType) -> None:
     signals = maker.records()["signals"]
-    assert signals["obeyed"] == signals["tried"] == len(signals["moments"]) == 24
+    assert signals["obeyed"] == signals["tried"] == len(signals["moments"]) == 44
 
 
 def test_no_hostile_input_was_too_much(maker: ModuleType) -> None:
     fuzz = maker.records()["fuzz"]
     assert fuzz["tracebacks"] == fuzz["wrong"] == fuzz["hung"] == 0
+    assert fuzz["cases"] >= 1_000_000
     assert fuzz["cases"] == fuzz["accepted"] + fuzz["refused"] == sum(one["cases"] for one in fuzz["surfaces"].values())

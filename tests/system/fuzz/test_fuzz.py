@@ -1,4 +1,4 @@
-"""Twenty thousand seeded cases in every run of the tests, and the reproductions that began them."""
+"""A hundred thousand seeded cases in every run of the tests, and the reproductions that began them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stobatch_recipes import recipe
 
 from .campaign import SURFACES, Outcome, campaign, joined, parts, run
 
-CASES = 20_000
+CASES = 100_000
 
 
 @pytest.mark.parametrize("surface", SURFACES)
