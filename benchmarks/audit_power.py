@@ -62,9 +62,9 @@ def one_run(job: tuple[str, int]) -> tuple[bool, list[float]]:
     out = Path(tempfile.mkdtemp())
     config = recipe(f"audit.{name}").override_all({**CANARIES, "seed": seed, "audit.instruments": ["one_run"]})
     stobatch.train(config, out / "run", quiet=True)
-    (finding,) = stobatch.audit(out / "run", quiet=True)["findings"]
+    (finding,) = stobatch.audit(out / "run", quiet=True).findings
     shutil.rmtree(out)
-    return finding["verdict"] == Verdict.REFUTED, [bound["epsilon_at_least"] for bound in finding["details"]["bounds"]]
+    return finding.verdict is Verdict.REFUTED, [bound.epsilon_at_least for bound in finding.bounds]
 
 
 FALSIFIER = FalsifierSettings(
@@ -144,7 +144,7 @@ def main() -> None:
             line(
                 instrument="many_runs", recipe=f"audit.{name}", trainings=trainings, audits=given.audits,
                 refuted=sum(finding.verdict is Verdict.REFUTED for finding in findings), claimed_epsilon=3.0,
-                **summary([[bound["epsilon_at_least"] for bound in f.details["bounds"]] for f in findings]),
+                **summary([[bound.epsilon_at_least for bound in f.bounds] for f in findings]),
                 seconds=round(time.monotonic() - started, 1),
             )  # fmt: skip
 

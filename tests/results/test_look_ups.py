@@ -55,7 +55,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         r"trained(\['method'\])?": "settings, which name a method's own",
     },
     "results": {
-        r"self\.config(\['\w+'\])?": "settings, for the few names that every method has",
+        r"(self\.)?config(\['\w+'\])?|one": "settings, for the few names that every method has",
         r"schema|first": "a JSON schema, or an error of pydantic",
         r"found|info\.data|GUARANTEE_SCHEMA": "a document before it is read, or as it is written",
     },

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
 
 from stobatch.results.accuracy import Share, ShareAt
 from stobatch.results.document import Count, Document, Number, Part, Settings, Size, Text
@@ -52,11 +54,20 @@ class _About(Part):
 class CertifiedAccuracies(Part):
     """What follows from the rows of certificates alone: `verify` computes it again."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[Kind, ...] = Field(min_length=1)
     verified_accuracy: VerifiedAccuracy
     certified_accuracy: dict[Text, tuple[ShareAt, ...]]
     """By kind: right and certified at each radius, on clean inputs."""
     largest_radius: dict[Text, Size]
+
+    @model_validator(mode="after")
+    def _speaks_of_its_kinds(self) -> Self:
+        names = {kind.name for kind in self.kinds}
+        if not names == self.certified_accuracy.keys() == self.largest_radius.keys():
+            raise ValueError("accuracies and largest radii are not those of its kinds of certificate")
+        if len({tuple(row.radius for row in rows) for rows in self.certified_accuracy.values()}) > 1:
+            raise ValueError("its kinds of certificate are not asked about the same radii")
+        return self
 
     def radii(self) -> tuple[float, ...]:
         """The radii that were asked about."""

@@ -77,8 +77,13 @@ def _guarantee(found: Any) -> PrivacyGuarantee:
         raise ValueError("its budget is not two numbers")
     if not all(isinstance(line, str) for line in lines):
         raise ValueError("its assumptions, objections and source are not all texts")
-    if unknown := found.keys() - guarantee.to_dict().keys():
+    written = guarantee.to_dict()
+    if unknown := found.keys() - written.keys():
         raise ValueError(f"nothing writes {', '.join(sorted(unknown))} for this status")
+    if missing := written.keys() - found.keys() - {"audits"}:
+        raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    if other := [key for key, value in found.items() if written[key] != value]:
+        raise ValueError(f"nothing writes such a value of {other[0]}")
     return guarantee
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from stobatch.results.document import (
     Count,
@@ -45,6 +45,17 @@ class StartedRun(Document):
     content_hash: Text
     config: Settings
     dataset: DatasetFacts
+
+    @field_validator("config")
+    @classmethod
+    def _has_names(cls, config: Settings) -> Settings:
+        """What every run's settings name; the rest is for `config` to read."""
+        method, data, seed = config.get("method"), config.get("data"), config.get("seed", False)
+        if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in (method, data)):
+            raise ValueError("it names no method, or no data")
+        if isinstance(seed, bool) or not isinstance(seed, int | None):
+            raise ValueError("its seed is neither null nor a whole number")
+        return config
 
     @property
     def method(self) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -123,6 +124,55 @@ def test_a_damaged_document_is_refused_in_one_line(whole: Path, name: str) -> No
     assert message.startswith(f"{whole / kind.kind}.json does not hold what stobatch writes.")
     assert "\n" not in message
     assert "Restore it" in caught.value.remedy
+
+
+STRANGE: tuple[Any, ...] = (None, True, -1, 0.5, 1e300, "", "proved", [], [None], {}, {"value": 1})
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a document."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inner:
+        yield (*path, key)
+        yield from places(part, (*path, key))
+
+
+def changed(document: dict[str, Any], random: Random) -> dict[str, Any]:
+    """A document with one value exchanged, removed, or added to."""
+    copy: Any = json.loads(json.dumps(document))
+    *path, last = random.choice(list(places(copy)))
+    holder = copy
+    for key in path:
+        holder = holder[key]
+    turn = random.randrange(4)
+    if turn == 0:
+        del holder[last]
+    elif turn == 1 and isinstance(holder, dict):
+        holder["strange"] = random.choice(STRANGE)
+    else:
+        holder[last] = random.choice(STRANGE)
+    return dict(copy)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_read_is_what_the_file_says_or_it_is_refused(whole: Path, seed: int) -> None:
+    """No value is lost, turned into another or made up, whatever was done to a file; and nothing else is raised."""
+    random, refusals, read = Random(seed), list[tuple[Path, str]](), 0
+    for file, document in documents(whole).items():
+        for _ in range(60):
+            edited = changed(content(file), random)
+            try:
+                found = type(document).from_dict(edited, file)
+            except RunError as error:
+                refusals.append((file, str(error)))
+            else:
+                assert found.to_dict() == edited
+                assert repr(found)
+                read += 1
+    assert len(refusals) > read > 0
+    for file, message in refusals:
+        assert message.startswith(f"{file} does not hold what stobatch writes.")
+        assert "\n" not in message
 
 
 OLDER: dict[type[Document], tuple[str, ...]] = {

@@ -172,7 +172,7 @@ def test_a_run_of_an_older_version_loads_and_is_called_not_verifiable(run: Path,
         for field in fields:
             del document[field]
         if name == "scores":
-            document["certificates"] = read(run, "certificates")
+            document["certificates"] = Run(run).read("certificates")
             document["images"] = None
         (run / f"{name}.json").write_text(json.dumps(document))
     assert stobatch.load(run).guarantee.epsilon < 1
