@@ -131,7 +131,7 @@ def two_sided_bounds(
 
 
 def two_sample_bound(
-    without: ArrayLike, with_: ArrayLike, *, delta: float, confidence: float = 0.95, threshold: float | None = None
+    without: ArrayLike, with_: ArrayLike, delta: float, confidence: float = 0.95, *, threshold: float | None = None
 ) -> EpsilonBound:
     """Bound ε from below by many independent trainings of any mechanism, on D (`without`) and on D' (`with_`).
 

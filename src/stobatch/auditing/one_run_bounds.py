@@ -81,9 +81,9 @@ def one_run_bounds(
 def one_run_bound(
     scores: ArrayLike,
     included: ArrayLike,
-    *,
     delta: float,
     confidence: float = 0.95,
+    *,
     guess_counts: Sequence[int] | None = None,
 ) -> EpsilonBound:
     """Bound ε from below by one training of any mechanism, in which fair coins decided which canaries took part.

@@ -325,9 +325,9 @@ NOT private>
             why="It bounds what one example adds to the sum, and the noise is a multiple of it.",
             remedy="Use a number above 0, such as 1.",
         )
-    if not batch or len({len(entry) for entry in batch}) != 1:
+    if not isinstance(batch, tuple) or len({len(entry) for entry in batch}) != 1:
         raise DataError(
-            f"the batch has entries of lengths {[len(entry) for entry in batch]}.",
+            f"the batch is a {type(batch).__name__} of entries of lengths {[len(entry) for entry in batch][:4]}.",
             remedy="Give a tuple of tensors with one leading entry per example, such as (inputs, labels).",
         )
     require_no_mixing_layers(module, remedy="Use stobatch.models.replace_batch_norm(module).")

@@ -1,7 +1,7 @@
 """`auditing.one_run_bound` and `two_sample_bound` on a mechanism whose ε is known: randomised response.
 
 It tells the truth about a bit with probability e^ε/(1 + e^ε), which is ε-differentially private and no better. Every
-bound is asked for with a confidence of 1 - 1e-9, which is the false-alarm rate of each test.
+bound is asked for with a confidence of 1 - 1e-9, which is the false-alarm rate of each test; seeds are fixed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def answers(bits: np.ndarray, epsilon: float, generator: np.random.Generator) ->
 
 
 def one_run(epsilon: float) -> auditing.EpsilonBound:
-    generator = np.random.default_rng()
+    generator = np.random.default_rng(0)
     coins = generator.integers(0, 2, 4_000)
     return auditing.one_run_bound(answers(coins, epsilon, generator), coins, delta=0.0, confidence=SURE)
 
 
 def two_samples(epsilon: float) -> auditing.EpsilonBound:
-    generator = np.random.default_rng()
+    generator = np.random.default_rng(0)
     out, in_ = (answers(np.full(6_000, bit), epsilon, generator) for bit in (0, 1))
     return auditing.two_sample_bound(out, in_, delta=0.0, confidence=SURE)
 
@@ -43,9 +43,9 @@ def test_a_bound_does_not_exceed_the_epsilon_of_the_mechanism(bound_of, epsilon:
 
 
 @pytest.mark.parametrize("bound_of", [one_run, two_samples])
-@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
 def test_a_mechanism_that_leaks_more_than_it_says_is_refuted(bound_of, epsilon: float) -> None:
-    """The broken twin: the same claim over a mechanism of ε + 2.5."""
+    """The broken twin: the same claim over a mechanism of ε + 2.5, whose expected bound is at least ε + 1."""
     assert bound_of(epsilon + 2.5).epsilon > epsilon
 
 
