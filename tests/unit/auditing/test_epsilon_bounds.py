@@ -141,6 +141,7 @@ def test_a_gaussian_family_on_the_same_half_is_caught() -> None:
     assert sum(twin > gaussian_epsilon(1.0, 1, DELTA) for twin in twins) > allowed(100, 0.5)
 
 
+@pytest.mark.slow
 def test_the_bounds_with_a_poisson_family_are_too_large_together_as_rarely_as_stated() -> None:
     """False-alarm rate 1e-6; the twin ignores the confidence and uses one half for both."""
     truth = PoissonGaussian(RATE, NOISE, STEPS).epsilon(DELTA)

@@ -177,6 +177,7 @@ def test_without_noise_a_sample_that_misses_the_canary_counts_against_it() -> No
 # With noise: the law of the score.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("canary", ["gradient", "input"])
 def test_where_everyone_is_sampled_the_score_is_normal_with_half_its_variance_as_mean(canary: str) -> None:
     """log LR ~ N(∓T/2σ², T/σ²): the law of a likelihood ratio between N(0, σ²) and N(1, σ²), T times.
@@ -199,6 +200,7 @@ def noise_behind(gains: Floats, curve: PoissonGaussian) -> Floats:
     return found
 
 
+@pytest.mark.slow
 def test_half_noise_has_another_law() -> None:
     for batch in (6, COUNT):
         right, half = (Trainings(settings(batch, like=like), "gradient") for like in (SoundConfig, HalfNoiseConfig))

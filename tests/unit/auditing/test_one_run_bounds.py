@@ -106,6 +106,7 @@ def test_gaussian_canaries_are_overrated_as_rarely_as_stated() -> None:
     assert 0.5 < any_mechanism < gaussian
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_poisson_sampled_canaries_are_overrated_as_rarely_as_stated(epsilon: float) -> None:
     """False-alarm rate 1e-6. The twins: a mechanism with half the noise it claims, and each guess a test of its own."""

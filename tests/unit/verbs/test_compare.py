@@ -23,6 +23,9 @@ from stobatch.runs import Run
 SEEDS = (1, 2)
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Read only."""
