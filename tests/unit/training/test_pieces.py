@@ -298,7 +298,7 @@ def test_pieces_that_follow_the_number_of_devices_are_caught(name: str, monkeypa
         return split_rows(size, -(-size // share.devices), device, SINGLE_DEVICE, 1)
 
     for module in (dpsgd_trainable, stobatch, vanilla):
-        monkeypatch.setattr(module, "cut", by_devices)
+        monkeypatch.setattr(module, "split_rows", by_devices)
     trainable.chunk = 1000
     assert not same(shared(trainable, task, 0, 2), shared(trainable, task, 0, 3))
     assert not same(shared(trainable, task, 0, 2), alone)
