@@ -184,7 +184,7 @@ def test_views_do_not_depend_on_how_a_sample_is_cut(noise: str) -> None:
         return normal_sampler(stream(rows.start), device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sound_module, "coins_by_blocks", by_piece)
+        patch.setattr(sound_module, "sampler_by_blocks", by_piece)
         assert not torch.allclose(found[0], flat(step_of(trainable, 0)), atol=1e-4)
 
 
@@ -378,7 +378,7 @@ class Steps:
             everyone = torch.randn(COUNT, *shape[1:], generator=torch.Generator().manual_seed(len(calls)))
             return everyone[list(rows)]
 
-        self.patch.setattr(sound_module, "coins_by_blocks", lambda *_: coins)
+        self.patch.setattr(sound_module, "sampler_by_blocks", lambda *_: coins)
         return flat(step_of(self.trainable, self.step))
 
     def contribution(self, *rows: int) -> Tensor:
