@@ -318,12 +318,12 @@ def test_findings_of_one_call_share_the_false_alarm_rate(tmp_path: Path) -> None
     (alone,) = stobatch.audit(
         tmp_path / "one", config=config, quiet=True, seed=1,
         overrides={**overrides, "audit.instruments": ["many_runs"], "audit.trainings": 64},
-    )["findings"]  # fmt: skip
-    assert alone["confidence"] == pytest.approx(0.94)
+    ).findings  # fmt: skip
+    assert alone.confidence == pytest.approx(0.94)
     findings = stobatch.audit(
         tmp_path / "three", config=config, quiet=True, seed=1, overrides={**overrides, "audit.instruments": ["release"]}
-    )["findings"]
+    ).findings
     for finding in findings:
-        (bound,) = finding["details"]["bounds"]
-        assert finding["confidence"] == bound.confidence == pytest.approx(0.98)
-        assert bound.details["failure_of_each_rate"] == pytest.approx(0.01)
+        (bound,) = finding.bounds
+        assert finding.confidence == bound.confidence == pytest.approx(0.98)
+        assert bound.details.failure_of_each_rate == pytest.approx(0.01)

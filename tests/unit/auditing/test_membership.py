@@ -205,10 +205,10 @@ def test_with_coins_at_most_half_of_the_examples_are_guessed() -> None:
     """Else X, which is divided by half of the examples, could exceed the 1 that the proof needs."""
     member = coins(np.random.default_rng(0), 200, 40)
     details = infer(member, member.astype(float), delta=DELTA, confidence=0.95).epsilon_bound.details
-    right = (member if details["guesses_of"] == "members" else ~member)[100:].sum(axis=1)
+    right = (member if details.guesses_of == "members" else ~member)[100:].sum(axis=1)
     assert right.max() > 20
-    assert details["guessed_rightly"] == pytest.approx(np.minimum(right, 20).mean() / 20)
-    assert details["guessed_wrongly"] == 0
+    assert details.guessed_rightly == pytest.approx(np.minimum(right, 20).mean() / 20)
+    assert details.guessed_wrongly == 0
 
 
 def test_the_mirrored_direction_is_found() -> None:
@@ -325,7 +325,7 @@ def test_targets_that_tell_all_at_once_are_no_epsilon() -> None:
         found += result.epsilon_bound.epsilon > 0
         if repetition < 20:
             without_delta += infer(member, scores, delta=0.0, confidence=0.95).epsilon_bound.epsilon > 0
-        rightly, wrongly = (result.epsilon_bound.details[f"guessed_{how}"] for how in ("rightly", "wrongly"))
+        rightly, wrongly = (getattr(result.epsilon_bound.details, f"guessed_{how}") for how in ("rightly", "wrongly"))
         trials, variance = targets * examples, 2 * (rightly + wrongly) - (rightly - wrongly) ** 2
         margin = math.sqrt(2 * variance * log_failure / trials) + 7 * 4 * log_failure / (3 * (trials - 1))
         pairs += rightly - wrongly - margin > 0.6
@@ -397,7 +397,7 @@ def test_a_result_can_be_repeated_and_written_down() -> None:
     scores = generator.normal(0, 1, member.shape) + member
     first, again = (infer(member.astype(int), scores.tolist(), delta=DELTA, confidence=0.9) for _ in range(2))
     assert first == again
-    written = json.loads(json.dumps(first.to_dict()))
+    written = json.loads(json.dumps(first.details((1.0, DELTA), None, None).to_dict()))
     assert written["tpr_at"]["0.01"]["value"] == first.tpr_at[0.01][0]
     assert written["bounds"][0]["epsilon_at_least"] == first.epsilon_bound.epsilon
     assert written["roc"]["false_positive_rate"][-1] == pytest.approx(1)

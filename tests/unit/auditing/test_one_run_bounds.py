@@ -330,12 +330,12 @@ def test_all_tests_share_the_failure_probability(family: CurveFamily, name: str)
     assert [bound.name for bound in bounds] == ["one_run", name]
     assert bounds[0].assumes == "" != bounds[1].assumes
     for bound in bounds:
-        assert bound.details.guesses_tried == [1000, 200, 50]
+        assert bound.details.guesses_tried == (1000, 200, 50)
         assert bound.details.failure_of_each_test == pytest.approx(0.05 / DEFAULT_TESTS)
     guesses = bounds[0].details.guesses
     (alone,) = one_run_bounds(scores, coins, delta=DELTA, confidence=1 - 0.05 / DEFAULT_TESTS, guess_counts=[guesses])
     assert alone.epsilon == pytest.approx(bounds[0].epsilon)
-    assert json.loads(json.dumps(bounds[1].to_dict()))["epsilon_at_least"] == bounds[1].epsilon
+    assert json.loads(json.dumps(bounds[1].described().to_dict()))["epsilon_at_least"] == bounds[1].epsilon
 
 
 @pytest.mark.parametrize("family", [GaussianFamily(), PoissonGaussianFamily(RATE, STEPS)])
@@ -358,7 +358,7 @@ def test_one_search_finds_the_best_of_a_search_for_each_number_of_guesses(family
 def test_few_canaries_are_all_guessed() -> None:
     scores, coins = gaussian_canaries(np.random.default_rng(0), 31, 3.0)
     (bound,) = one_run_bounds(scores, coins, delta=0.0, confidence=0.95)
-    assert bound.details.guesses_tried == [30, 20, 20]
+    assert bound.details.guesses_tried == (30, 20, 20)
 
 
 # --- refusals ---

@@ -97,7 +97,7 @@ def test_audits_bear_any_confidence_below_one() -> None:
     """The rates behind are numbers, and bounds of few trials say nothing."""
     bounds = two_sided_bounds([0.0] * 20, [1.0] * 20, delta=0.0, confidence=1 - 1e-16)
     assert all(bound.epsilon == 0 for bound in bounds)
-    assert all(0 < bound.details["false_positive_rate_at_most"] <= 1 for bound in bounds)
+    assert all(0 < bound.details.false_positive_rate_at_most <= 1 for bound in bounds)
 
 
 RULE = CorrectedRule(1.0, 2.0, Shift(4.0, 2.0), Shift(3.0, 1.5))

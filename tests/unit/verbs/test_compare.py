@@ -384,8 +384,19 @@ def test_data_may_be_handed_over_and_other_data_are_refused(tmp_path: Path) -> N
 
 def test_an_audit_of_one_seed_tells_the_seeds_apart(out: Path) -> None:
     run = out / "stobatch-eps-3" / "seed-2"
-    finding = {"about": "privacy", "verdict": "refuted", "statement": "told apart", "evidence": "evidence/x.json",
-               "instrument": "many_runs"}  # fmt: skip
+    finding = {
+        "about": "privacy",
+        "verdict": "refuted",
+        "statement": "told apart",
+        "evidence": "evidence/x.json",
+        "instrument": "many_runs",
+        "claim": "claimed",
+        "claim_status": "claimed",
+        "threat_model": "all",
+        "attack": "any",
+        "confidence": 0.95,
+        "details": {"claimed_epsilon": 3.0, "claimed_delta": 0.0, "neighbours": "replace-one", "bounds": []},
+    }
     training_hash = json.loads((run / "config.json").read_text())["training_hash"]
     written = {"schema": "stobatch.audit", "version": 1, "training_hash": training_hash, "verdict": "refuted"}
     (run / "audit.json").write_text(json.dumps({**written, "findings": [finding]}))
