@@ -25,22 +25,6 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 
-SHARING = {"cli", "kills", "evaluation", "verification"}
-"""Folders with a trained run that many of their files use."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one worker have all that share a fixture: the tests of a file or a folder, or of one method from a folder."""
-    for item in items:
-        folder, entry = item.path.parent.name, getattr(item, "callspec", None)
-        if folder == "conformance" and entry and "config" in entry.params:
-            shared = f"conformance of {entry.params['config']}"
-        else:
-            shared = folder if folder in SHARING else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(shared))
-
-
 def pytest_collection_finish() -> None:
     """Every training collects garbage before it measures its memory, and what was imported never becomes any."""
     importlib.import_module("torch._dynamo")  # as the first optimiser does
