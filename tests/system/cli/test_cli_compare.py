@@ -13,6 +13,7 @@ from support.command_line import Result, call
 
 from stobatch.cli import comparing
 from stobatch.interrupts import Interrupted
+from stobatch.results import ComparedFlag, Comparison
 from stobatch_recipes.baselines import COMPARED, rows
 
 PAGE = Path(__file__).parents[3] / "docs" / "comparing.md"
@@ -143,7 +144,7 @@ def test_an_interrupted_call_says_how_to_continue(cli, tmp_path, monkeypatch) ->
     def interrupted(*arguments: Any, **options: Any) -> None:
         raise Interrupted
 
-    monkeypatch.setattr("stobatch.comparison.compare.compare", interrupted)
+    monkeypatch.setattr("stobatch.compare", interrupted)
     result = cli("compare", "--out", tmp_path / "out")
     assert result.code == 130
     assert "run the same command again" in result.err
@@ -151,9 +152,32 @@ def test_an_interrupted_call_says_how_to_continue(cli, tmp_path, monkeypatch) ->
 
 @pytest.mark.parametrize(("refuted", "code"), [("proved", 1), ("claimed", 0)])
 def test_a_broken_proof_ends_with_1(cli, tmp_path, monkeypatch, refuted: str, code: int) -> None:
-    flag = {"row": "sound ε=3 (proved)", "seed": 1, "name": "certificate broken", "level": "error", "evidence": "here"}
-    document = {"radii": [], "protocols": {}, "flags": [flag | {"refutes": refuted}], "t_tests": []}
-    monkeypatch.setattr("stobatch.comparison.compare.compare", lambda *arguments, **options: document)
+    flag = ComparedFlag(
+        row="sound ε=3 (proved)",
+        seed=1,
+        name="certificate broken",
+        level="error",
+        raised_if="it is",
+        evidence="here",
+        explanation="",
+        remedy="",
+        refutes=refuted,
+    )
+    document = Comparison(
+        norm="linf",
+        input_range="[-1, 1]",
+        radii=(),
+        public_seeds=True,
+        seeds=(1,),
+        data="mnist",
+        protocols={},
+        rows=(),
+        flags=(flag,),
+        t_tests=(),
+        t_tests_below_level=0,
+        t_tests_below_level_by_chance=0.0,
+    )
+    monkeypatch.setattr("stobatch.compare", lambda *arguments, **options: document)
     result = cli("compare", "--out", tmp_path)
     assert result.code == code
     assert "ERROR, sound ε=3 (proved), seed 1: certificate broken. here" in result.out
