@@ -43,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "build" / "same"
 
 INTENDED: list[tuple[str, str, str]] = [
+    ("published/work/*/report.html", "line *", "the published mechanism is called by that name"),
     ("listings/said/*", "items/*/file", "modules have moved"),
     ("listings/said/*", "items/*/line", "modules have moved"),
     ("listings/said/*", "items/*/code", "modules have moved"),

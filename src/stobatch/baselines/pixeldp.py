@@ -126,6 +126,7 @@ class PixelDp(Method):
     """Certificates without privacy."""
 
     config_class = PixelDpConfig
+    certificates = ("votes",)
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> PixelDpPlan:
         method = config.method

@@ -208,7 +208,7 @@ class SecureSgdAgm(DpSgdFamily):
     def require_trainable(self, config: RunConfig, network: Classifier) -> None:
         _split(network)
 
-    certificates = ()
+    certificates = ("votes",)
 
     def certifies(self, config: RunConfig) -> bool:
         return True

@@ -159,6 +159,7 @@ class Published(Method):
     """The paper's method."""
 
     config_class = PublishedConfig
+    certificates = ("votes",)
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> PublishedPlan:
         method = config.method

@@ -208,5 +208,5 @@ def test_the_pages_command_runs_as_written(cli, tmp_path, monkeypatch) -> None:
     result = cli(*shlex.split(command)[1:])
     assert result.code == 0, result.err
     assert sorted(path.name for path in (tmp_path / "runs" / "methods").iterdir()) == [
-        "comparison.html", "comparison.json", "comparison.svg", "sound-eps-1", "stobatch-eps-1",
+        "comparison.html", "comparison.json", "comparison.svg", "published-eps-1", "sound-eps-1",
     ]  # fmt: skip

@@ -67,7 +67,7 @@ def test_pages_quote_the_published_mechanisms_audit() -> None:
     for page in (
         ROOT / "README.md",
         ROOT / "docs" / "guarantees.md",
-        ROOT / "src" / "stobatch" / "privacy" / "plan.py",
+        ROOT / "src" / "stobatch" / "published" / "plan.py",
     ):
         assert f"ε >= {found}" in page.read_text(), page
 

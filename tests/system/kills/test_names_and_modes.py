@@ -26,7 +26,7 @@ def test_an_error_of_the_system_is_not_blamed_on_the_output(monkeypatch: pytest.
     def broken(*given: object, **named: object) -> None:
         raise PermissionError(13, "Permission denied", "/data/secret.bin")
 
-    monkeypatch.setattr("stobatch.training_run.plan", broken)
+    monkeypatch.setattr("stobatch.plan", broken)
     monkeypatch.setattr("sys.argv", ["stobatch", "plan", "--recipe", "demo", "--seed", "1"])
     with pytest.raises(SystemExit) as left:
         app.main()
