@@ -84,7 +84,7 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], out:
     return ComparedRow(
         name=name,
         label=f"{name} ({words}), {spoken(function)}",
-        method=first.method,
+        method=first.started.method,
         function=function,
         guarantees=guarantees,
         test_examples=next(iter(blocks.values())).rows,

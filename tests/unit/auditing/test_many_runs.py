@@ -254,7 +254,7 @@ def test_no_score_overflows() -> None:
 class _Still(Trainable):
     """A training of which an attacker needs the unit alone."""
 
-    unit = 0.25
+    per_example_bound = 0.25
     optimisers = tasks = parts = after_update = save_private = monitor = None  # type: ignore[assignment]
 
 

@@ -346,9 +346,9 @@ def test_the_way_with_the_larger_mean_radius_is_taken_and_said() -> None:
         best, said = best_of(order, inputs, [0.5, 0.9])
         assert best is strong
         assert said is not None
-        assert said["certificate"] == "strong"
-        assert said["mean_radius"] == {"weak": 0.45, "strong": 0.5}
-        assert "first 100 inputs, without their labels" in said["compared_on"]
+        assert said.certificate == "strong"
+        assert said.mean_radius == {"weak": 0.45, "strong": 0.5}
+        assert "first 100 inputs, without their labels" in said.compared_on
     assert all(len(asked) == 100 for asked in (*weak.asked, *strong.asked))
 
 
@@ -358,7 +358,7 @@ def test_radii_between_those_asked_about_count_as_the_smaller_one() -> None:
     best, said = best_of([votes, bounds], torch.zeros(2, 1, 2, 2), [0.3, 0.2])
     assert best is bounds
     assert said is not None
-    assert said["mean_radius"] == {"votes": 0.2, "bounds": 0.25}
+    assert said.mean_radius == {"votes": 0.2, "bounds": 0.25}
 
 
 def test_a_single_way_is_taken_without_a_look() -> None:
@@ -462,7 +462,7 @@ def test_certify_and_attack_with_noise_in_the_hidden_layer(bars_run: Path) -> No
     )
     both = stobatch.certify(bars_run, overrides=asked, dataset=bars(), quiet=True).to_dict()
     assert both["kinds"][0]["status"] == "proved"
-    assert both["largest_radius"]["votes"] > plain["largest_radius"]["votes"] > 0
+    assert both["largest_radius"]["votes"] > plain.largest_radius["votes"] > 0
     scores = stobatch.evaluate(bars_run, overrides=asked, dataset=bars(), quiet=True).to_dict()
     assert scores["under_attack"][0]["function"] == "vote"
     assert not [flag for flag in scores["flags"] if flag["refutes"]]
