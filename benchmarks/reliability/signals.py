@@ -66,8 +66,8 @@ MOMENTS: dict[str, tuple[list[str], str, int]] = {
     "doctor, a check": (["doctor", "--out", "RUN", "--only", "noise"], "stobatch.doctor.checks:noise", 1),
     "doctor, its processes at work": (
         ["doctor", "--out", "RUN", "--only", "gloo"],
-        "stobatch.doctor.probes:subprocess.Popen.poll",
-        9,
+        "stobatch.doctor.probes:subprocess.Popen.communicate",
+        1,
     ),
     "federate, first round": (["federate", "--out", "RUN", *_FEDERATED], ROUND, 1),
     "federate, last round": (["federate", "--out", "RUN", *_FEDERATED], ROUND, 5),

@@ -130,7 +130,7 @@ class Registry(MutableMapping[str, Any]):
 
         >>> METHODS.require("sond")
         Traceback (most recent call last):
-        stobatch.errors.SettingError: there is no method 'sond'. Nearest: sound, stobatch.
+        stobatch.errors.SettingError: there is no method 'sond'. Nearest: sound, published.
         """
         if name in self:
             return self[name]

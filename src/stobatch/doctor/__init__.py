@@ -126,8 +126,8 @@ def _attempt(examination: Examination) -> Outcome:
 
 
 _PATHS = (
-    re.compile(r"(?<=['\"])/(?!dev/)[^'\"]*/([^'\"/]*)(?=['\"])"),  # in quotes, where it may have spaces
-    re.compile(r"(?<![\w.:/~])/(?!dev/)(?:[^\s/'\"]+/)+([^\s/'\"]*)"),
+    re.compile(r"(?<=['\"])/(?!dev/[^/'\"]*['\"])[^'\"]*/([^'\"/]*)(?=['\"])"),  # in quotes, where it may have spaces
+    re.compile(r"(?<![\w.:/~])/(?!dev/[^\s/'\"]*(?:[\s'\"]|$))(?:[^\s/'\"]+/)+([^\s/'\"]*)"),
 )
 
 

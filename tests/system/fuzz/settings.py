@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from functools import cache
@@ -29,7 +30,8 @@ def _recipe(name: str) -> RunConfig:
 def _value(config: RunConfig, key: str) -> Any:
     found: Any = config
     for name in key.split("."):
-        found = getattr(found, name)
+        stored = {field.metadata.get("stored"): field.name for field in dataclasses.fields(found)}
+        found = getattr(found, stored.get(name, name))
     return list(found) if isinstance(found, tuple) else found
 
 

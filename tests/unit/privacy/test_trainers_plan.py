@@ -76,7 +76,7 @@ def trainable(shards: list[range], trainers: int, expected: int) -> DpSgdTrainab
         method=SoundConfig(
             epsilon=3.0,
             delta=1e-3,
-            expected_batch_size=expected,
+            batch_size=expected,
             clip_norm=CLIP,
             natural_weight=1.0,
             certified_weight=0.0,
@@ -133,7 +133,7 @@ def change_by_removing(made: DpSgdTrainable, record: int) -> float:
         # The average over the trainers, times C B, is the sum of all contributions.
         parts = [made.gradients(task, 0) for task in made.tasks(0)]
         whole = [sum(part[name] for part in parts) / len(parts) for name in parts[0]]
-        return torch.cat([torch.as_tensor(value).flatten() for value in whole]) * made.unit**-1 * CLIP
+        return torch.cat([torch.as_tensor(value).flatten() for value in whole]) * made.per_example_bound**-1 * CLIP
 
     before, kept = release(), made.holdings
     made.holdings = [tuple(part for own in owned for part in without(own, record)) for owned in kept]

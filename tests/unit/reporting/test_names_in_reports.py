@@ -33,15 +33,15 @@ def test_a_t_test_names_method_budget_and_status(path: Path, method: str) -> Non
     comparisons = report._comparisons(runs)
     assert comparisons
     for comparison in comparisons:
-        assert comparison["first"].rpartition(" [")[0] == METHODS[method][2]
-        assert comparison["second"].rpartition(" [")[0] == METHODS[other][2]
+        assert comparison.first.rpartition(" [")[0] == METHODS[method][2]
+        assert comparison.second.rpartition(" [")[0] == METHODS[other][2]
 
 
 def test_trainings_of_one_setting_stay_together_and_show_the_most_that_was_spent(path: Path) -> None:
     """A training that repeated steps has spent more than its twin; the smaller number would not hold for both."""
     runs = [trained(path, "sound", 1, spent=0.99), trained(path, "sound", 2, spent=1.01)]
     runs += [trained(path, "plain", number) for number in (1, 2)]
-    (first,) = {comparison["first"].rpartition(" [")[0] for comparison in report._comparisons(runs)}
+    (first,) = {comparison.first.rpartition(" [")[0] for comparison in report._comparisons(runs)}
     assert first == "sound, proved ε = 1.01"
 
 

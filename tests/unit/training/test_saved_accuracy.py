@@ -11,6 +11,7 @@ import stobatch
 from stobatch.config import RunConfig
 from stobatch.data import Dataset
 from stobatch.reporting.terminal import trained_line
+from stobatch.results import HistoryRow, Training
 from stobatch_recipes import recipe
 
 
@@ -52,12 +53,13 @@ def test_train_records_the_accuracy_of_the_model_it_saves(tmp_path: Path) -> Non
     assert (training["test_accuracy"], training["test_examples"]) == (right / 350, 350)
     assert training["history"][-1]["test_accuracy"] != training["test_accuracy"], "else this test could not fail"
     assert training["history_of"] == "the parameters of that step, before averaging"
-    said = trained_line(tmp_path / "run", "abc", training)
+    said = trained_line(tmp_path / "run", "abc", Training.read(model.run))
     assert said.endswith(f"the saved model is right on {right / 350:.1%} of 350 held-out test images")
 
 
 def test_a_training_of_an_older_version_is_not_given_the_accuracy_of_its_last_step() -> None:
-    old = {"history": [{"step": 6, "test_accuracy": 0.5}]}
+    row = HistoryRow(step=6, test_accuracy=0.5)
+    old = Training(steps=6, seconds_since_last_start=1.0, device="cpu", torch="2.4", history=(row,))
     assert "50" not in trained_line(Path("run"), "abc", old)
     assert "stobatch evaluate run" in trained_line(Path("run"), "abc", old)
 

@@ -252,7 +252,7 @@ def test_two_crashes_elsewhere_are_paid_for_twice_and_every_verb_says_so(
         stobatch.attack(out, dataset=pictures(), quiet=True),
         stobatch.evaluate(out, dataset=pictures(), quiet=True),
     ):
-        assert scores["guarantee"]["void_epsilon"] == model.guarantee.epsilon > model.plan.guarantee.epsilon
+        assert scores.guarantee.epsilon == model.guarantee.epsilon > model.plan.guarantee.epsilon
 
 
 def test_a_crash_between_checkpoint_and_ledger_counts_too_much_and_never_too_little(
@@ -362,12 +362,12 @@ def test_a_run_whose_count_is_lost_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("counts", "words"),
     [
-        ({"accounted_steps": STEPS - 1}, "too few"),
-        ({"accounted_steps": STEPS + 1}, "the ledger knows"),
-        ({"accounted_steps": -1}, "is -1"),
-        ({"accounted_steps": "8"}, "is '8'"),
-        ({"accounted_steps": True}, "is True"),
-        ({"steps": None}, "is None"),
+        ({"accounted_steps": STEPS - 1}, "cannot be right: .*too few"),
+        ({"accounted_steps": STEPS + 1}, "cannot be right: .*the ledger knows"),
+        ({"accounted_steps": -1}, "cannot be right: .*is -1"),
+        ({"accounted_steps": "8"}, "accounted_steps is wrong"),
+        ({"accounted_steps": True}, "accounted_steps is wrong"),
+        ({"steps": None}, "steps is wrong"),
     ],
 )
 def test_counts_that_cannot_be_right_are_refused(
@@ -377,7 +377,7 @@ def test_counts_that_cannot_be_right_are_refused(
     shutil.copytree(undisturbed, out)
     document = json.loads((out / "training.json").read_text())
     (out / "training.json").write_text(json.dumps(document | counts))
-    with pytest.raises(stobatch.errors.RunError, match=f"cannot be right: .*{words}"):
+    with pytest.raises(stobatch.errors.RunError, match=words):
         stobatch.load(out)
 
 

@@ -63,7 +63,7 @@ def test_there_is_a_row_for_each_method_and_function(made: Path) -> None:
         [1, 2],
     )
     assert sorted(path.name for path in made.iterdir() if path.is_dir()) == [
-        "sound-eps-3", "stobatch-eps-3", "vanilla-adversarial",
+        "published-eps-3", "sound-eps-3", "vanilla-adversarial",
     ]  # fmt: skip
 
 
@@ -288,7 +288,7 @@ def test_an_interrupted_comparison_continues_to_the_same_numbers(
 
 
 def test_a_training_that_was_killed_before_its_end_is_finished(made: Path, out: Path) -> None:
-    run = out / "stobatch-eps-3" / "seed-1"
+    run = out / "published-eps-3" / "seed-1"
     for name in ("model.safetensors", "training.json", "certificates.json", "scores.json"):
         (run / name).unlink()
     stobatch.compare(small(), out, seeds=SEEDS, quiet=True)
@@ -383,7 +383,7 @@ def test_data_may_be_handed_over_and_other_data_are_refused(tmp_path: Path) -> N
 
 
 def test_an_audit_of_one_seed_tells_the_seeds_apart(out: Path) -> None:
-    run = out / "stobatch-eps-3" / "seed-2"
+    run = out / "published-eps-3" / "seed-2"
     finding = {
         "about": "privacy",
         "verdict": "refuted",

@@ -20,7 +20,7 @@ def test_a_claim_that_an_audit_refuted_is_still_the_claim_it_was_held_against(tm
     run = tmp_path / "run"
     stobatch.train(recipe("audit.published").override_all({**settings, "seed": 1}), run, quiet=True)
     document = stobatch.audit(run, seed=1, quiet=True)
-    assert document["verdict"] == "refuted"
-    assert document["findings"][0]["claim"].startswith("with secret seeds: claimed")
+    assert document.verdict == "refuted"
+    assert document.findings[0].claim.startswith("with secret seeds: claimed")
     found = stobatch.verify(run, sample=0)
     assert not found.differing, [check.detail for check in found.differing]
