@@ -66,12 +66,12 @@ def verified(run: Run, certificates: dict[str, object]) -> dict[str, object]:
 
 def record(run: Run) -> dict[str, object]:
     facts, training, config = Facts.read(run), run.read("training"), run.read("config")["config"]
-    scores = facts.scores
+    scores = facts.scores.to_dict()
     return {
         "training_hash": scores["training_hash"],
         "method": config["method"]["name"],
         "claimed_epsilon": round(facts.epsilon or 0.0, 12),
-        "status": facts.status,
+        "status": str(facts.status),
         "seed": config["seed"],
         "steps": training["steps"],
         "device": training["device"],

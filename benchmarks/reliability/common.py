@@ -144,9 +144,8 @@ def added_up(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 def write_record(name: str, started: float, content: dict[str, Any]) -> None:
     """Keep what was counted, with all that is needed to count it again."""
-    from stobatch.training.fingerprint import processor
-
     import stobatch
+    from stobatch.training.loop import processor
 
     record = {
         "command": f"python benchmarks/reliability/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".strip(),
