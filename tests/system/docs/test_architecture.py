@@ -32,3 +32,14 @@ def test_every_room_stands_in_the_contract():
     rooms = {path.parent.name for path in (ROOT / "src/stobatch").glob("*/__init__.py")}
     assert rooms <= set(re.findall(r"stobatch\.(\w+)", layers))
     assert not [room for room in rooms if room not in PAGE]
+
+
+def test_the_changelog_says_where_modules_went():
+    rows = re.findall(r"^\| `([\w.]+)`(.*?) \| `([\w.]+)` \|$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert len(rows) > 100
+
+    def stands(module: str) -> bool:
+        path = ROOT / "src/stobatch" / module.replace(".", "/")
+        return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+    assert not [new for _, _, new in rows if not stands(new)]
