@@ -7,9 +7,10 @@ apart and left out of the hash, because by contract it changes neither.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field
 
 from stobatch import strict_json
 from stobatch.errors import SettingError
@@ -18,7 +19,6 @@ from stobatch.settings import Settings, content_hash, setting, show_value, unkno
 from stobatch.types import PAPER_RANGE
 
 
-@dataclass(frozen=True)
 class DataConfig(Settings):
     """Which examples are trained on and tested with."""
 
@@ -37,7 +37,6 @@ class DataConfig(Settings):
     )
 
 
-@dataclass(frozen=True)
 class ModelConfig(Settings):
     """The network: one of the paper's, f = g(a(x)) split after its first affine layer, or a plain stack of layers."""
 
@@ -55,8 +54,7 @@ class ModelConfig(Settings):
         256, at_least=1, doc="The number of neurons in the last hidden layer of the paper's networks"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def model_post_init(self, context: Any) -> None:
         if not self._lists_layers and self.architecture not in ARCHITECTURES:
             raise unknown_key(
                 f"model.architecture={self.architecture}", [f"model.architecture={name}" for name in ARCHITECTURES]
@@ -76,7 +74,6 @@ class ModelConfig(Settings):
 _LARGEST_FLOAT32 = 3.4e38
 
 
-@dataclass(frozen=True)
 class TrainingConfig(Settings):
     """How the parameters move."""
 
@@ -88,8 +85,7 @@ class TrainingConfig(Settings):
     monitor_every: int = setting(200, at_least=1, doc="Steps between two looks at accuracy on held-out test images")
     monitor_examples: int = setting(1000, at_least=1, doc="How many test images such a look takes")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def model_post_init(self, context: Any) -> None:
         if self.learning_rate > _LARGEST_FLOAT32:
             raise SettingError(
                 f"learning_rate={self.learning_rate} is not allowed.",
@@ -98,7 +94,6 @@ class TrainingConfig(Settings):
             )
 
 
-@dataclass(frozen=True)
 class CertificationConfig(Settings):
     """Verified inference (Algorithm 3)."""
 
@@ -130,13 +125,12 @@ PAPER_ATTACKS = ("fgsm", "ifgsm", "mim", "madry")
 """What the paper's authors attacked with; which other attacks there are says the registry."""
 
 
-@dataclass(frozen=True)
 class EvaluationConfig(Settings):
     """How the trained model is attacked: radii, protocols, and what each attack may spend."""
 
     norm: str = setting("linf", choices=("linf", "l2", "l1"), doc="The norm of all radii")
-    radii: tuple[float, ...] = setting(
-        (0.05, 0.1, 0.2, 0.4, 0.6), above=0, doc="Radii of the table, in that norm over [-1, 1]"
+    radii: tuple[Annotated[float, Field(gt=0)], ...] = setting(
+        (0.05, 0.1, 0.2, 0.4, 0.6), doc="Radii of the table, in that norm over [-1, 1]"
     )
     protocols: tuple[str, ...] = setting(
         ("published", "adaptive"),
@@ -180,8 +174,7 @@ class EvaluationConfig(Settings):
     limit: int | None = setting(None, at_least=1, doc="Attack only the first so many test examples")
     num_images: int = setting(8, at_least=0, doc="Attacked test images kept for the report")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def model_post_init(self, context: Any) -> None:
         for name in ("radii", "protocols", "functions", "attacks", "adaptive_attacks", "vote_attacks"):
             given = getattr(self, name)
             if len(set(given)) < len(given):
@@ -197,7 +190,6 @@ class EvaluationConfig(Settings):
             )
 
 
-@dataclass(frozen=True)
 class CanaryConfig(Settings):
     """Records planted in a training so that it can be audited in one run. Each is in or out by a secret coin."""
 
@@ -209,7 +201,6 @@ class CanaryConfig(Settings):
     )
 
 
-@dataclass(frozen=True)
 class TrainersConfig(Settings):
     """Local trainers of the sound method: owners of disjoint parts of the data, a few of whom work in each step."""
 
@@ -222,8 +213,7 @@ class TrainersConfig(Settings):
         "protects those who see the sum alone",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def model_post_init(self, context: Any) -> None:
         if self.per_step > self.num:
             raise SettingError(
                 f"trainers.per_step={self.per_step} is more than the {self.num} trainers.",
@@ -234,7 +224,6 @@ class TrainersConfig(Settings):
 INSTRUMENTS = ("release", "many_runs", "one_run", "membership", "certificates")
 
 
-@dataclass(frozen=True)
 class AuditConfig(Settings):
     """How hard claims are tried, and how sure a refutation has to be."""
 
@@ -263,7 +252,6 @@ class AuditConfig(Settings):
     judging_draws: int = setting(2000, at_least=100, doc="Of certificates: fresh draws that judge an attacked vote")
 
 
-@dataclass(frozen=True)
 class MachineConfig(Settings):
     """Speed and place. By contract nothing here changes a guarantee, so it is not part of the hash."""
 
@@ -295,7 +283,6 @@ class MachineConfig(Settings):
     )
 
 
-@dataclass(frozen=True)
 class MethodConfig(Settings):
     """The settings of one training method. Each method derives its own class and names it once.
 
@@ -304,8 +291,9 @@ class MethodConfig(Settings):
 
     name: ClassVar[str]
 
-    def __init_subclass__(cls, *, name: str | None = None) -> None:
+    def __init_subclass__(cls, *, name: str | None = None, **others: Any) -> None:
         """Without a name it is settings that several methods have in common."""
+        super().__init_subclass__(**others)
         if name is not None:
             cls.name = name
 
@@ -340,7 +328,6 @@ class MethodConfig(Settings):
         return kind.from_dict(rest)
 
 
-@dataclass(frozen=True)
 class RunConfig(Settings):
     """Everything that a run depends on."""
 

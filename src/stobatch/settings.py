@@ -1,31 +1,49 @@
-"""Frozen dataclasses as configuration: declared ranges, overrides by dotted key, exact round trips, one hash.
+"""Configuration sections as pydantic models: declared ranges, overrides by dotted key, exact round trips, one hash.
 
-A setting states its range where it is declared; the check, the error message and the fuzz test all read that one
-declaration.
+A setting states its type, range and meaning where it is declared. The check, the error message, the reference page and
+the fuzz test all read that one declaration.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from math import isfinite
-from typing import Any, Self, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
+
+import annotated_types
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from stobatch import strict_json
 from stobatch.errors import SettingError
 
-C = TypeVar("C", bound="Settings")
 LARGEST = 2**64
 """No setting is a larger whole number: counts of anything stay far below, and public seeds need no more."""
+_LIMITS: dict[type[Any], str] = {
+    annotated_types.Ge: "at least",
+    annotated_types.Gt: "above",
+    annotated_types.Le: "at most",
+    annotated_types.Lt: "below",
+}
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What pydantic has no word for: names that may grow while the program runs, and the name in files."""
+
+    choices: Collection[str] | None
+    stored: str | None
 
 
 def setting(
-    default: Any = dataclasses.MISSING,
+    default: Any = PydanticUndefined,
     *,
     doc: str,
     at_least: float | None = None,
@@ -38,68 +56,126 @@ def setting(
     """Declare one field of a `Settings` class with its meaning and its allowed values.
 
     `choices` may be the names of a registry. `stored` is the name in files, where it is another one: hashes rest on it,
-    and it is accepted wherever the field's own name is.
+    and it is accepted wherever the field's own name is. Of a list, limits stand at the type of its entries.
     """
-    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    return dataclasses.field(
-        default=default,
-        metadata={
-            "doc": doc,
-            "limits": {k: v for k, v in limits.items() if v is not None},
-            "choices": choices,
-            "stored": stored,
-        },
+    field: Any = Field(default, description=doc, ge=at_least, gt=above, le=at_most, lt=below)
+    field.metadata.append(_Names(choices, stored))
+    return field
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One declared setting, for people and for tests."""
+
+    name: str
+    kind: type[Any]
+    """Of the value, or of each entry of a list."""
+    default: Any
+    """None also where there is no default; see `is_required`."""
+    doc: str
+    limits: Mapping[str, float]
+    choices: Collection[str] | None
+    stored: str | None
+    is_required: bool
+    may_be_unset: bool
+    is_list: bool
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words."""
+        if self.choices is not None:
+            return "one of " + ", ".join(self.choices)
+        return " and ".join(f"{word} {bound:g}" for word, bound in self.limits.items()) or "any value"
+
+
+@cache
+def declared(section: type[Settings]) -> Mapping[str, Setting]:
+    """Return every setting of a section by its name, sections within it left out."""
+    found = {name: _read_declaration(name, field) for name, field in section.model_fields.items()}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _read_declaration(name: str, field: FieldInfo) -> Setting | None:
+    names = next((entry for entry in field.metadata if isinstance(entry, _Names)), None)
+    if names is None:
+        return None
+    kind, metadata = field.annotation, list(field.metadata)
+    options = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    (kind,) = (option for option in options if option is not types.NoneType)
+    is_list = typing.get_origin(kind) is tuple
+    if is_list:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is typing.Annotated:
+        kind, *inner = typing.get_args(kind)
+        metadata += [entry for one in inner for entry in (one.metadata if isinstance(one, FieldInfo) else [one])]
+    limits = {_LIMITS[type(entry)]: _bound(entry) for entry in metadata if type(entry) in _LIMITS}
+    return Setting(
+        name=name,
+        kind=typing.cast(type[Any], kind),
+        default=None if field.is_required() else field.default,
+        doc=field.description or "",
+        limits=limits,
+        choices=names.choices,
+        stored=names.stored,
+        is_required=field.is_required(),
+        may_be_unset=types.NoneType in options,
+        is_list=is_list,
     )
 
 
-def _allowed(value: float, limits: Mapping[str, float]) -> bool:
-    return (isinstance(value, int) or isfinite(value)) and all(
-        {
-            "at least": value >= bound,
-            "above": value > bound,
-            "at most": value <= bound,
-            "below": value < bound,
-        }[kind]
-        for kind, bound in limits.items()
-    )
+def _bound(limit: Any) -> float:
+    value: float
+    (value,) = (getattr(limit, name) for name in ("ge", "gt", "le", "lt") if hasattr(limit, name))
+    return value
 
 
-def describe(field: dataclasses.Field[Any]) -> str:
-    """The allowed values of a field in words."""
-    if field.metadata.get("choices") is not None:
-        return "one of " + ", ".join(field.metadata["choices"])
-    return " and ".join(f"{kind} {bound:g}" for kind, bound in field.metadata.get("limits", {}).items()) or "any value"
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(BaseModel):
     """Base of every configuration section: checks itself on construction and never changes afterwards."""
 
-    def __post_init__(self) -> None:
-        hints = _hints(type(self))
-        for field in dataclasses.fields(self):
-            value = _coerce(getattr(self, field.name), hints[field.name], field.name)
-            object.__setattr__(self, field.name, value)
-            self._check(field, value)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
-    def _check(self, field: dataclasses.Field[Any], value: Any) -> None:
-        choices, limits = field.metadata.get("choices"), field.metadata.get("limits", {})
-        if value == ():
-            raise SettingError(f"{field.name} is empty.", remedy=f"Give at least one value, {describe(field)}.")
-        for one in value if isinstance(value, tuple) else (value,):
-            if one is None:
-                continue
-            if (choices is not None and one not in choices) or (limits and not _allowed(one, limits)):
-                near = get_close_matches(str(one)[:100], choices or (), n=1)
-                raise SettingError(
-                    f"{field.name}={one} is not allowed.",
-                    why=f"{field.metadata['doc'].rstrip('.')}.",
-                    remedy=f"Use {describe(field)}." + (f" Did you mean {near[0]}?" if near else ""),
-                )
+    if not TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None:
+            """Raise what pydantic finds as one sentence with a remedy."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise _explain(type(self), error) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        """Take a list or a single value for a tuple; refuse what no setting may be before it is printed anywhere."""
+        name = str(info.field_name)
+        one = declared(cls).get(name)
+        if one is not None and one.is_list:
+            if isinstance(value, str | int | float) and not isinstance(value, bool):
+                value = (value,)
+            value = tuple(value) if isinstance(value, list) else value
+        for entry in value if isinstance(value, tuple) else (value,):
+            if isinstance(entry, int) and not -LARGEST <= entry <= LARGEST:
+                raise SettingError(f"{name} is a number of {entry.bit_length()} bits.", remedy="Use at most 64 bits.")
+            if isinstance(entry, str) and not entry.isprintable():
+                raise SettingError(f"{name}={entry!a} has characters that cannot be printed.", remedy="Leave them out.")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _choose(cls, value: Any, info: ValidationInfo) -> Any:
+        one = declared(cls).get(str(info.field_name))
+        if one is not None and value == ():
+            raise SettingError(f"{one.name} is empty.", remedy=f"Give at least one value, {one.allowed}.")
+        if one is not None and one.choices is not None:
+            for entry in value if isinstance(value, tuple) else (value,):
+                if entry is not None and entry not in one.choices:
+                    raise _not_allowed(one, entry)
+        return value
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {f.metadata.get("stored") or f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        stored = {one.name: one.stored for one in declared(type(self)).values() if one.stored}
+        return {stored.get(name, name): _plain(getattr(self, name)) for name in type(self).model_fields}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -108,18 +184,14 @@ class Settings:
             raise SettingError(
                 f"{show_value(values)} is not a section of settings.", remedy="Write a table of key = value pairs."
             )
-        values, hints = own_names(cls, values), _hints(cls)
-        known = [f.name for f in dataclasses.fields(cls)]
+        values, fields = own_names(cls, values), cls.model_fields
         for key in values:
-            if key not in known:
-                raise unknown_key(key, known)
-        for field in dataclasses.fields(cls):
-            if field.default is dataclasses.MISSING and field.name not in values:
-                raise SettingError(f"'{field.name}' is missing.", remedy=f"Add {field.name}, or start from a recipe.")
-        return cls(**{key: _build(value, hints[key]) for key, value in values.items()})
+            if key not in fields:
+                raise unknown_key(key, list(fields))
+        return cls(**{key: _build(value, fields[key].annotation) for key, value in values.items()})
 
     def replace(self, **changes: Any) -> Self:
-        return dataclasses.replace(self, **own_names(type(self), changes))
+        return type(self)(**{**dict(self), **own_names(type(self), changes)})
 
     def override(self, key: str, value: Any) -> Self:
         """A copy with one dotted key changed, as in `override("training.steps", 100)`."""
@@ -128,7 +200,7 @@ class Settings:
     def override_all(self, assignments: Mapping[str, Any]) -> Self:
         """A copy with dotted keys changed at once: values that only fit together may come in any order."""
         assignments = own_names(type(self), assignments)
-        known = [f.name for f in dataclasses.fields(self)]
+        known = list(type(self).model_fields)
         changes: dict[str, Any] = {}
         sections: dict[str, dict[str, Any]] = {}
         for key, value in assignments.items():
@@ -154,8 +226,8 @@ class Settings:
 
 def names_of(kind: type[Settings]) -> dict[str, str]:
     """The field that each accepted name means: its own, and the one in files where that is another."""
-    fields = dataclasses.fields(kind)
-    return {f.name: f.name for f in fields} | {f.metadata["stored"]: f.name for f in fields if f.metadata.get("stored")}
+    stored = {one.stored: one.name for one in declared(kind).values() if one.stored}
+    return {name: name for name in kind.model_fields} | stored
 
 
 def own_names(kind: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,14 +242,33 @@ def own_names(kind: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
-_HINTS: dict[type[Any], dict[str, Any]] = {}
+def _explain(section: type[Settings], error: ValidationError) -> SettingError:
+    """What pydantic finds first, in the words of every other error."""
+    first = error.errors(include_url=False)[0]
+    name, value = str(first["loc"][0]), first["input"]
+    if first["type"] == "missing":
+        return SettingError(f"'{name}' is missing.", remedy=f"Add {name}, or start from a recipe.")
+    if first["type"] == "extra_forbidden":
+        return unknown_key(name, list(section.model_fields))
+    one = declared(section).get(name)
+    if one is not None and first["type"] in _OUT_OF_RANGE:
+        return _not_allowed(one, value)
+    wanted = one.kind.__name__ if one is not None else "section"
+    return SettingError(
+        f"{name}={show_value(value)} is not of the right type.", remedy=f"Give {name} a value of type {wanted}."
+    )
 
 
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    """The annotations of a class, evaluated once: that takes longer than all checks of a section."""
-    if kind not in _HINTS:
-        _HINTS[kind] = typing.get_type_hints(kind)
-    return _HINTS[kind]
+_OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
+
+
+def _not_allowed(one: Setting, value: Any) -> SettingError:
+    near = get_close_matches(str(value)[:100], one.choices or (), n=1)
+    return SettingError(
+        f"{one.name}={value} is not allowed.",
+        why=f"{one.doc.rstrip('.')}.",
+        remedy=f"Use {one.allowed}." + (f" Did you mean {near[0]}?" if near else ""),
+    )
 
 
 def show_value(value: Any) -> str:
@@ -197,12 +288,11 @@ def unknown_key(key: str, known: Sequence[str]) -> SettingError:
 def dotted_keys(settings: Settings) -> list[str]:
     """Every key that `override` takes."""
     keys: list[str] = []
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
+    for name, value in settings:
         if isinstance(value, Settings):
-            keys += [f"{field.name}.{key}" for key in dotted_keys(value)]
+            keys += [f"{name}.{key}" for key in dotted_keys(value)]
         else:
-            keys.append(field.name)
+            keys.append(name)
     return keys
 
 
@@ -240,29 +330,3 @@ def _build(value: Any, hint: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, Settings) and isinstance(value, Mapping):
         return hint.from_dict(value)
     return value
-
-
-def _coerce(value: Any, hint: Any, name: str) -> Any:
-    """Check a value against its annotation; the only conversions are list to tuple and int to float."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        options = typing.get_args(hint)
-        if value is None and type(None) in options:
-            return None
-        hint = next(option for option in options if option is not type(None))
-    if typing.get_origin(hint) is tuple:
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            value = [value]
-        if isinstance(value, list | tuple):
-            return tuple(_coerce(v, typing.get_args(hint)[0], name) for v in value)
-    elif isinstance(value, int) and not isinstance(value, bool) and hint in (int, float):
-        if not -LARGEST <= value <= LARGEST:
-            raise SettingError(f"{name} is a number of {value.bit_length()} bits.", remedy="Use at most 64 bits.")
-        return hint(value)
-    elif isinstance(value, str) and hint is str and not value.isprintable():
-        raise SettingError(f"{name}={value!a} has characters that cannot be printed.", remedy="Leave them out.")
-    elif isinstance(hint, type) and isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
-        return value
-    wanted = getattr(hint, "__name__", str(hint))
-    raise SettingError(
-        f"{name}={show_value(value)} is not of the right type.", remedy=f"Give {name} a value of type {wanted}."
-    )

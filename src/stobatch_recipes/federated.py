@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from stobatch.config import DataConfig, RunConfig
 from stobatch.federated import FederatedConfig
 from stobatch.sound.settings import SoundConfig
@@ -13,7 +11,7 @@ from stobatch_recipes import sound
 def demo() -> RunConfig:
     """12,000 MNIST records with three parties, ε = 3 each; the smallest takes part in half of the rounds."""
     full = sound.mnist(epsilon=3.0, radius=0.1)
-    shared = {field.name: getattr(full.method, field.name) for field in fields(SoundConfig)}
+    shared = {name: getattr(full.method, name) for name in SoundConfig.model_fields}
     parties = ("north:7000:700", "east:3500:500", "south:1500:300:20")
     return full.replace(
         method=FederatedConfig(**shared | {"delta": 1e-5, "average_decay": 0.9}, parties=parties),

@@ -35,7 +35,6 @@ _SHARES = tuple(tenths / 10 for tenths in range(1, 10))
 """Of the way from an input to its worst point: where else to look."""
 
 
-@dataclass(frozen=True)
 class FalsifierSettings(Settings):
     """What the attempt to break certificates may spend, and how sure a refutation has to be."""
 

@@ -239,7 +239,6 @@ class AdLmPlan(Plan):
         ]
 
 
-@dataclass(frozen=True)
 class AdLmConfig(MethodConfig, name="adlm"):
     """The budget and its parts, the estimation of relevances, and the descent under noise."""
 

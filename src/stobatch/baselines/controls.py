@@ -67,17 +67,14 @@ class ControlPlan(DpSgdPlan):
         return self._relabelled(super().after(accounted_steps))
 
 
-@dataclass(frozen=True)
 class HalfNoiseConfig(SoundConfig, name="control_half_noise"):
     """The sound method's settings, for the control with half the noise."""
 
 
-@dataclass(frozen=True)
 class SharedNoiseConfig(SoundConfig, name="control_shared_noise"):
     """The sound method's settings, for the control that draws its noise once."""
 
 
-@dataclass(frozen=True)
 class NoClippingConfig(SoundConfig, name="control_no_clipping"):
     """The sound method's settings, for the control that does not clip."""
 

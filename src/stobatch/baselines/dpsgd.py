@@ -6,8 +6,6 @@ nothing that one example adds. Here each example's whole gradient is clipped (`d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stobatch.settings import setting
 from stobatch.sound.losses import CrossEntropy, Objective, Ramp
 from stobatch.sound.method import DpSgdFamily
@@ -17,7 +15,6 @@ from stobatch.votes.noise import SmoothingNoise
 _AT_ONCE = Ramp(0.0, 0.0)
 
 
-@dataclass(frozen=True)
 class DpSgdConfig(DpSgdSettings, name="dpsgd"):
     """Cross-entropy, and nothing else."""
 
@@ -25,7 +22,6 @@ class DpSgdConfig(DpSgdSettings, name="dpsgd"):
         return Objective(((1.0, CrossEntropy()),), _AT_ONCE)
 
 
-@dataclass(frozen=True)
 class DpAdversarialConfig(DpSgdSettings, name="dp_adversarial"):
     """Adversarial training: each example's own attack, inside its clipped gradient (Bu et al., 2022)."""
 
@@ -41,7 +37,6 @@ class DpAdversarialConfig(DpSgdSettings, name="dp_adversarial"):
         return Objective((natural, attacked), Ramp(self.warm_up, self.ramp))
 
 
-@dataclass(frozen=True)
 class DpSmoothingConfig(DpSgdSettings, name="dp_smoothing"):
     """Noisy views, averaged before clipping, for a classifier that votes under the same noise (Wu et al., 2024)."""
 

@@ -223,7 +223,6 @@ def _require_fit(network: Network, noise: LayerNoise, calibration: Calibration |
 _POWER_STEPS = 20
 
 
-@dataclass(frozen=True)
 class NoiseLayerSettings(MethodConfig):
     """What the noise is made for: perturbations up to a bound, to a privacy level of pixels."""
 

@@ -38,7 +38,6 @@ _SOURCE = "PixelDP, Proposition 1"
 _split = partial(split_network, method="PixelDP")
 
 
-@dataclass(frozen=True)
 class PixelDpConfig(NoiseLayerSettings, name="pixeldp"):
     """Noise for perturbations up to the construction bound; ε_r at most 1, as its theorem has it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from stobatch.training.trainable import Reader
 from stobatch.verifier import Verifier
 
 
-@dataclass(frozen=True)
 class PlainConfig(MethodConfig, name="plain"):
     """Cross-entropy on random batches."""
 

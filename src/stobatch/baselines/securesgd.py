@@ -92,7 +92,6 @@ class RelevanceTrainable(DpSgdTrainable):
 _split = partial(split_network, method="SecureSGD")
 
 
-@dataclass(frozen=True)
 class SecureSgdAgmConfig(DpSgdSettings, NoiseLayerSettings, name="securesgd_agm"):
     """Even noise, by the analytic Gaussian mechanism (Balle and Wang, 2018)."""
 
@@ -106,7 +105,6 @@ class SecureSgdAgmConfig(DpSgdSettings, NoiseLayerSettings, name="securesgd_agm"
         return Objective(((1.0, NoisyHidden(self.layer_stddev)),), Ramp(0.0, 0.0))
 
 
-@dataclass(frozen=True)
 class SecureSgdConfig(SecureSgdAgmConfig, name="securesgd"):
     """Noise in proportion to vulnerability, by the heterogeneous Gaussian mechanism."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,7 +26,6 @@ from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.verifier import Verifier
 
 
-@dataclass(frozen=True)
 class VanillaConfig(MethodConfig, name="vanilla_adversarial"):
     """Adversarial training as in Appendix C."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,7 +48,6 @@ class PartySizes:
         return (step + 1) * self.rounds // steps > step * self.rounds // steps
 
 
-@dataclass(frozen=True)
 class FederatedConfig(SoundConfig, name="federated"):
     """The sound method with its records held by parties; every party spends at most ε and adds all of its own noise."""
 
@@ -66,8 +65,7 @@ class FederatedConfig(SoundConfig, name="federated"):
         600.0, above=0, doc="Seconds that a step waits; a party that has not answered by then is left out of the step"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def model_post_init(self, context: Any) -> None:
         names = [text.split(":")[0] for text in self.parties]
         for text in self.parties:
             name, *numbers = text.split(":")
@@ -105,7 +103,7 @@ class FederatedConfig(SoundConfig, name="federated"):
 
     def sound(self, party: PartySizes) -> SoundConfig:
         """What one party's part is by itself: the sound method on its own records."""
-        shared = {field.name: getattr(self, field.name) for field in fields(SoundConfig)}
+        shared = {name: getattr(self, name) for name in SoundConfig.model_fields}
         return SoundConfig(**shared | {"batch_size": party.expected_batch_size})
 
 

@@ -15,7 +15,6 @@ from stobatch.settings import setting
 from stobatch.training.engines import TrainerTask
 
 
-@dataclass(frozen=True)
 class PublishedConfig(MethodConfig, name="stobatch"):
     """The published mechanism's settings, by default those of Appendix P for MNIST."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -30,7 +29,6 @@ from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.votes.noise import GaussianNoise, LaplaceNoise, SmoothingNoise
 
 
-@dataclass(frozen=True)
 class DpSgdSettings(MethodConfig):
     """The budget and the descent; what is descended on is the method's own."""
 
@@ -110,7 +108,6 @@ def _attacked(steps: int, chunk: int, network: Classifier, inputs: Tensor, label
     return craft(scores, ball, paper_ensemble(("ifgsm",), steps), torch.Generator(), labels=labels, chunk=chunk)
 
 
-@dataclass(frozen=True)
 class SoundConfig(DpSgdSettings, name="sound"):
     """Settings of the sound method. `epsilon` and `radius` are the knobs; the rest has defaults that work."""
 

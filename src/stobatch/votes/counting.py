@@ -33,7 +33,6 @@ from stobatch.votes.noise import GaussianNoise, SmoothingNoise, two_streams
 Scorer = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
 class VoteSettings(Settings):
     """How many draws, how sure, and how many rows pass the network at once."""
 

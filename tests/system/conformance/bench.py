@@ -64,13 +64,13 @@ def other_examples(train: Examples) -> Examples:
 
 def batch_key(config: RunConfig) -> str:
     """The setting that says how many examples a step takes."""
-    assert "batch_size" in {field.name for field in dataclasses.fields(config.method)}
+    assert "batch_size" in type(config.method).model_fields
     return "method.batch_size"
 
 
 def budget_keys(config: RunConfig) -> dict[str, list[str]]:
     """The settings that are an ε, and those that are a δ, of records; the noise of certificates has its own."""
-    names = [f.name for f in dataclasses.fields(config.method) if not f.name.startswith("robustness_")]
+    names = [name for name in type(config.method).model_fields if not name.startswith("robustness_")]
     return {
         kind: [f"method.{name}" for name in names if name == kind or name.endswith(f"_{kind}")]
         for kind in ("epsilon", "delta")

@@ -31,6 +31,7 @@ from stobatch import Dataset, RunConfig, Status, StobatchError
 from stobatch.config import TrainingConfig
 from stobatch.dp.plan import Plan
 from stobatch.errors import DataError, ModelError, RunError, SettingError
+from stobatch.settings import declared
 
 Mistake = Callable[[RunConfig], tuple[RunConfig, dict[str, Any]]]
 """The settings and the further arguments of a call of `train` that has to be refused."""
@@ -161,7 +162,7 @@ def refused_or_trained(config: RunConfig, expected: Expected, out: Path) -> bool
 
 
 def test_an_optimiser_is_trained_with_or_refused(config: RunConfig, tmp_path: Path) -> None:
-    choices = TrainingConfig.__dataclass_fields__["optimiser"].metadata["choices"]
+    choices = declared(TrainingConfig)["optimiser"].choices
     short = config.override("training.steps", 2)
     trained = [
         name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tomllib
 from functools import cache
@@ -16,7 +15,7 @@ import torch
 import stobatch
 from stobatch.config import RunConfig, load_config
 from stobatch.models.layered import MOST_NUMBERS, build_layered
-from stobatch.settings import dotted_keys, parse_assignment
+from stobatch.settings import dotted_keys, names_of, parse_assignment
 from stobatch_recipes import RECIPES, recipe
 
 from .mutate import HOSTILE_NUMBERS, HOSTILE_TEXTS, as_json, hostile, mutated, mutated_bytes, mutated_text, nudged
@@ -30,8 +29,7 @@ def _recipe(name: str) -> RunConfig:
 def _value(config: RunConfig, key: str) -> Any:
     found: Any = config
     for name in key.split("."):
-        stored = {field.metadata.get("stored"): field.name for field in dataclasses.fields(found)}
-        found = getattr(found, stored.get(name, name))
+        found = getattr(found, names_of(type(found)).get(name, name))
     return list(found) if isinstance(found, tuple) else found
 
 

@@ -56,7 +56,10 @@ class TestTwins:
         assert self.found("config files", 200).tracebacks
 
     def test_a_parser_that_takes_a_neighbouring_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("stobatch.settings._coerce", lambda value, hint, name: 1 if value == 0 else value)
+        from stobatch import settings
+
+        build = settings._build
+        monkeypatch.setattr(settings, "_build", lambda value, kind: 1 if value == 0 else build(value, kind))
         assert self.found("config files", 400).findings
 
     def test_a_manifest_whose_digest_is_not_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:

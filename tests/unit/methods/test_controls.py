@@ -5,7 +5,6 @@ Statistical tests alarm falsely with probability 1e-9 each.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -171,5 +170,5 @@ def test_the_recipe_of_a_control_differs_in_the_method_alone(name: str) -> None:
     broken, sound = recipe(f"audit.{name}"), recipe("audit.sound")
     assert broken.method.name == f"control_{name}"
     assert broken.replace(method=sound.method) == sound
-    for field in fields(sound.method):
-        assert getattr(broken.method, field.name) == getattr(sound.method, field.name)
+    for key in type(sound.method).model_fields:
+        assert getattr(broken.method, key) == getattr(sound.method, key)

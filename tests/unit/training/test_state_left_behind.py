@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -229,7 +228,7 @@ class Late(InProcessEngine):
 @pytest.mark.parametrize("share", [DeviceRank(0, 2), DeviceRank(1, 2)])
 def test_a_device_of_several_finds_out_before_its_part_is_added_to_the_others(share: DeviceRank) -> None:
     BEGINS["at pass"] = float("inf")
-    settings, dataset = config(replace(SOUND, batch_size=100)), data()
+    settings, dataset = config(SOUND.replace(batch_size=100)), data()
     net = network(Keeper())
     plan = stobatch.plan(settings, dataset=dataset, network=net)
     trainable = method_of(settings).prepare(settings, plan, net, dataset.train, Seeds.reproducible(4))

@@ -39,7 +39,8 @@ class LipschitzVerifier(Verifier):
     def verify(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
         scores = self.network(inputs.to(self.network.device, self.network.dtype)).double().cpu()
         (first, second), label = scores.topk(2).values.unbind(1), scores.argmax(1)
-        return BoundCertificates(label.numpy(), ((first - second) / (2 * self.constant)).numpy())
+        radius = (first - second) / (2 * self.constant)
+        return BoundCertificates(label.numpy(), radius.numpy(), self.kinds[0])
 
 
 def lipschitz(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None:

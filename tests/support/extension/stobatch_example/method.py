@@ -22,7 +22,6 @@ class SmoothedLabels(Term):
         return F.cross_entropy(network(inputs), labels, label_smoothing=self.share, reduction="none")
 
 
-@dataclass(frozen=True)
 class SmoothLabelsConfig(DpSgdSettings, name="smooth_labels"):
     """Its settings: the family's, and one of its own."""
 
