@@ -1,23 +1,24 @@
 """Where each numbered item of the paper lives in the code, and whether it holds.
 
 `@implements("Lemma 2")` puts an item on the map; `stobatch where "Lemma 2"` prints the file, the line and our
-verdict. An item is registered once: a second home for it is an error at import time.
+verdict. The map is read from the source, so that asking imports nothing; an item has one home.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import pkgutil
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stobatch.errors import SettingError
 
 T = TypeVar("T")
+Definition = ast.FunctionDef | ast.ClassDef
+_PACKAGE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -37,53 +38,59 @@ def equations(first: int, last: int) -> list[str]:
     return [f"Eq. {number}" for number in range(first, last + 1)]
 
 
-_registry: dict[str, PaperItem] = {}
-
-
 def implements(*names: str, verdict: str) -> Callable[[T], T]:
-    """Register the decorated function or class as the one home of the named items.
+    """Mark the decorated function or class as the one home of the named items.
 
     `verdict` says in one sentence whether the paper's statement holds; the pages under docs/ give the reasons.
     """
-
-    def register(thing: T) -> T:
-        code = inspect.unwrap(thing)  # type: ignore[arg-type]
-        where = f"{code.__module__}.{code.__qualname__}"
-        summary = (inspect.getdoc(code) or "").split("\n")[0]
-        for name in names:
-            if name in _registry and _registry[name].code != where:
-                raise RuntimeError(f"{name} is registered twice: {_registry[name].code} and {where}")
-            _registry[name] = PaperItem(
-                name,
-                where,
-                inspect.getsourcefile(code) or "",
-                inspect.getsourcelines(code)[1],
-                summary,
-                verdict,
-            )
-        return thing
-
-    return register
+    del names, verdict  # `items` reads them from the source
+    return lambda thing: thing
 
 
-def _import_everything() -> None:
-    # One module runs the program, the other needs a package that is optional; neither holds anything of the paper.
-    left_out = ("stobatch.__main__", "stobatch.federated.flower")
-    for module in pkgutil.walk_packages([str(Path(__file__).parent)], "stobatch."):
-        if module.name not in left_out:
-            importlib.import_module(module.name)
-
-
-def items() -> dict[str, PaperItem]:
-    """Every registered item, in the order of the paper's numbering."""
-    _import_everything()
+@cache
+def items() -> Mapping[str, PaperItem]:
+    """Every item that has a home, in the order of the paper's numbering."""
+    found: dict[str, PaperItem] = {}
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        for item in _items_of(file, ast.parse(text)) if "@implements(" in text else ():
+            if item.name in found:
+                raise RuntimeError(f"{item.name} has two homes: {found[item.name].code} and {item.code}")
+            found[item.name] = item
     order = ["Definition", "Lemma", "Theorem", "Corollary", "Algorithm", "Eq.", "Appendix"]
 
     def key(name: str) -> tuple[int, int, str]:
         kind, _, number = name.partition(" ")
         return order.index(kind), int(number) if number.isdigit() else 0, number
 
-    return {name: _registry[name] for name in sorted(_registry, key=key)}
+    return {name: found[name] for name in sorted(found, key=key)}
+
+
+def _items_of(file: Path, tree: ast.Module) -> Iterator[PaperItem]:
+    """The items of one file. Names and verdicts are made of literals, texts of the file's own and `equations`."""
+    known: dict[str, Any] = {"equations": equations}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            known |= {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
+    module = ".".join(file.relative_to(_PACKAGE.parent).with_suffix("").parts)
+    for qualified, node in _definitions(tree.body, module):
+        for call in node.decorator_list:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "implements":
+                names = ast.keyword("names", ast.List(call.args, ast.Load()))
+                said = ast.Call(ast.Name("dict", ast.Load()), [], [names, *call.keywords])
+                asked = eval(compile(ast.fix_missing_locations(ast.Expression(said)), file, "eval"), known)
+                summary = (ast.get_docstring(node) or "").split("\n")[0]
+                # The line of the first decorator, where a reader wants to begin.
+                line = min(one.lineno for one in node.decorator_list)
+                for name in asked["names"]:
+                    yield PaperItem(name, qualified, str(file), line, summary, asked["verdict"])
+
+
+def _definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Definition]]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield f"{prefix}.{node.name}", node
+            yield from _definitions(node.body, f"{prefix}.{node.name}")
 
 
 def where(name: str) -> PaperItem:
@@ -102,4 +109,4 @@ def where(name: str) -> PaperItem:
 
 def relative_file(item: PaperItem) -> str:
     """The item's file as a path inside the package, the same on every machine."""
-    return str(Path(item.file).relative_to(Path(__file__).parent.parent))
+    return str(Path(item.file).relative_to(_PACKAGE.parent))

@@ -51,20 +51,25 @@ def sound(epsilon: float = 3.0, *, like: type[SoundConfig] = SoundConfig) -> Run
 
 
 def sound_1() -> RunConfig:
+    """The sound method's audit at ε = 1."""
     return sound(epsilon=1.0)
 
 
 def sound_strict() -> RunConfig:
+    """The sound method's audit at ε = 0.2."""
     return sound(epsilon=0.2)
 
 
 def half_noise() -> RunConfig:
+    """A broken control: the sound method with half the noise that it claims. An audit must refute it."""
     return sound(like=HalfNoiseConfig)
 
 
 def shared_noise() -> RunConfig:
+    """A broken control: the sound method with one draw of noise for all steps. An audit must refute it."""
     return sound(like=SharedNoiseConfig)
 
 
 def no_clipping() -> RunConfig:
+    """A broken control: the sound method without clipping. An audit must refute it."""
     return sound(like=NoClippingConfig)

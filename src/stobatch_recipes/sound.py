@@ -44,10 +44,12 @@ def mnist(epsilon: float = 1.0, radius: float = 0.2) -> RunConfig:
 
 
 def mnist_wide() -> RunConfig:
+    """MNIST at ε = 1, trained to certify a radius of 0.6."""
     return mnist(radius=0.6)
 
 
 def mnist_strict() -> RunConfig:
+    """MNIST at ε = 0.2."""
     return mnist(epsilon=0.2)
 
 
@@ -110,14 +112,17 @@ def cifar10(epsilon: float = 8.0, radius: float = 4 / 255) -> RunConfig:
 
 
 def cifar10_wide() -> RunConfig:
+    """CIFAR-10 at ε = 8, trained to certify 16/255 over [-1, 1], which is 8/255 over [0, 1]."""
     return cifar10(radius=16 / 255)
 
 
 def cifar10_strict() -> RunConfig:
+    """CIFAR-10 at ε = 3."""
     return cifar10(epsilon=3.0)
 
 
 def cifar10_strict_wide() -> RunConfig:
+    """CIFAR-10 at ε = 3, trained to certify 16/255 over [-1, 1]."""
     return cifar10(epsilon=3.0, radius=16 / 255)
 
 

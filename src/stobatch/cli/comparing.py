@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stobatch.cli.app import Device, Json, Limit, Set, _assignments, _print, app
-from stobatch.config import RunConfig
+from stobatch.cli.app import app
+from stobatch.cli.options import Device, Json, Limit, Set, assignments, show
 from stobatch.errors import SettingError
-from stobatch.settings import names_of, unknown_key
 from stobatch.types import Status
+
+if TYPE_CHECKING:
+    from stobatch.config import RunConfig
 
 _ELSEWHERE = {
     "method.epsilon": "--epsilon",
@@ -24,7 +26,7 @@ _ELSEWHERE = {
 """Settings that name the rows and columns of the table; they have options of their own."""
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def compare(
     out: Annotated[Path, typer.Option(help="The folder to write: a run for each row and seed, and the comparison.")],
     methods: Annotated[
@@ -51,7 +53,7 @@ def compare(
 
     epsilons, radii = epsilon or [1.0], radius or [0.2]
     _require_budgets(epsilons)
-    changes = _assignments(set_)
+    changes = assignments(set_)
     if limit is not None:
         changes |= {"evaluation.limit": limit, "certification.limit": limit}
     _require_elsewhere(changes)
@@ -61,7 +63,7 @@ def compare(
     document = stobatch.compare(
         configs, out, seeds=_whole(seeds) if seeds else None, repeats=repeats, quiet=as_json, device=device
     )
-    _print(document, as_json, comparison_tables(document), f"page: {out / 'comparison.html'}")
+    show(document, as_json, comparison_tables(document), f"page: {out / 'comparison.html'}")
     if any(flag.refutes is Status.PROVED for flag in document.flags):
         raise SystemExit(1)
 
@@ -98,6 +100,8 @@ def _require_elsewhere(changes: dict[str, Any]) -> None:
 
 def _changed(configs: dict[str, RunConfig], changes: dict[str, Any]) -> dict[str, RunConfig]:
     """Every configuration with the changes that concern it: a method's setting goes to the methods that have it."""
+    from stobatch.settings import names_of, unknown_key
+
     names = {name: names_of(type(config.method)) for name, config in configs.items()}
     for key in changes:
         section, _, own = key.partition(".")

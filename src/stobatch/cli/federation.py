@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stobatch.cli.app import Config, Device, Json, Recipe, Resume, Seed, Set, _changes, _config, _print, app
-from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.cli.app import app
+from stobatch.cli.options import Config, Device, Json, Recipe, Resume, Seed, Set, read_settings, show, training_changes
 from stobatch.errors import RunError, SettingError
-from stobatch.reporting.terminal import guarantee_card, party_table, trained_line
-from stobatch.results import FederatedTraining, FederationAccount, Participation, StartedRun, Training
-from stobatch.runs import Run
 
 if TYPE_CHECKING:
+    from stobatch.dp.guarantee import PrivacyGuarantee
     from stobatch.federated import Rounds
+    from stobatch.runs import Run
 
 
-@app.command()
+@app.command(rich_help_panel="Federate")
 def federate(
     out: Annotated[Path, typer.Option(help="The server's run directory; parties get OUT.parties/NAME.")],
     recipe: Recipe = None,
@@ -35,17 +34,20 @@ def federate(
     """Cut a data set among parties that trust nobody, and let them train one model; certify and evaluate it as any."""
     from stobatch.federated import federate as run_federation
     from stobatch.loading import read_config
+    from stobatch.reporting.terminal import party_table, trained_line
+    from stobatch.results import FederatedTraining, FederationAccount, Training
+    from stobatch.runs import Run
 
     run = Run(out)
     if resume and run.exists and not (recipe or config):
-        terms = read_config(run).override_all(_changes(set_, seed, device))
+        terms = read_config(run).override_all(training_changes(set_, seed, device))
     else:
-        terms = _config(recipe or (None if config else "federated.demo"), config, set_, seed, device)
+        terms = read_settings(recipe or (None if config else "federated.demo"), config, set_, seed, device)
     model = run_federation(terms, out, rounds=_way(through), resume=resume, quiet=as_json)
     account = FederationAccount.read(run)
     document = FederatedTraining(run=str(out), training=Training.read(run), **dict(account))
     done = trained_line(out, model.config.training_hash, document.training)
-    _print(document, as_json, done, party_table(document))
+    show(document, as_json, done, party_table(document))
 
 
 def _way(through: str) -> Rounds:
@@ -59,19 +61,23 @@ def _way(through: str) -> Rounds:
     return ways[through]
 
 
-@app.command()
+@app.command(rich_help_panel="Federate")
 def parties(
     run: Annotated[Path, typer.Argument(help="A federation's run directory, or a party's own.")], as_json: Json = False
 ) -> None:
     """What every party has promised and spent; in a party's own directory, its own guarantee."""
+    from stobatch.reporting.terminal import guarantee_card, party_table
+    from stobatch.results import FederationAccount, Participation
+    from stobatch.runs import Run
+
     directory = Run(run)
     federation, party = FederationAccount.read_if_there(directory), Participation.read_if_there(directory)
     if federation is not None:
         federation = federation.replace(guarantee=_held(directory, federation.guarantee))
-        _print(federation, as_json, party_table(federation))
+        show(federation, as_json, party_table(federation))
     elif party is not None:
         party = party.replace(guarantee=_held(directory, party.guarantee))
-        _print(party, as_json, guarantee_card(party.guarantee))
+        show(party, as_json, guarantee_card(party.guarantee))
     else:
         raise RunError(
             f"{run} is neither a finished federation nor a party that has spoken.",
@@ -81,4 +87,6 @@ def parties(
 
 def _held(run: Run, guarantee: PrivacyGuarantee) -> PrivacyGuarantee:
     """A recorded guarantee, void where the terms name a public seed, whenever it was written."""
+    from stobatch.results import StartedRun
+
     return guarantee if StartedRun.read(run).seed is None else guarantee.with_public_seed()

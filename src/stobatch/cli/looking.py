@@ -1,0 +1,137 @@
+"""`settings`, `recipes`, `where` and `doctor`: what there is to set, the paper in the code, and the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stobatch.cli.app import app
+from stobatch.cli.options import Json, show
+from stobatch.errors import SettingError
+
+_REFERENCE = Path(__file__).with_name("reference.json")
+
+
+def _reference(section: str) -> list[dict[str, Any]]:
+    """Part of what docs/make_reference.py wrote from the declarations: asking it imports none of them."""
+    import json
+
+    found: list[dict[str, Any]] = json.loads(_REFERENCE.read_text(encoding="utf-8"))[section]
+    return found
+
+
+def _print_rows(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("setting", "recipe"))
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _matching(rows: list[dict[str, Any]], key: str, asked: str, kind: str) -> list[dict[str, Any]]:
+    """Return the rows of this name, of one that ends with it, or of a section; else raise with names that are near."""
+    names = list(dict.fromkeys(row[key] for row in rows))
+    exact = [row for row in rows if asked in (row[key], row[key].rpartition(".")[2])]
+    found = exact or [row for row in rows if row[key].startswith(f"{asked}.")]
+    if found:
+        return found
+    near = get_close_matches(asked[:100], [*names, *(name.rpartition(".")[2] for name in names)], n=3, cutoff=0.6)
+    remedy = f"Nearest: {', '.join(near)}." if near else f"Run `stobatch {kind}s` for all of them."
+    raise SettingError(f"there is no {kind} '{asked}'.", remedy=remedy)
+
+
+@app.command(rich_help_panel="Look up")
+def settings(
+    key: Annotated[str | None, typer.Argument(help="As training.steps, steps or training; all if left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Every setting with its type, allowed values, default and meaning."""
+    rows = _reference("settings")
+    found = rows if key is None else _matching(rows, "key", key, "setting")
+    if as_json:
+        show({"settings": found}, as_json)
+    elif key is None:
+        cells = [(row["key"], row["default"] or "", row["doc"]) for row in found]
+        _print_rows("`stobatch settings KEY` says more of one", ("setting", "default", "meaning"), cells)
+    else:
+        full = [
+            (row["key"], row["type"], row["allowed"], row["default"] or "", f"{row['doc']}.{_of(row['methods'])}")
+            for row in found
+        ]
+        _print_rows("", ("setting", "type", "allowed", "default", "meaning"), full)
+
+
+def _of(methods: list[str] | None) -> str:
+    return f" Of the methods {', '.join(methods)}." if methods else ""
+
+
+@app.command(rich_help_panel="Look up")
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="As sound.mnist, or sound; all if left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Every recipe with its purpose, privacy and minutes; of one, what it sets."""
+    from stobatch_recipes import RECIPES
+
+    rows = _reference("recipes")
+    known = {row["name"] for row in rows}
+    # What other packages add is known by name alone until it is asked for.
+    rows += [{"name": added, "purpose": "of another package"} for added in RECIPES if added not in known]
+    found = rows if name is None else _matching(rows, "name", RECIPES.shown(name), "recipe")
+    if as_json:
+        show({"recipes": found}, as_json)
+        return
+    cells = [
+        (
+            row["name"],
+            row["purpose"],
+            row.get("privacy", ""),
+            *(f"{row['minutes'][device]:.2g}" if device in row.get("minutes", {}) else "" for device in ("cpu", "gpu")),
+        )
+        for row in found
+    ]
+    title = "`stobatch recipes NAME` prints what one sets; minutes are of training, on 2 CPU cores and on an H200"
+    _print_rows(title, ("recipe", "purpose", "privacy", "CPU", "GPU"), cells)
+    if len(found) == 1:
+        for setting, value in found[0].get("settings", {}).items():
+            print(f"{setting} = {value}")
+
+
+@app.command(rich_help_panel="Look up")
+def where(
+    item: Annotated[str | None, typer.Argument(help="As in 'Theorem 5'; all items if left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find an item of the paper in the code, and learn whether it holds."""
+    from stobatch import paper
+
+    found = [paper.where(item)] if item else list(paper.items().values())
+    rows = [{**vars(one), "file": paper.relative_file(one)} for one in found]
+    lines = [
+        f"{one.name}: src/{paper.relative_file(one)}:{one.line}  {one.summary}\n    {one.verdict}" for one in found
+    ]
+    show({"items": rows}, as_json, *lines)
+
+
+@app.command(rich_help_panel="Look up")
+def doctor(
+    out: Annotated[Path, typer.Option(help="The folder in which runs will be written.")] = Path("runs"),
+    only: Annotated[list[str] | None, typer.Option(help="Only this check; may be repeated.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Try everything that training on this machine rests on: arithmetic, disk, data, processes, GPUs."""
+    from stobatch.doctor import doctor as examine_machine
+    from stobatch.reporting.terminal import health_table
+
+    document = examine_machine(out, only=only or (), quiet=as_json)
+    show(document, as_json, health_table(document))
+    if not document.ready:
+        raise SystemExit(2)

@@ -1,0 +1,64 @@
+"""`report`, `verify` and `sign`: what others get to see of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stobatch.cli.app import app
+from stobatch.cli.options import Draws, Identity, Json, Signers, show
+
+
+@app.command(rich_help_panel="Publish")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One run directory, or several to compare.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write; RUN/report.html for a single run.")] = None,
+    images: Annotated[
+        bool | None, typer.Option(help="Show a few test images; by default those of public data sets only.")
+    ] = None,
+    signers: Signers = None,
+    identity: Identity = None,
+    as_json: Json = False,
+) -> None:
+    """One HTML file that can be mailed: curves, the guarantee with its status, the flags; computed again from rows."""
+    import stobatch
+
+    document = stobatch.report(runs, out, images=images, signers=signers, identity=identity)
+    show(document, as_json, f"report: {document.report}")
+
+
+@app.command(rich_help_panel="Publish")
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    sample: Annotated[
+        int, typer.Option(min=0, help="Rows that are certified again from weights and test data; 0 needs no data.")
+    ] = 20,
+    signers: Signers = None,
+    identity: Identity = None,
+    seed: Draws = None,
+    as_json: Json = False,
+) -> None:
+    """Compute everything again that a run publishes, and say what cannot be checked. Exit code 1 where it differs."""
+    from stobatch.reporting.terminal import verified_page
+    from stobatch.results import Outcome
+    from stobatch.verification import verify as verify_run
+
+    document = verify_run(run, sample=sample, signers=signers, identity=identity, seed=seed)
+    show(document, as_json, verified_page(document))
+    if document.verdict is Outcome.DIFFERS:
+        raise SystemExit(1)
+
+
+@app.command(rich_help_panel="Publish")
+def sign(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    key: Annotated[Path, typer.Option(help="A private key of ssh-keygen's, or of minisign's; kept outside the run.")],
+    as_json: Json = False,
+) -> None:
+    """Sign a run's manifest: that these files are the ones you mean. Any verb that changes them takes it off again."""
+    from stobatch.verification.checks import sign as sign_run
+
+    signature = sign_run(run, key)
+    show({"run": str(run), "signature": str(signature)}, as_json, f"signed: {signature}")

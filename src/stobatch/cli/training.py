@@ -1,0 +1,184 @@
+"""`plan`, `train`, `demo` and `shard`: from settings to a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stobatch.cli.app import app
+from stobatch.cli.options import (
+    Config,
+    Device,
+    Json,
+    Recipe,
+    Resume,
+    Seed,
+    Set,
+    assignments,
+    exit_if_refuted,
+    is_refuted,
+    read_settings,
+    show,
+    training_changes,
+)
+from stobatch.errors import SettingError
+from stobatch.processes import leads
+from stobatch.types import Status
+
+if TYPE_CHECKING:
+    from stobatch.results import ShardFolder
+
+
+@app.command(rich_help_panel="Train")
+def plan(
+    recipe: Recipe = None,
+    config: Config = None,
+    set_: Set = None,
+    seed: Seed = None,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the plan to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Every number that privacy depends on, before any data is read, with its place in the paper."""
+    import stobatch
+    from stobatch.files import write_json
+    from stobatch.reporting import terminal as tables
+    from stobatch.results import PlanDocument
+
+    document = PlanDocument.from_dict(stobatch.plan(read_settings(recipe, config, set_, seed, device)).to_dict())
+    if out is not None:
+        write_json(out, document.kind, document.to_dict())
+    show(document, as_json, tables.plan_table(document))
+
+
+@app.command(rich_help_panel="Train")
+def train(
+    out: Annotated[Path, typer.Option(help="The run directory to write.")],
+    recipe: Recipe = None,
+    config: Config = None,
+    set_: Set = None,
+    seed: Seed = None,
+    device: Device = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Train a model into a run directory; with --resume alone, continue it with its own settings."""
+    import stobatch
+    from stobatch.loading import read_config
+    from stobatch.reporting import terminal as tables
+    from stobatch.results import TrainedRun, Training
+    from stobatch.runs import Run
+
+    run = Run(out)
+    if resume and run.exists and not (recipe or config):
+        settings = read_config(run).override_all(training_changes(set_, seed, device))
+    else:
+        settings = read_settings(recipe, config, set_, seed, device)
+    model = stobatch.train(settings, out, resume=resume, quiet=as_json)
+    if not leads():
+        return
+    document = TrainedRun(
+        run=str(out), training_hash=settings.training_hash, training=Training.read(run), guarantee=model.guarantee
+    )
+    done = tables.trained_line(out, settings.training_hash, document.training)
+    show(document, as_json, done, tables.guarantee_card(document.guarantee))
+
+
+@app.command(rich_help_panel="Train")
+def demo(
+    out: Annotated[Path, typer.Option(help="The run directory to write.")] = Path("runs/demo"),
+    recipe: Annotated[str, typer.Option(help="Another recipe for the same job.")] = "demo",
+    set_: Set = None,
+    seed: Seed = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """The whole job on the embedded data: plan, train, certify, evaluate, audit, report, verify. Resumes itself."""
+    import stobatch
+    from stobatch.reporting import terminal as tables
+    from stobatch.reporting.terminal import verified_page
+    from stobatch.results import Outcome, PlanDocument
+    from stobatch.verification import verify
+
+    settings = read_settings(recipe, None, set_, seed, device)
+    the_plan = PlanDocument.from_dict(stobatch.plan(settings).to_dict())
+    if not as_json:
+        tables.show(tables.plan_table(the_plan))
+    stobatch.train(settings, out, resume=True, quiet=as_json)
+    changed = {
+        key: value
+        for key, value in assignments(set_).items()
+        if key.startswith(("certification", "evaluation", "audit"))
+    }
+    certificates = stobatch.certify(out, overrides=changed, resume=True, quiet=as_json, device=device)
+    scores = stobatch.evaluate(out, overrides=changed, resume=True, quiet=as_json, device=device)
+    audited = stobatch.audit(out, overrides=changed, resume=True, quiet=as_json, device=device)
+    written = stobatch.report([out]).report
+    verified = verify(out)
+    shown = (tables.score_table(scores), tables.certificate_table(certificates), *tables.audit_tables(audited))
+    page = (f"report: {written}", verified_page(verified))
+    both = {"audit": audited.to_dict(), "verification": verified.to_dict()}
+    show({**scores.to_dict(), **both}, as_json, *shown, *page)
+    exit_if_refuted(scores)
+    if is_refuted(audited, Status.PROVED) or verified.verdict is Outcome.DIFFERS:
+        raise SystemExit(1)
+
+
+@app.command(rich_help_panel="Train")
+def shard(
+    out: Annotated[Path | None, typer.Option(help="The folder to write; new or empty.")] = None,
+    recipe: Recipe = None,
+    config: Config = None,
+    set_: Set = None,
+    num_shards: Annotated[int, typer.Option(min=1, help="How many; a process of a training reads whole ones.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Deals the records to the shards; it keeps no secret.")] = 0,
+    check: Annotated[Path | None, typer.Option(help="Check this folder instead: files, values, repetitions.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a data set as disjoint shards with checksums, for --set data.name=shards; or --check such a folder."""
+    from stobatch.sharding import check_shards, shard
+
+    if (out is None) == (check is None):
+        raise SettingError(
+            "no folder, or two, are given.", remedy="Write one with `--out DIR`, or look at one with `--check DIR`."
+        )
+    if check is not None:
+        if recipe or config or set_:
+            raise SettingError("--check takes no settings.", remedy="Write `stobatch shard --check DIR`.")
+        document = check_shards(check, quiet=as_json)
+        show(document, as_json, f"checked {_line(document)}", *_warnings(document), _copies(document))
+    elif out is not None:
+        # Only where the data are and how they are read: nothing is trained.
+        settings = read_settings(recipe or (None if config else "demo"), config, set_, None, None)
+        document = shard(settings, out, num_shards=num_shards, seed=seed, quiet=as_json)
+        use = f"train on it with --set data.name=shards --set machine.data_root={out}"
+        show(document, as_json, f"wrote {_line(document)}", _copies(document), use)
+
+
+def _line(document: ShardFolder) -> str:
+    info, smallest, largest = document.dataset, document.smallest_shard, document.largest_shard
+    size = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+    return (
+        f"{document.folder}: {info.name}, {info.num_train:,} training examples in {document.num_shards} "
+        f"shards of {size}, {info.num_test:,} test examples, {document.bytes / 1e6:,.1f} MB as "
+        f"{document.encoding}, dealt by {document.dealt.rule.removeprefix('by ')}"
+    )
+
+
+def _copies(document: ShardFolder) -> str:
+    copies, tests = document.test_copies, document.dataset.num_test
+    return f"{'warning: ' if copies else ''}{copies:,} of {tests:,} test examples are training examples"
+
+
+def _warnings(document: ShardFolder) -> list[str]:
+    repeated = document.repeated_records
+    if repeated is None or not repeated.count:
+        return ["no record occurs twice"]
+    positions = "; ".join(", ".join(map(str, group)) for group in repeated.first_positions)
+    return [
+        f"warning: {repeated.count:,} records occur more than once, {repeated.in_more_than_one_shard:,} of them "
+        f"in more than one shard (positions {positions}). Two persons may look alike; one person twice is protected "
+        "less than the guarantee says: remove the repetition and write the shards again."
+    ]
