@@ -6,6 +6,7 @@ apart and left out of the hash, because by contract it changes neither.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -32,9 +33,43 @@ class DataConfig(Settings):
     train_limit: int | None = setting(None, at_least=1, doc="Use only the first so many training examples")
     test_limit: int | None = setting(None, at_least=1, doc="Use only the first so many test examples")
     augment: bool = setting(False, doc="Augment the training images as Appendix P describes, once, before batching")
+    size: str | None = setting(
+        None,
+        doc="Of image folders: bring every picture to HEIGHTxWIDTH, as 64x64; unset, all must have one size",
+        added_later=True,
+    )
+    fit: str = setting(
+        "resize",
+        choices=("resize", "crop"),
+        doc="How: stretch the whole picture, or scale its shorter side and cut the middle out",
+        added_later=True,
+    )
+    colour: str | None = setting(
+        None,
+        choices=("grey", "rgb"),
+        doc="Of image folders: turn every picture grey, or into RGB; unset takes what the first one is",
+        added_later=True,
+    )
     allow_overlap: bool = setting(
         False, doc="Go on although test records of your own data are training records; every report says so"
     )
+
+    def model_post_init(self, context: Any) -> None:
+        _ = self.height_and_width
+
+    @property
+    def height_and_width(self) -> tuple[int, int] | None:
+        """What `size` says as numbers.
+
+        >>> DataConfig(size="64x48").height_and_width
+        (64, 48)
+        """
+        if self.size is None:
+            return None
+        match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", self.size)
+        if match is None:
+            raise SettingError(f"size={self.size} is not allowed.", remedy="Write HEIGHTxWIDTH, as data.size=64x64.")
+        return int(match[1]), int(match[2])
 
 
 class ModelConfig(Settings):

@@ -36,10 +36,11 @@ _LIMITS: dict[type[Any], str] = {
 
 @dataclass(frozen=True)
 class _Names:
-    """What pydantic has no word for: names that may grow while the program runs, and the name in files."""
+    """What pydantic has no word for: names that may grow while the program runs, and how it stands in files."""
 
     choices: Collection[str] | None
     stored: str | None
+    added_later: bool
 
 
 def setting(
@@ -52,14 +53,16 @@ def setting(
     below: float | None = None,
     choices: Collection[str] | None = None,
     stored: str | None = None,
+    added_later: bool = False,
 ) -> Any:
     """Declare one field of a `Settings` class with its meaning and its allowed values.
 
     `choices` may be the names of a registry. `stored` is the name in files, where it is another one: hashes rest on it,
-    and it is accepted wherever the field's own name is. Of a list, limits stand at the type of its entries.
+    and it is accepted wherever the field's own name is. One that was `added_later` is left out of files where it has
+    its default, so that older settings keep their hash. Of a list, limits stand at the type of its entries.
     """
     field: Any = Field(default, description=doc, ge=at_least, gt=above, le=at_most, lt=below)
-    field.metadata.append(_Names(choices, stored))
+    field.metadata.append(_Names(choices, stored, added_later))
     return field
 
 
@@ -76,6 +79,7 @@ class Setting:
     limits: Mapping[str, float]
     choices: Collection[str] | None
     stored: str | None
+    added_later: bool
     is_required: bool
     may_be_unset: bool
     is_list: bool
@@ -117,6 +121,7 @@ def _read_declaration(name: str, field: FieldInfo) -> Setting | None:
         limits=limits,
         choices=names.choices,
         stored=names.stored,
+        added_later=names.added_later,
         is_required=field.is_required(),
         may_be_unset=types.NoneType in options,
         is_list=is_list,
@@ -174,8 +179,12 @@ class Settings(BaseModel):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        stored = {one.name: one.stored for one in declared(type(self)).values() if one.stored}
-        return {stored.get(name, name): _plain(getattr(self, name)) for name in type(self).model_fields}
+        known, plain = declared(type(self)), dict[str, Any]()
+        for name, value in self:
+            one = known.get(name)
+            if one is None or not (one.added_later and value == one.default):
+                plain[(one and one.stored) or name] = _plain(value)
+        return plain
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

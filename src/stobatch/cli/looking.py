@@ -1,4 +1,4 @@
-"""`settings`, `recipes`, `where` and `doctor`: what there is to set, the paper in the code, and the machine."""
+"""`settings`, `recipes`, `where`, `doctor`, `data check`: what there is to set, the paper, the machine, your data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from stobatch.cli.app import app
-from stobatch.cli.options import Json, show
+from stobatch.cli.options import Json, Set, assignments, show
 from stobatch.errors import SettingError
 
 _REFERENCE = Path(__file__).with_name("reference.json")
@@ -134,4 +134,34 @@ def doctor(
     document = examine_machine(out, only=only or (), quiet=as_json)
     show(document, as_json, health_table(document))
     if not document.ready:
+        raise SystemExit(2)
+
+
+data = typer.Typer(help="Look at data of your own.", no_args_is_help=True)
+app.add_typer(data, name="data", rich_help_panel="Look up")
+
+
+@data.callback()
+def _data() -> None:
+    """Look at data of your own."""
+
+
+@data.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="With train/CLASS/* and test/CLASS/*.")],
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Every fault of a folder of images at once, class counts, repetitions; exit code 2 where training would refuse."""
+    from stobatch.config import DataConfig
+    from stobatch.data_check import check_folder
+
+    changes = assignments(set_)
+    for key in changes:
+        if not key.startswith("data."):
+            raise SettingError(f"--set {key} is not about data.", remedy="Set data.size, data.fit or data.colour.")
+    own = {key.removeprefix("data."): value for key, value in changes.items()}
+    document = check_folder(folder, DataConfig(name="image_folder").override_all(own), quiet=as_json)
+    show(document, as_json, *document.lines(), "For the data's owner alone: it speaks of single files.")
+    if not document.can_be_trained_on:
         raise SystemExit(2)

@@ -8,9 +8,10 @@ files (`TrainingExamples`) or comes by in chunks (`Stream`), and is checked ther
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from stobatch.types import PAPER_RANGE
 MOST_CLASSES = 2**20
 """A label above this is a number of something else."""
 _BYTES_AT_ONCE = 2**22
+_CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -206,12 +208,22 @@ def from_tensors(
     test_labels: Tensor,
     *,
     num_classes: int | None = None,
+    class_names: Sequence[str] | None = None,
     name: str = "tensors",
 ) -> Dataset:
-    """A data set from images that are already in [-1, 1].
+    """Make a data set of images [N, C, H, W] that are already in [-1, 1].
 
-    Give `num_classes` where you can: left out, it is read off the labels, which are themselves private data.
+    Give `class_names` or `num_classes` where you can: left out, the number is read off the labels, which are themselves
+    private data.
     """
+    if class_names is not None:
+        names_given = tuple(map(str, class_names))
+        if num_classes not in (None, len(names_given)) or len(set(names_given)) < len(names_given):
+            raise DataError(
+                f"{len(names_given)} class names do not fit {num_classes or 'so many different'} classes.",
+                remedy="Give each class one name of its own, in the order of the labels.",
+            )
+        num_classes = len(names_given)
     parts = [
         (_as_floats(train_inputs), _as_integers(train_labels)),
         (_as_floats(test_inputs), _as_integers(test_labels)),
@@ -227,9 +239,19 @@ def from_tensors(
             remedy=f"Give a whole number from 2 to {MOST_CLASSES:,}, and labels below it.",
         )
     train, test = (Examples(inputs, labels, classes) for inputs, labels in parts)
-    names = tuple(str(index) for index in range(classes))
+    _warn_of_half_the_range(train.inputs)
+    names = tuple(str(index) for index in range(classes)) if class_names is None else names_given
     info = DatasetInfo(name, train.input_shape, classes, len(train), len(test), names)
     return Dataset(info, train, test)
+
+
+def _warn_of_half_the_range(inputs: Tensor) -> None:
+    """Say so where no value is negative: images over [0, 1] pass every check and use half of the range."""
+    if inputs.numel() and float(inputs.min()) >= 0 and float(inputs.max()) > 0.5:
+        logging.getLogger("stobatch").warning(
+            "stobatch: no input is below 0, so they seem to be over [0, 1]. Radii and noise are meant over [-1, 1]. "
+            "Multiply the inputs by 2 and subtract 1."
+        )
 
 
 def _plain(values: Any, what: str) -> Tensor:
@@ -273,6 +295,12 @@ def _check_form(inputs: Tensor, labels: Tensor) -> None:
         raise DataError(f"inputs are {inputs.dtype}, not torch.float32.", remedy="Convert them with inputs.float().")
     if labels.dtype != torch.int64:
         raise DataError(f"labels are {labels.dtype}, not torch.int64.", remedy="Give class numbers, as labels.long().")
+    if inputs.ndim == 4 and inputs.shape[3] in _CHANNELS and inputs.shape[1] not in _CHANNELS:
+        raise DataError(
+            f"inputs of shape {tuple(inputs.shape)} seem to be [N, H, W, C].",
+            why="Channels come before height and width here.",
+            remedy="Give inputs.permute(0, 3, 1, 2).",
+        )
     if inputs.ndim != 4 or labels.ndim != 1 or len(inputs) != len(labels):
         raise DataError(
             f"inputs of shape {tuple(inputs.shape)} and labels of shape {tuple(labels.shape)} do not belong together.",

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from stobatch.config import DataConfig
 from stobatch.data.dataset import Chunk, DatasetInfo, Examples, Stream, rows_at_once
-from stobatch.data.pixels import first_names, image_shape, in_turn, list_images, read_images
+from stobatch.data.pixels import PictureRule, first_names, image_shape, in_turn, list_images, read_images
 from stobatch.data.sources import Source
 from stobatch.errors import DataError
+from stobatch.progress import running
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
+
+
+@dataclass(frozen=True)
+class FolderInfo(DatasetInfo):
+    """A folder of images, with what may be done to them. The rule stands in the settings, so files leave it out."""
+
+    rule: PictureRule = field(default_factory=PictureRule)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in super().to_dict().items() if key != "rule"}
 
 
 def describe(config: DataConfig, root: Path) -> DatasetInfo:
@@ -31,24 +44,41 @@ def describe(config: DataConfig, root: Path) -> DatasetInfo:
     empty = [root / "train" / name for label, name in enumerate(names) if label not in with_images]
     for folder in empty + ([] if test else [root / "test"]):
         raise DataError(f"{folder} has no images.", remedy=f"Put {', '.join(SUFFIXES)} files there.")
-    return DatasetInfo("image_folder", image_shape(train[0][0]), len(names), len(train), len(test), names)
+    shape, rule = picture_shape(config, train[0][0])
+    return FolderInfo("image_folder", shape, len(names), len(train), len(test), names, rule=rule)
+
+
+def picture_shape(config: DataConfig, first: Path) -> tuple[tuple[int, int, int], PictureRule]:
+    """The shape that the settings ask for, and how pictures are brought to it; what they leave open the first has."""
+    channels, height, width = image_shape(first)
+    if config.height_and_width is not None:
+        height, width = config.height_and_width
+    if config.colour is not None:
+        channels = 1 if config.colour == "grey" else 3
+    rule = PictureRule(config.size is not None, config.fit == "crop", config.colour is not None)
+    return (channels, height, width), rule
 
 
 def read(info: DatasetInfo, root: Path, generator: torch.Generator | None) -> tuple[Examples, Examples]:
+    assert isinstance(info, FolderInfo)
+
     def part(name: str, limit: int) -> Examples:
-        return read_images(_files(root, name, info.class_names)[:limit], info.input_shape, info.num_classes)
+        files, shown = _files(root, name, info.class_names)[:limit], running()
+        shown.expect(len(files))
+        return read_images(files, info.input_shape, info.num_classes, info.rule, shown)
 
     return part("train", info.num_train), part("test", info.num_test)
 
 
 def stream(info: DatasetInfo, root: Path) -> Stream:
     """The same examples in the same order, of which a few at a time are decoded."""
+    assert isinstance(info, FolderInfo)
 
     def part(name: str, limit: int) -> Iterator[Chunk]:
         files = _files(root, name, info.class_names)[:limit]
         rows = rows_at_once(info.input_shape)
         for start in range(0, len(files), rows):
-            examples = read_images(files[start : start + rows], info.input_shape, info.num_classes)
+            examples = read_images(files[start : start + rows], info.input_shape, info.num_classes, info.rule)
             yield examples.inputs, examples.labels
 
     return Stream(info, part("train", info.num_train), part("test", info.num_test))

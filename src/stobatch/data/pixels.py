@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stobatch.data.dataset import DatasetInfo, Examples
 from stobatch.errors import DataError
 
-MODES = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
-"""Channels by Pillow's mode; 16-bit and float images are missing because converting them loses information."""
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
+DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+"""Pillow's modes of grey pictures of 16 bits; other modes are missing because converting them loses information."""
+
+
+@dataclass(frozen=True)
+class PictureRule:
+    """What may be done to a picture so that it fits: fixed and public, the same for every picture."""
+
+    resize: bool = False
+    """Bring it to the size asked for; else another size is refused."""
+    crop: bool = False
+    """Scale its shorter side and cut the middle out, instead of stretching it."""
+    recolour: bool = False
+    """Turn colour grey; else colour among grey is refused. Grey among colour is always turned into colour."""
 
 
 def scale(pixels: Tensor) -> Tensor:
@@ -67,46 +87,98 @@ def image_shape(path: Path) -> tuple[int, int, int]:
     return _channels(path, mode), height, width
 
 
-def read_images(files: Sequence[tuple[Path, int]], shape: tuple[int, int, int], num_classes: int) -> Examples:
-    """Decode images that must all have one shape. A grey image in a colour set becomes a colour image."""
-    pixels = torch.empty((len(files), *shape), dtype=torch.uint8)
+def read_images(
+    files: Sequence[tuple[Path, int]],
+    shape: tuple[int, int, int],
+    num_classes: int,
+    rule: PictureRule | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> Examples:
+    """Decode images to one shape, by a rule where they differ; `advance` hears of each file."""
+    inputs = torch.empty((len(files), *shape))
     for index, (path, _) in enumerate(files):
-        pixels[index] = _decode(path, shape)
-    return Examples(scale(pixels), torch.tensor([label for _, label in files], dtype=torch.int64), num_classes)
+        inputs[index] = read_image(path, shape, rule or PictureRule())
+        advance()
+    return Examples(inputs, torch.tensor([label for _, label in files], dtype=torch.int64), num_classes)
 
 
-def _decode(path: Path, shape: tuple[int, int, int]) -> Tensor:
+def read_image(path: Path, shape: tuple[int, int, int], rule: PictureRule) -> Tensor:
+    """One picture as numbers in [-1, 1]."""
     from PIL import Image
 
     channels, height, width = shape
     try:
         with Image.open(path) as image:
             mode, size = image.mode, image.size
-            raw = bytearray(image.convert("L" if channels == 1 else "RGB").tobytes())
+            image.load()
+            transparent = _is_transparent(image)
+            # As numbers from 0 to 65535, which Pillow resizes without rounding to bytes.
+            picture = image.convert("F") if mode in DEEP else image.convert("L" if channels == 1 else "RGB")
+            if size != (width, height) and rule.resize:
+                picture = _fitted(picture, width, height, crop=rule.crop)
+            values = np.asarray(picture)
     except Exception as error:  # decoders raise nearly anything on a damaged file
         raise _damaged(path, error) from None
-    if size != (width, height):
+    if transparent:
+        raise DataError(
+            f"{path} has transparent pixels.",
+            why="What stands behind them is not in the file.",
+            remedy="Put it on a background and save it without transparency.",
+        )
+    if size != (width, height) and not rule.resize:
         raise DataError(
             f"{path} is {size[0]}x{size[1]}, the first image is {width}x{height}.",
             why="One network has one input size.",
-            remedy=f"Resize every image to {width}x{height}.",
+            remedy=f"Set data.size={height}x{width} (height first), or resize them yourself.",
         )
-    if _channels(path, mode) > channels:
+    if _channels(path, mode) > channels and not rule.recolour:
         raise DataError(
             f"{path} is a colour image, the first image is grey.",
-            remedy="Convert all of them to grey, or all of them to RGB.",
+            remedy="Set data.colour=grey or data.colour=rgb, or convert them yourself.",
         )
-    return torch.frombuffer(raw, dtype=torch.uint8).view(height, width, channels).permute(2, 0, 1)
+    if mode in DEEP:
+        return _scale_deep(path, values).expand(channels, height, width)
+    return scale(torch.from_numpy(values.copy()).view(height, width, channels).permute(2, 0, 1))
+
+
+def _fitted(picture: Image, width: int, height: int, *, crop: bool) -> Image:
+    """Bring a picture to a size by averaging over what each new pixel covers."""
+    from PIL import Image, ImageOps
+
+    if crop:
+        return ImageOps.fit(picture, (width, height), Image.Resampling.BILINEAR)
+    return picture.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def _scale_deep(path: Path, values: NDArray[Any]) -> Tensor:
+    """Sixteen bits to [-1, 1]: p / 32767.5 - 1."""
+    if values.min() < 0 or values.max() > 65535:
+        raise DataError(
+            f"{path} has values up to {values.max():g}.",
+            why="Only images of 8 or 16 bits a channel scale to [-1, 1] without loss.",
+            remedy="Convert it to 16-bit grey.",
+        )
+    return torch.from_numpy(values.astype(np.float32)).div_(32767.5).sub_(1).clamp_(-1, 1)
+
+
+def _is_transparent(image: Image) -> bool:
+    """Whether some pixel shows what is behind the picture; a channel that is opaque everywhere says nothing."""
+    if "A" not in image.getbands() and "transparency" not in image.info:
+        return False
+    lowest = image.convert("RGBA").getchannel("A").getextrema()[0]
+    return isinstance(lowest, int | float) and lowest < 255
 
 
 def _channels(path: Path, mode: str) -> int:
-    if mode not in MODES:
+    if mode in DEEP:
+        return 1
+    if mode not in CHANNELS:
         raise DataError(
             f"{path} has pixels of mode {mode}.",
-            why="Only images of 8 bits a channel scale to [-1, 1] without loss.",
+            why="Only images of 8 bits a channel, or grey ones of 16, scale to [-1, 1] without loss.",
             remedy="Convert it to 8-bit grey or RGB.",
         )
-    return MODES[mode]
+    return CHANNELS[mode]
 
 
 def _damaged(path: Path, error: Exception) -> DataError:

@@ -17,7 +17,7 @@ from stobatch.errors import DataError, SettingError
 from stobatch.files import Columns, Records
 from stobatch.loading import TrainedModel, load, seeds_of
 from stobatch.models import Classifier
-from stobatch.progress import Advance, Tick, progress
+from stobatch.progress import Progress, Tick, progress
 from stobatch.runs import MANIFEST, require_unchanged, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
@@ -103,7 +103,7 @@ def end(model: TrainedModel, verb: str) -> None:
 class _Ticks:
     """Moves the bar within a part, so that a long attack shows its time left before its first part is done."""
 
-    def __init__(self, advance: Advance, rows: int) -> None:
+    def __init__(self, advance: Progress, rows: int) -> None:
         self.advance, self.rows, self.done = advance, rows, 0.0
 
     def __call__(self, share: float) -> None:

@@ -60,9 +60,13 @@ class FederatedConfig(SoundConfig, name="federated"):
         "mean",
         choices=("mean", "median"),
         doc="Of the answers: their mean by batch sizes, or coordinate by coordinate their median, one vote for each",
+        added_later=True,
     )
     answer_within: float = setting(
-        600.0, above=0, doc="Seconds that a step waits; a party that has not answered by then is left out of the step"
+        600.0,
+        above=0,
+        doc="Seconds that a step waits; a party that has not answered by then is left out of the step",
+        added_later=True,
     )
 
     def model_post_init(self, context: Any) -> None:
@@ -75,11 +79,6 @@ class FederatedConfig(SoundConfig, name="federated"):
                 )
         if len(set(names)) < len(names):
             raise SettingError(f"a party is named twice: {', '.join(names)}.", remedy="Give every party its own name.")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Leave out later settings that are not used, so that older federations keep their hash."""
-        plain, later = super().to_dict(), {"combine": "mean", "answer_within": 600.0}
-        return {key: value for key, value in plain.items() if key not in later or value != later[key]}
 
     def sizes(self, steps: int) -> tuple[PartySizes, ...]:
         """The parties of a federation of so many steps.

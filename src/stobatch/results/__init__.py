@@ -54,6 +54,7 @@ from stobatch.results.comparison import (
     SettingsTest,
     Spread,
 )
+from stobatch.results.data_check import ClassCount, DataCheck, DataFault
 from stobatch.results.document import Document, Part
 from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
 from stobatch.results.scores import (
@@ -102,6 +103,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "trained-run": TrainedRun,
     "report": ReportSummary,
     "shards": ShardFolder,
+    "data-check": DataCheck,
 }
 """Every document, by the name of its schema in docs/schemas."""
 
@@ -125,12 +127,15 @@ __all__ = [
     "Check",
     "Chosen",
     "Claim",
+    "ClassCount",
     "ClassShare",
     "ComparedFlag",
     "ComparedRow",
     "ComparedTest",
     "Comparison",
+    "DataCheck",
     "DataDigests",
+    "DataFault",
     "DatasetFacts",
     "Dealt",
     "Difference",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from functools import partial
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,12 +48,8 @@ class DpSgdSettings(MethodConfig):
         at_least=0,
         doc="Steps that may be made again within ε after a crash on a GPU, or on another machine: noise is chosen for "
         "as many more",
+        added_later=True,
     )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Left out where it is 0: settings from before it have the same hashes as ever."""
-        plain = super().to_dict()
-        return plain if self.spare_steps else {name: value for name, value in plain.items() if name != "spare_steps"}
 
     @abstractmethod
     def objective(self, attack_chunk: int) -> Objective:

@@ -8,6 +8,7 @@ from PIL import Image
 
 from stobatch.config import DataConfig
 from stobatch.data import describe, load
+from stobatch.errors import SettingError
 
 CONFIG = DataConfig(name="image_folder")
 
@@ -49,7 +50,7 @@ def test_the_first_image_of_another_size_is_named(tmp_path: Path, fails) -> None
     save(odd, 0, size=(6, 5))
     message = fails(load, CONFIG, root=tmp_path)
     assert f"{odd} is 6x5" in message
-    assert "Resize every image to 6x4." in message
+    assert "data.size=4x6" in message
 
 
 def test_colour_among_grey_is_refused_and_grey_among_colour_is_not(tmp_path: Path, fails) -> None:
@@ -61,10 +62,57 @@ def test_colour_among_grey_is_refused_and_grey_among_colour_is_not(tmp_path: Pat
     assert load(CONFIG, root=tmp_path / "colour").info.input_shape[0] == 3
 
 
-def test_sixteen_bits_are_refused(tmp_path: Path, fails) -> None:
+def test_sixteen_bits_keep_all_of_them(tmp_path: Path) -> None:
+    values = torch.tensor([0, 1, 257, 32768, 65534, 65535], dtype=torch.int32)
+    path = fill(tmp_path, "L") / "test" / "cat" / "0.png"
+    Image.fromarray(values.repeat(4, 1).numpy().astype("uint16")).save(path)
+    found = load(CONFIG, root=tmp_path).test.inputs[0, 0, 0]
+    assert torch.equal(found, values.float() / 32767.5 - 1)
+
+
+def test_floats_are_refused(tmp_path: Path, fails) -> None:
     path = fill(tmp_path) / "test" / "cat" / "0.png"
-    Image.new("I;16", (6, 4)).save(path)
+    Image.new("F", (6, 4)).save(path, format="TIFF")
     assert "8-bit" in fails(load, CONFIG, root=tmp_path)
+
+
+def test_transparency_is_refused_where_something_shows_through(tmp_path: Path, fails) -> None:
+    fill(tmp_path, "RGBA")
+    load(CONFIG, root=tmp_path)  # opaque everywhere
+    Image.new("RGBA", (6, 4), (9, 9, 9, 254)).save(tmp_path / "train" / "dog" / "1.png")
+    assert "transparent" in fails(load, CONFIG, root=tmp_path)
+
+
+@pytest.mark.parametrize(("fit", "left"), [("resize", -1.0), ("crop", 1.0)])
+def test_other_sizes_are_stretched_or_cut_by_a_fixed_rule(tmp_path: Path, fit: str, left: float) -> None:
+    fill(tmp_path)
+    wide = Image.new("RGB", (30, 10), (255, 255, 255))
+    wide.paste((0, 0, 0), (0, 0, 8, 10))  # the left is black, and a square in the middle has none of it
+    wide.save(tmp_path / "train" / "cat" / "0.png")
+    data = load(CONFIG.replace(size="8x8", fit=fit), root=tmp_path)
+    assert data.info.input_shape == (3, 8, 8)
+    assert data.train.inputs[0, 0, 4, 0] == left
+    assert data.train.inputs[0, 0, 4, 7] == 1.0
+    again = load(CONFIG.replace(size="8x8", fit=fit), root=tmp_path)
+    assert torch.equal(data.train.inputs, again.train.inputs)
+
+
+def test_colours_by_a_fixed_rule(tmp_path: Path) -> None:
+    fill(tmp_path, "L")
+    save(tmp_path / "test" / "dog" / "0.png", 9, "RGB")
+    assert load(CONFIG.replace(colour="grey"), root=tmp_path).info.input_shape[0] == 1
+    assert load(CONFIG.replace(colour="rgb"), root=tmp_path).info.input_shape[0] == 3
+
+
+@pytest.mark.parametrize("size", ["64", "0x4", "4x", "-1x3", "999999x1", "4X4"])
+def test_a_size_that_is_none(size: str) -> None:
+    with pytest.raises(SettingError, match="HEIGHTxWIDTH"):
+        DataConfig(size=size)
+
+
+def test_the_rule_is_in_files_only_where_it_is_used() -> None:
+    assert CONFIG.to_dict().keys().isdisjoint({"size", "fit", "colour"})
+    assert CONFIG.replace(size="8x8").to_dict()["size"] == "8x8"
 
 
 def test_damaged_images_are_named(tmp_path: Path, fails) -> None:

@@ -52,7 +52,7 @@ def test_describing_opens_no_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         (folder / part / "0.JPEG").write_bytes(b"no image")
     (folder / "wnids.txt").write_text("n1\nn2\n")
     (folder / "val" / "val_annotations.txt").write_text("0.JPEG\tn1\t0\t0\t1\t1\n")
-    for module, function in ((Path, "read_bytes"), (Image, "open"), (gzip, "decompress"), (pixels, "_decode")):
+    for module, function in ((Path, "read_bytes"), (Image, "open"), (gzip, "decompress"), (pixels, "read_image")):
         monkeypatch.setattr(module, function, forbidden)
     assert describe(DataConfig(train_limit=100)).num_train == 100
     assert describe(DataConfig(name="cifar10"), tmp_path).num_train == 50_000
