@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src" / "stobatch"
+SOURCE = Path(__file__).parents[3] / "src" / "stobatch"
 ROOMS = ("auditing", "cli", "comparison", "doctor", "evaluation", "federated", "loading.py", "reporting", "results",
          "sharding.py", "training_run.py", "verification")  # fmt: skip
 """Rooms that read or write documents. The mathematics knows none."""
@@ -34,9 +34,8 @@ ALLOWED: dict[str, dict[str, str]] = {
     "doctor": {r"gpu|answer|numbers": PROBE, r"os\.environ|environment": "variables of the environment"},
     "evaluation": {
         r"(self\.|table\.)?(columns|records|answers)|clean|function\.answer\(\w+, generator\)": COLUMNS,
-        r"ATTACKS": "the registry of attacks",
         r"identity": "what names a table of records",
-        r"by_protocol": "tables by protocol",
+        r"of_function": "tables by protocol",
         r"changes": SETTINGS,
     },
     "federated": {
@@ -52,7 +51,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         r"LIGHT|curve\.look": "colours of the page",
         r"metadata|pixels": TENSORS,
         r"shares": "shares by protocol",
-        r"trained(\['method'\])?": "settings, which name a method's own",
     },
     "results": {
         r"(self\.)?config(\['\w+'\])?|one": "settings, for the few names that every method has",

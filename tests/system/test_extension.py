@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from installed import EXTENSION, install_extension
+from support.installed import EXTENSION, install_extension
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = EXTENSION / "stobatch_example"
@@ -96,7 +96,7 @@ def test_a_recipe_is_named_by_its_place(environment: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_its_method_passes_the_conformance_suite(environment: dict[str, str]) -> None:
-    suite = ROOT / "tests" / "conformance"
+    suite = ROOT / "tests" / "system" / "conformance"
     twins = suite / "test_conformance_access_twins.py"
     wanted = {**environment, "STOBATCH_CONFORMANCE": "bars"}
     done = run(wanted, "pytest", "-p", "no:cacheprovider", suite, "--ignore", twins)

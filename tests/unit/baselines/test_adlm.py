@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from private_steps import sampling
 from safetensors.torch import load_file
 from scipy.stats import kstwo, laplace, norm
 from support import checkpoints
 from support.noise_checks import FALSE_ALARM, dependent, normal_of
+from support.private_steps import sampling
 from torch import Tensor, nn
 
 import stobatch
