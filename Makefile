@@ -22,9 +22,10 @@ quick: $(STAMP)
 	$(PYTEST) -m "not slow" tests/unit tests/theorems src
 
 # The tests that compare numbers, as on a CPU without AVX: no result may hang on the width of a vector unit.
-PORTABLE := theorems system/golden unit/models unit/privacy unit/attacks/test_attacks.py unit/attacks/test_geometry.py \
-	unit/certification/test_linear_bounds.py unit/certification/test_noise_layer.py unit/training/test_pieces.py \
-	unit/training/test_exact_sum.py system/processes/test_logs_of_a_group.py
+PORTABLE := theorems system/golden unit/models unit/dp unit/attacks/test_attacks.py unit/attacks/test_geometry.py \
+	unit/bounds/test_arithmetic.py unit/bounds/test_boxes.py unit/bounds/test_linear_bounds.py \
+	unit/baselines/test_noise_layer.py unit/training/test_pieces.py unit/training/test_exact_sum.py \
+	system/processes/test_logs_of_a_group.py
 test-portable: $(STAMP)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem \
 	NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR" \

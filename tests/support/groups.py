@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import stobatch
-from support import checkpoints
+from support import checkpoints, tiny
 
 TIMEOUT_S = 90
 """After which a process gives the others up for lost: long, so that a busy machine is not taken for a fault."""
@@ -70,7 +70,7 @@ def as_arguments(settings: dict[str, Any]) -> list[str]:
     """A public seed has an option of its own, and no seed has none."""
     rest = {key: value for key, value in settings.items() if key != "seed"}
     seed = [] if settings.get("seed") is None else ["--seed", str(settings["seed"])]
-    return [*[part for key, value in rest.items() for part in ("--set", f"{key}={json.dumps(value)}")], *seed]
+    return [*tiny.as_arguments(rest), *seed]
 
 
 @dataclass(frozen=True)

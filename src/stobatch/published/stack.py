@@ -2,7 +2,7 @@
 
 Every tensor has a leading axis with one entry per model. Noise, batches, first weights and attack sizes are drawn from
 each model's own seeds exactly as `PublishedTrainable` draws them, so each model ends where that would have ended, up to
-rounding (tests/unit/methods/test_stobatch_stack.py); what is gained is one pass instead of a thousand.
+rounding (tests/unit/published/test_stobatch_stack.py); what is gained is one pass instead of a thousand.
 """
 
 from __future__ import annotations

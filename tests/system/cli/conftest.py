@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -10,35 +9,12 @@ from typing import Any
 
 import pytest
 from support.command_line import Result, call
+from support.tiny import SETTINGS as TINY
+from support.tiny import as_arguments
 
 from stobatch.seeds import Seeds
 
-SETTINGS = {
-    "data.train_limit": 120,
-    "data.test_limit": 60,
-    "method.batch_size": 30,
-    "method.train_attack_steps": 2,
-    "model.last_hidden_size": 16,
-    "training.steps": 4,
-    "training.monitor_every": 2,
-    "certification.noise_draws": 50,
-    "evaluation.attack_steps": 2,
-    "evaluation.adaptive_attacks": ["fgsm", "madry"],
-    "evaluation.adaptive_steps": 2,
-    "evaluation.restarts": 1,
-    "evaluation.noise_draws": 2,
-    "evaluation.vote_attacks": ["madry"],
-    "evaluation.vote_draws": 20,
-    "evaluation.vote_limit": 10,
-    "evaluation.num_images": 2,
-    "evaluation.radii": [0.05, 0.2],
-    "audit.instruments": ["release"],
-    "audit.release_trials": 100,
-    "machine.checkpoint_every": 1,
-    "machine.threads": 1,
-}
-
-
+SETTINGS = {**TINY, "audit.instruments": ["release"], "audit.release_trials": 100}
 Cli = Callable[..., Result]
 
 
@@ -57,8 +33,7 @@ def repeatable_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def tiny() -> list[str]:
     """Arguments that make every verb take well under a second."""
-    changes = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    return ["--recipe", "paper.demo", *changes]
+    return ["--recipe", "paper.demo", *as_arguments(SETTINGS)]
 
 
 @pytest.fixture(scope="session")

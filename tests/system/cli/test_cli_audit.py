@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.tiny import as_arguments
 
 import stobatch
 from stobatch import RunConfig
@@ -28,10 +28,6 @@ QUICK = {
     "evaluation.num_images": 0,
     "machine.threads": 1,
 }
-
-
-def arguments(changes: dict[str, Any]) -> list[str]:
-    return [part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")]
 
 
 def files(run: Path) -> dict[str, bytes]:
@@ -329,7 +325,7 @@ def test_a_recipe_is_not_audited_into_another_run(cli, sound_run):
 def test_too_few_canaries_for_the_claim_are_named(cli, tmp_path):
     run = tmp_path / "run"
     changes = {**QUICK, "canaries.num": 4}
-    assert cli("train", "--recipe", "audit.sound", "--out", run, "--json", *arguments(changes)).code == 0
+    assert cli("train", "--recipe", "audit.sound", "--out", run, "--json", *as_arguments(changes)).code == 0
     before = files(run)
     message = cli("audit", run, "--instrument", "one_run", "--json").refusal()
     assert "4 canaries can never show an epsilon above" in message
@@ -349,7 +345,7 @@ def said_by(cli, run: Path) -> dict[str, str]:
 
 def trained(cli, run: Path, name: str, canaries: int) -> None:
     changes = {**QUICK, "training.steps": 12, "canaries.num": canaries}
-    done = cli("train", "--recipe", f"audit.{name}", "--out", run, "--json", *arguments(changes))
+    done = cli("train", "--recipe", f"audit.{name}", "--out", run, "--json", *as_arguments(changes))
     assert done.code == 0, done.err
 
 
@@ -397,7 +393,7 @@ def test_a_guarantee_that_survived_is_what_it_was(cli, tmp_path):
 
 def test_the_published_claim_is_refuted_for_a_trained_run_too(cli, tmp_path):
     run = tmp_path / "run"
-    assert cli("train", "--recipe", "audit.published", "--out", run, "--json", *arguments(QUICK)).code == 0
+    assert cli("train", "--recipe", "audit.published", "--out", run, "--json", *as_arguments(QUICK)).code == 0
     assert stobatch.load(run).guarantee.status is Status.CLAIMED
     done = cli("audit", run, "--instrument", "release", "--set", "audit.release_trials=200", "--json")
     assert done.code == 1, done.err
@@ -409,7 +405,7 @@ def test_the_published_claim_is_refuted_for_a_trained_run_too(cli, tmp_path):
 def test_an_audit_before_the_training_counts_for_it(cli, tmp_path):
     """The claim is about the settings; what refuted them refutes the model that is trained with them."""
     run = tmp_path / "run"
-    quick = arguments({**QUICK, "training.steps": 2})
+    quick = as_arguments({**QUICK, "training.steps": 2})
     assert cli("audit", run, *RELEASES, *quick, "--json").code == 1
     assert cli("train", "--out", run, "--resume", "--json").code == 0
     assert stobatch.load(run).guarantee.status is Status.REFUTED

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.command_line import Result, call
+from support.tiny import as_arguments
 
 from stobatch.cli import comparing
 from stobatch.interrupts import Interrupted
@@ -23,12 +24,12 @@ NAMES = "sound,published,vanilla_adversarial"
 @pytest.fixture(scope="session")
 def few(settings: dict[str, Any]) -> list[str]:
     """Settings of all methods that make a training take well under a second."""
-    changes = {key: value for key, value in settings.items() if not key.startswith("audit.")}
+    own = ("audit.", "model.architecture", "training.learning_rate")
+    changes = {key: value for key, value in settings.items() if not key.startswith(own)}
     changes |= {"method.expected_batch_size": 30, "method.delta": 1e-3, "training.steps": 2, "data.test_limit": 30}
     changes |= {"evaluation.adaptive_steps": 1, "evaluation.attack_steps": 1, "evaluation.num_images": 0}
     del changes["evaluation.radii"]
-    pairs = [part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    return ["--radius", "0.2", "--radius", "0.05", *pairs]
+    return ["--radius", "0.2", "--radius", "0.05", *as_arguments(changes)]
 
 
 @pytest.fixture(scope="module")

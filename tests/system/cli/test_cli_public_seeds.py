@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tiny import as_arguments
 
 import stobatch
 from stobatch.cli.app import app
@@ -42,12 +43,7 @@ SOUND: dict[str, Any] = {
 
 
 def arguments(**more: Any) -> list[str]:
-    pairs = {**SOUND, **more}.items()
-    return [
-        "--recipe",
-        "sound.mnist",
-        *[part for key, value in pairs for part in ("--set", f"{key}={json.dumps(value)}")],
-    ]
+    return ["--recipe", "sound.mnist", *as_arguments({**SOUND, **more})]
 
 
 # No way to a public seed but --seed.
@@ -117,7 +113,7 @@ def test_every_verb_that_trains_draws_secret_seeds(cli, tmp_path) -> None:
         "compare": ["compare", "--out", tmp_path / "compare", "--methods", "sound", "--repeats", 2, "--limit", 10,
                     *arguments(**{"evaluation.attack_steps": 1})[2:]],
         "federate": ["federate", "--out", tmp_path / "federate",
-                     *[part for key, value in parties.items() for part in ("--set", f"{key}={json.dumps(value)}")]],
+                     *as_arguments(parties)],
     }  # fmt: skip
     trains = {name for name, options in TAKES.items() if options & {"seed", "seeds"} and "set_" in options}
     assert trains - {"plan", "shard", "certify", "attack", "evaluate"} == set(calls)
@@ -209,8 +205,7 @@ def test_certificates_of_a_seeded_run_are_proved_all_the_same(cli, public, tmp_p
 def test_a_federation_with_public_seeds_is_void_for_every_party(cli, tmp_path) -> None:
     out = tmp_path / "run"
     changes = {"method.parties": ["north:600:60", "east:400:40"], "method.delta": 1e-4, "training.steps": 2}
-    pairs = [part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    done = cli("federate", "--out", out, *pairs, "--seed", 5)
+    done = cli("federate", "--out", out, *as_arguments(changes), "--seed", 5)
     assert done.code == 0, done.err
     assert "every ε is void: public seed" in words(done.out)
     assert stobatch.load(out).guarantee.status is Status.VOID

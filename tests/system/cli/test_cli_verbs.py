@@ -26,8 +26,11 @@ def without_clock(document: dict[str, Any]) -> dict[str, Any]:
     return {key: without_clock(value) if isinstance(value, dict) else value for key, value in rest.items()}
 
 
+PAPER_NETWORK = ["--set", "model.architecture=mnist_cnn"]
+
+
 def test_plan_prints_every_number_with_its_place_in_the_paper(cli, tiny):
-    text = cli("plan", *tiny)
+    text = cli("plan", *tiny, *PAPER_NETWORK)
     assert text.code == 0
     assert text.err == ""
     for cell in ("Δ_R", "4,950", "d(β + 2)", "Lemma 2", "γ_x", "165", "Δ_L2", "Theorem 4", "claimed in total"):
@@ -35,7 +38,7 @@ def test_plan_prints_every_number_with_its_place_in_the_paper(cli, tiny):
 
 
 def test_plan_as_json_is_one_document_with_the_same_numbers(cli, tiny):
-    result = cli("plan", "--json", *tiny)
+    result = cli("plan", "--json", *tiny, *PAPER_NETWORK)
     document = result.json()
     assert result.err == ""
     rows = {row["symbol"]: row["value"] for row in document["rows"]}

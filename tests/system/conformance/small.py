@@ -2,7 +2,7 @@
 
 A method of another package is put on the bench by the name of a recipe, which says its settings, for 300 examples:
 
-    STOBATCH_CONFORMANCE=my_recipe python -m pytest tests/conformance
+    STOBATCH_CONFORMANCE=my_recipe python -m pytest tests/system/conformance
 
 An entry is a complete `RunConfig` with a seed. `small` fills in all but the method's own settings; what a member of the
 DP-SGD family needs for so few examples stands in `PRIVATE`.

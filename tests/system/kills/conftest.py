@@ -12,11 +12,15 @@ import pyarrow.parquet
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.disturbed import SETTINGS, Server
+from support.disturbed import Server
+from support.tiny import SETTINGS as TINY
+from support.tiny import as_arguments
 
 import stobatch
 from stobatch import RunConfig
 from stobatch_recipes import recipe
+
+SETTINGS: dict[str, Any] = {**TINY, "method.total_epsilon": 200.0}
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +37,7 @@ def config() -> RunConfig:
 
 @pytest.fixture(scope="session")
 def tiny() -> list[str]:
-    changes = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    return ["--recipe", "paper.demo", *changes, "--seed", "1"]
+    return ["--recipe", "paper.demo", *as_arguments(SETTINGS), "--seed", "1"]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import stat
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import checkpoints
+from support.tiny import as_arguments
 
 SETTINGS = {
     "canaries.num": 200,
@@ -20,10 +20,7 @@ SETTINGS = {
     "machine.checkpoint_every": 2,
     "machine.threads": 1,
 }
-ARGUMENTS = [
-    *("--recipe", "audit.sound", "--seed", "4"),
-    *[part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")],
-]
+ARGUMENTS = ["--recipe", "audit.sound", "--seed", "4", *as_arguments(SETTINGS)]
 # Every file is flushed once before it takes its place and its folder once afterwards, in this order. A checkpoint is
 # its part and then its list.
 WRITES = [

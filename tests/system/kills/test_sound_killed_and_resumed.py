@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.tiny import as_arguments
 
 import stobatch
 from stobatch.dp.plan import DpSgdPlan
@@ -25,10 +26,7 @@ SETTINGS = {
     "machine.checkpoint_every": 2,
     "machine.threads": 1,
 }
-SECRET = [
-    *("--recipe", "sound.mnist"),
-    *[part for key, value in SETTINGS.items() for part in ("--set", f"{key}={json.dumps(value)}")],
-]
+SECRET = ["--recipe", "sound.mnist", *as_arguments(SETTINGS)]
 ARGUMENTS = [*SECRET, "--seed", "4"]
 LEDGER = Path("private", "ledger.json")
 # Every file is flushed once before it takes its place and its folder once afterwards, in this order. A checkpoint is

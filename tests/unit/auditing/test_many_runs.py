@@ -146,12 +146,12 @@ def test_without_noise_the_two_sides_fall_apart(canary: str, batch: int) -> None
     """Of a sample that may miss the canary in every step, once in 4^6 trainings, the seeds here have none."""
     trainings = Trainings(settings(batch), canary)
     trainings.noiseless = True
-    without, with_ = (trainings.scores(world, 20) for world in (0, 1))
+    without, with_ = (trainings.scores(world, 8) for world in (0, 1))
     assert without.max() < with_.min()
     assert without.max() - without.min() < 1e-4
     # With the planned noise, and the same everything else, they overlap.
     trainings.noiseless = False
-    without, with_ = (trainings.scores(world, 20) for world in (0, 1))
+    without, with_ = (trainings.scores(world, 8) for world in (0, 1))
     assert without.max() > with_.min()
 
 
@@ -187,7 +187,7 @@ def test_where_everyone_is_sampled_the_score_is_normal_with_half_its_variance_as
     trainings = Trainings(settings(COUNT), canary)
     information = STEPS / trainings.curve.noise_multiplier**2
     for world, sign in ((0, -1), (1, 1)):
-        scores = trainings.scores(world, 100)
+        scores = trainings.scores(world, 60)
         assert not not_normal(scores, sign * information / 2, np.sqrt(information))
         # It is not the law of the other side, nor one of other noise: the test would see it.
         assert not_normal(scores, -sign * information / 2, np.sqrt(information))

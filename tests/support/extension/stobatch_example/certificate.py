@@ -5,10 +5,10 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from stobatch.bounds import BoundCertificates
 from stobatch.config import RunConfig
 from stobatch.dp.plan import Plan
 from stobatch.models import Classifier, Layered
-from stobatch.sound.verifiers import BoundCertificates
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 from stobatch.verifier import CertificateKind, Verifier, require_stack
 
@@ -40,7 +40,7 @@ class LipschitzVerifier(Verifier):
         scores = self.network(inputs.to(self.network.device, self.network.dtype)).double().cpu()
         (first, second), label = scores.topk(2).values.unbind(1), scores.argmax(1)
         radius = (first - second) / (2 * self.constant)
-        return BoundCertificates(label.numpy(), radius.numpy(), self.kinds[0])
+        return BoundCertificates(label.numpy(), radius.numpy(), *self.kinds)
 
 
 def lipschitz(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None:

@@ -18,7 +18,7 @@ from stobatch.registry import METHODS
 from stobatch.settings import dotted_keys
 from stobatch_recipes import RECIPES, baselines, recipe
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STORED = [
     ("published", "epsilon", "total_epsilon", 7.0),
     ("adlm", "epsilon", "total_epsilon", 7.0),

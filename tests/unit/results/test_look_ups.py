@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src" / "stobatch"
+SOURCE = Path(__file__).parents[3] / "src" / "stobatch"
 ROOMS = ("auditing", "cli", "comparison", "doctor", "evaluation", "federated", "loading.py", "reporting", "results",
          "sharding.py", "training_run.py", "verification")  # fmt: skip
 """Rooms that read or write documents. The mathematics knows none."""
@@ -34,8 +34,8 @@ ALLOWED: dict[str, dict[str, str]] = {
     "doctor": {r"gpu|answer|numbers": PROBE, r"os\.environ|environment": "variables of the environment"},
     "evaluation": {
         r"(self\.|table\.)?(columns|records|answers)|clean|function\.answer\(\w+, generator\)": COLUMNS,
-        r"of_function": "tables by protocol",
         r"identity": "what names a table of records",
+        r"of_function": "tables by protocol",
         r"changes": SETTINGS,
     },
     "federated": {

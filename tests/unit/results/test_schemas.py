@@ -10,7 +10,7 @@ import pytest
 
 from stobatch.results import DOCUMENTS, Document
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 MADE = runpy.run_path(str(DOCS / "make_schemas.py"))["schemas"]()
 
 

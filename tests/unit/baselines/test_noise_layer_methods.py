@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from private_steps import BATCH, CLASSES, CLIP, pictures, sampling, settings
 from scipy.stats import chi2, gamma, kstwo, laplace
 from support.noise_checks import FALSE_ALARM, dependent, not_gaussian
+from support.private_steps import BATCH, CLASSES, CLIP, pictures, sampling, settings
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from private_steps import (
+from safetensors.torch import load_file
+from scipy.stats import binom
+from support.private_steps import (
     BATCH,
     CLASSES,
     CLIP,
@@ -28,8 +30,6 @@ from private_steps import (
     settings,
     step_of,
 )
-from safetensors.torch import load_file
-from scipy.stats import binom
 from torch import Tensor
 
 import stobatch

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from installed import lay_out
+from support.installed import lay_out
 
 from stobatch.errors import SettingError
 from stobatch.registry import ARCHITECTURES, ATTACKS, CERTIFICATES, DATA_SETS, METHODS, Names, Registry, read_location

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from installed import EXTENSION, install_extension
+from support.installed import EXTENSION, install_extension
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = EXTENSION / "stobatch_example"

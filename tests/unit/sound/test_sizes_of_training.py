@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from private_steps import CLASSES, pictures, settings
+from support.private_steps import CLASSES, pictures, settings
 from torch import Tensor, nn
 
 import stobatch

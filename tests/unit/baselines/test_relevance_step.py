@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from private_steps import BATCH, CLASSES, CLIP, pictures, sampling, settings
 from safetensors.torch import load_file
 from support.noise_checks import normal_of
+from support.private_steps import BATCH, CLASSES, CLIP, pictures, sampling, settings
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 

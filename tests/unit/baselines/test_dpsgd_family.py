@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from private_steps import BATCH, CLASSES, CLIP, COUNT, flat, pictures, prepared, sampling, settings, step_of
 from safetensors.torch import load_file
 from support.noise_checks import normal_of
+from support.private_steps import BATCH, CLASSES, CLIP, COUNT, flat, pictures, prepared, sampling, settings, step_of
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 

@@ -6,7 +6,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
-EXTENSION = Path(__file__).parents[1] / "support" / "extension"
+EXTENSION = Path(__file__).with_name("extension")
 
 
 def lay_out(site: Path, name: str, entry_points: dict[str, dict[str, str]]) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from private_steps import (
+from scipy.stats import kstwo, norm
+from support.private_steps import (
     BATCH,
     CLIP,
     COUNT,
@@ -23,7 +24,6 @@ from private_steps import (
     settings,
     step_of,
 )
-from scipy.stats import kstwo, norm
 from torch import Tensor
 
 import stobatch
