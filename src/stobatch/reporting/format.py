@@ -14,10 +14,26 @@ STATUS_WORDS = {
     "claimed": "claimed, not proved",
     "proved": "proved",
     "refuted": "refuted",
-    "none": "no guarantee",
+    "none": "no privacy guarantee",
     "void": "void: public seed",
 }
+STATUS_STYLES = {
+    "none": "red",
+    "claimed": "yellow",
+    "proved": "green",
+    "refuted": "red",
+    "void": "yellow",
+    "consistent": "",
+    "not tested": "yellow",
+    "partly tested": "yellow",
+}
+"""In a terminal, of statuses and verdicts; no colour for what proves nothing."""
 _NORMS = {"linf": "l∞", "l2": "l2", "l1": "l1"}
+
+
+def status_words(status: str) -> str:
+    """A status or a verdict in words; the same ones on every page and in every terminal."""
+    return STATUS_WORDS.get(status, status)
 
 
 def percent(share: Measured) -> str:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """The page's own word to the browser that nothing is fetched and no script runs."""
@@ -23,6 +29,26 @@ def whole_page(title: str, eyebrow: str, *content: object, footer: str) -> Html:
     foot = tag("footer", f"Made by stobatch {footer}; nothing about training data was read.")
     body = tag("body", tag("main", header, *content, foot))
     return join([Html("<!doctype html>\n"), tag("html", head, body, lang="en")])
+
+
+@cache
+def templates() -> Environment:
+    """The templates beside this file. Whatever they are given is escaped; a name they do not know is an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates", encoding="utf-8"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+
+
+def macros() -> Any:
+    """The parts that all pages are made of."""
+    return templates().get_template("macros.html").module
 
 
 class Html(str):

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from stobatch.config import CertificationConfig
 from stobatch.dp.guarantee import PUBLIC_SEED, PrivacyGuarantee
-from stobatch.reporting.format import STATUS_WORDS
+from stobatch.reporting.format import STATUS_STYLES, STATUS_WORDS
 from stobatch.results import (
     WORST,
     AttackedShare,
@@ -38,7 +38,6 @@ from stobatch.types import Status, Verdict
 
 NOT_LOOKED_FOR = "test records are not training records; nobody looked for copies"
 """Of scores that were written before anyone did."""
-STATUS_STYLES = {"none": "red", "claimed": "yellow", "proved": "green", "refuted": "red", "void": "yellow"}
 PUBLIC_SEED_MEANS = (
     "The seed is written in config.json: whoever has it can rebuild the noise and take it off. This is an experiment; "
     "for a release, train without --seed."
