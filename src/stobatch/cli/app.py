@@ -155,7 +155,7 @@ def plan(
     document = PlanDocument.from_dict(stobatch.plan(_config(recipe, config, set_, seed, device)).to_dict())
     if out is not None:
         write_json(out, document.kind, document.to_dict())
-    _print(document, as_json, tables.plan_table(document))
+    _print(document, as_json, tables.plan_parts(document))
 
 
 @app.command()
@@ -211,7 +211,7 @@ def certify(
     summary = stobatch.certify(
         _run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device
     )
-    _print(summary, as_json, tables.certificate_table(summary))
+    _print(summary, as_json, tables.certificate_parts(summary))
 
 
 @app.command()
@@ -246,7 +246,7 @@ def attack(
         _run(run, out), protocol=protocol, function=function, overrides=overrides, seed=seed, resume=resume,
         quiet=as_json, device=device,
     )  # fmt: skip
-    _print(document, as_json, tables.guarantee_card(document.guarantee), tables.attack_table(document))
+    _print(document, as_json, tables.guarantee_card(document.guarantee), tables.attack_parts(document))
 
 
 @app.command()
@@ -268,8 +268,8 @@ def evaluate(
     scores = stobatch.evaluate(
         _run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device
     )
-    certified = [tables.certificate_table(scores.certificates)] if scores.certificates else []
-    _print(scores, as_json, tables.guarantee_card(scores.guarantee), tables.score_table(scores), *certified)
+    certified = [tables.certificate_parts(scores.certificates)] if scores.certificates else []
+    _print(scores, as_json, tables.guarantee_card(scores.guarantee), tables.score_parts(scores), *certified)
     _exit_if_refuted(scores)
 
 
@@ -373,7 +373,7 @@ def demo(
     settings = _config(recipe, None, set_, seed, device)
     the_plan = PlanDocument.from_dict(stobatch.plan(settings).to_dict())
     if not as_json:
-        tables.show(tables.plan_table(the_plan))
+        tables.show(tables.plan_parts(the_plan))
     stobatch.train(settings, out, resume=True, quiet=as_json)
     changed = {
         key: value
@@ -385,7 +385,7 @@ def demo(
     audited = stobatch.audit(out, overrides=changed, resume=True, quiet=as_json, device=device)
     written = stobatch.report([out]).report
     verified = verify(out)
-    shown = (tables.score_table(scores), tables.certificate_table(certificates), *tables.audit_tables(audited))
+    shown = (tables.score_parts(scores), tables.certificate_parts(certificates), *tables.audit_tables(audited))
     page = (f"report: {written}", verified_page(verified))
     both = {"audit": audited.to_dict(), "verification": verified.to_dict()}
     _print({**scores.to_dict(), **both}, as_json, *shown, *page)

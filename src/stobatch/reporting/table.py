@@ -56,6 +56,9 @@ class Column(Cell):
     is_number: bool = False
 
 
+Heading = str | Column
+Entry = str | Cell | Sequence[Cell]
+"""What a place of a table is made from."""
 Lines = tuple[Cell, ...]
 """What stands in one place of a table, line by line."""
 
@@ -69,9 +72,7 @@ class Table:
     rows: tuple[tuple[Lines, ...], ...]
 
     @classmethod
-    def of(
-        cls, caption: str, columns: Iterable[str | Column], rows: Iterable[Iterable[str | Cell | Sequence[Cell]]]
-    ) -> Table:
+    def of(cls, caption: str, columns: Iterable[Heading], rows: Iterable[Iterable[Entry]]) -> Table:
         """Make a table from texts where a cell has nothing else to say.
 
         >>> table = Table.of("A caption", ["radius"], [["0.2"], [Cell("0.6", "wide")]])
@@ -129,7 +130,7 @@ class Table:
         }
 
 
-def _lines(entry: str | Cell | Sequence[Cell]) -> Lines:
+def _lines(entry: Entry) -> Lines:
     if isinstance(entry, str):
         return (Cell(entry),)
     return (entry,) if isinstance(entry, Cell) else tuple(entry)
