@@ -123,7 +123,7 @@ def budgets(document: Comparison, row: ComparedRow) -> list[Cell]:
 
 def flag_lines(document: Comparison) -> tuple[str, ...]:
     return tuple(
-        f"{flag.level}, {flag.row}, {document.named_seeds([flag.seed])}: {flag.name}. {flag.evidence} {flag.remedy}"
+        f"{flag.level.upper()}, {flag.row}, {document.named_seeds([flag.seed])}: {flag.name}. {flag.evidence} {flag.remedy}"
         for flag in document.flags
     )
 
