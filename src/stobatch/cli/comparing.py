@@ -48,7 +48,7 @@ def compare(
 ) -> None:
     """Train, certify and attack several methods the same way: one table, a figure, t-tests. Resumes itself."""
     import stobatch
-    from stobatch.comparison.table import comparison_tables
+    from stobatch.reporting.comparison import comparison_tables
     from stobatch_recipes.baselines import rows
 
     epsilons, radii = epsilon or [1.0], radius or [0.2]

@@ -55,7 +55,7 @@ def certify(
     summary = stobatch.certify(
         run_path(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device
     )
-    show(summary, as_json, tables.certificate_table(summary))
+    show(summary, as_json, tables.certificate_parts(summary))
 
 
 @app.command(rich_help_panel="Measure")
@@ -91,7 +91,7 @@ def attack(
         run_path(run, out), protocol=protocol, function=function, overrides=overrides, seed=seed, resume=resume,
         quiet=as_json, device=device,
     )  # fmt: skip
-    show(document, as_json, tables.guarantee_card(document.guarantee), tables.attack_table(document))
+    show(document, as_json, tables.guarantee_card(document.guarantee), tables.attack_parts(document))
 
 
 @app.command(rich_help_panel="Measure")
@@ -114,8 +114,8 @@ def evaluate(
     scores = stobatch.evaluate(
         run_path(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device
     )
-    certified = [tables.certificate_table(scores.certificates)] if scores.certificates else []
-    show(scores, as_json, tables.guarantee_card(scores.guarantee), tables.score_table(scores), *certified)
+    certified = [tables.certificate_parts(scores.certificates)] if scores.certificates else []
+    show(scores, as_json, tables.guarantee_card(scores.guarantee), tables.score_parts(scores), *certified)
     exit_if_refuted(scores)
 
 

@@ -50,7 +50,7 @@ def plan(
     document = PlanDocument.from_dict(stobatch.plan(read_settings(recipe, config, set_, seed, device)).to_dict())
     if out is not None:
         write_json(out, document.kind, document.to_dict())
-    show(document, as_json, tables.plan_table(document))
+    show(document, as_json, tables.plan_parts(document))
 
 
 @app.command(rich_help_panel="Train")
@@ -105,7 +105,7 @@ def demo(
     settings = read_settings(recipe, None, set_, seed, device)
     the_plan = PlanDocument.from_dict(stobatch.plan(settings).to_dict())
     if not as_json:
-        tables.show(tables.plan_table(the_plan))
+        tables.show(tables.plan_parts(the_plan))
     stobatch.train(settings, out, resume=True, quiet=as_json)
     changed = {
         key: value
@@ -117,7 +117,7 @@ def demo(
     audited = stobatch.audit(out, overrides=changed, resume=True, quiet=as_json, device=device)
     written = stobatch.report([out]).report
     verified = verify(out)
-    shown = (tables.score_table(scores), tables.certificate_table(certificates), *tables.audit_tables(audited))
+    shown = (tables.score_parts(scores), tables.certificate_parts(certificates), *tables.audit_tables(audited))
     page = (f"report: {written}", verified_page(verified))
     both = {"audit": audited.to_dict(), "verification": verified.to_dict()}
     show({**scores.to_dict(), **both}, as_json, *shown, *page)

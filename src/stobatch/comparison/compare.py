@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stobatch.comparison.document import comparison
 from stobatch.comparison.plan import TEST_DATA, Compared, plan_comparison
 from stobatch.config import RunConfig
 from stobatch.data import Dataset
@@ -15,6 +14,8 @@ from stobatch.evaluation.attack import evaluate
 from stobatch.evaluation.certify import certify
 from stobatch.files import as_written, write_json
 from stobatch.models import Classifier
+from stobatch.reporting.comparison_document import build_comparison
+from stobatch.reporting.summary import Facts
 from stobatch.results import CertificateSummary, Comparison, Scores, Training
 from stobatch.training_run import train
 
@@ -56,10 +57,17 @@ def compare(
             _announce(one, place, len(compared), time.monotonic() - started)
         _make(one, dataset, quiet)
     with as_written(where):
-        document = comparison(compared, where)
+        document = build_comparison(_by_name(compared), compared[0].config.evaluation.radii, where)
     write_json(where / "comparison.json", document.kind, document.to_dict())
     write_comparison(document, where)
     return document
+
+
+def _by_name(compared: Sequence[Compared]) -> dict[str, dict[int, Facts]]:
+    found: dict[str, dict[int, Facts]] = {}
+    for one in compared:
+        found.setdefault(one.name, {})[one.number] = Facts.read(one.run)
+    return found
 
 
 def _make(one: Compared, dataset: Dataset | None, quiet: bool) -> None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import exp, floor, log, log10
 from typing import Any
 
-from stobatch.reporting.figures import canvas, inline, shared_legend
-from stobatch.reporting.format import STATUS_WORDS, chip, interval, number, percent
-from stobatch.reporting.page import LIGHT, Html, folded, join, table, tag
+from stobatch.reporting.figures import Chart, canvas, inline, shared_legend
+from stobatch.reporting.format import STATUS_WORDS, interval, number, percent
+from stobatch.reporting.page import LIGHT
 from stobatch.reporting.summary import Facts
+from stobatch.reporting.table import DASH, Cell, Entry, Table
 from stobatch.results import (
     CertificateDetails,
-    Claim,
     Finding,
     FindingDetails,
     Histogram,
@@ -26,10 +26,6 @@ from stobatch.results import (
 )
 from stobatch.types import Verdict
 
-_LEAD = (
-    "An audit attacks a claim. An attack that does better than the claim allows refutes it, but for a false alarm, "
-    "whose probability is stated. Attacks that fail prove nothing: they may have been too weak."
-)
 _SCORES = (
     "The attack's scores of models that were trained on one data set, and on another that differs in one record. "
     "Privacy means that the two cannot be told apart well."
@@ -73,21 +69,33 @@ _TOLD_ELSEWHERE = {
 }
 
 
-def audits_section(facts: Facts, name: str) -> Html:
-    """Every claim with its verdict, then what was found; empty where nothing is claimed and nothing was found."""
+@dataclass(frozen=True)
+class DetailedFinding:
+    """One finding in full, under the line that names it."""
+
+    title: Cell
+    pairs: tuple[tuple[str, str], ...]
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Audits:
+    """Every claim with its verdict, then what was found."""
+
+    outcome: str
+    tables: tuple[Table, ...]
+    charts: tuple[Chart, ...]
+    details: tuple[DetailedFinding, ...]
+
+
+def audits_of(facts: Facts, name: str) -> Audits | None:
+    """None where nothing is claimed and nothing was found."""
     if not facts.findings and not facts.claims:
-        return Html("")
-    return join(
-        [
-            tag("h2", "Audits"),
-            tag("p", _LEAD),
-            tag("p", tag("b", _outcome(facts))),
-            _claims(facts),
-            *([_overview(facts)] if facts.findings else []),
-            *_figures(facts, name),
-            *(_details(finding) for finding in facts.findings),
-        ]
-    )
+        return None
+    tables = [_claims(facts)] if facts.claims else []
+    tables += [_overview(facts)] if facts.findings else []
+    details = tuple(map(_details, facts.findings))
+    return Audits(_outcome(facts), tuple(tables), tuple(_figures(facts, name)), details)
 
 
 def _outcome(facts: Facts) -> str:
@@ -98,10 +106,10 @@ def _outcome(facts: Facts) -> str:
     return " ".join([f"Refuted here: {', '.join(refuted)}." if refuted else "Nothing was refuted here.", *missing])
 
 
-def _claims(facts: Facts) -> Html:
+def _claims(facts: Facts) -> Table:
     caption = "Every claim of this run. Consistent: attacks that could have refuted it did not, which proves nothing."
-    rows = [[name_of(claim), _verdict(claim), claim.reason] for claim in facts.claims]
-    return table(caption, ["claim", "verdict", "why it was not tested"], rows) if rows else Html("")
+    rows: list[list[Entry]] = [[name_of(claim), Cell("", status=claim.verdict), claim.reason] for claim in facts.claims]
+    return Table.of(caption, ["claim", "verdict", "why it was not tested"], rows)
 
 
 def _instrument(finding: Finding) -> str:
@@ -110,72 +118,67 @@ def _instrument(finding: Finding) -> str:
     return f"{words}: {release}" if release else words
 
 
-def _verdict(finding: Finding | Claim) -> Html:
-    """Of a finding or of a claim."""
-    return tag("span", finding.verdict, class_=f"chip {finding.verdict.replace(' ', '-')}")
-
-
-def _overview(facts: Facts) -> Html:
+def _overview(facts: Facts) -> Table:
     caption = (
         "One row for each finding. Bounds say that ε is at least this large, with the confidence stated; they are held "
         "against the ε beside them. Statuses are those after the audits. Evidence files lie in the run's directory."
     )
     headings = ["attack by", "claim", "verdict", "found", "held against", "false alarm, at most", "evidence"]
-    rows = [
+    rows: list[list[Entry]] = [
         [
             _instrument(finding),
             name_of(finding),
-            _verdict(finding),
+            Cell("", status=finding.verdict),
             _found(finding),
             _held_against(facts, finding),
             f"{100 * (1 - finding.confidence):.3g}%",
-            tag("code", finding.evidence),
+            finding.evidence,
         ]
         for finding in facts.findings
     ]
-    return table(caption, headings, rows)
+    return Table.of(caption, headings, rows)
 
 
-def _found(finding: Finding) -> Html:
+def _found(finding: Finding) -> Sequence[Cell]:
     details = finding.details
     if isinstance(details, CertificateDetails):
         attacked = details.attacked
         broken = f"{details.broken} of {attacked} balls broken" if attacked else "no ball to break"
-        return join([tag("b", broken), " ", tag("small", f"{details.certified} certified")])
-    cells: list[Html] = []
-    for bound in finding.bounds:
-        under = ", under an assumption" if bound.assumes else ""
-        sure = f"δ = {bound.at_delta:.3g}, {100 * bound.confidence:.4g}% confidence{under}"
-        cells += [tag("b", f"ε ≥ {bound.epsilon_at_least:.3g}"), tag("small", sure)]
-    return join(cells, " ")
+        return [Cell(broken, f"{details.certified} certified")]
+    return [
+        Cell(
+            f"ε ≥ {bound.epsilon_at_least:.3g}",
+            f"δ = {bound.at_delta:.3g}, {100 * bound.confidence:.4g}% confidence"
+            f"{', under an assumption' if bound.assumes else ''}",
+        )
+        for bound in finding.bounds
+    ]
 
 
-def _held_against(facts: Facts, finding: Finding) -> Html:
+def _held_against(facts: Facts, finding: Finding) -> Cell:
     if isinstance(finding.details, CertificateDetails):
         statuses = {kind.name: kind.status for kind in facts.all_kinds}
-        return chip(statuses[finding.about]) if finding.about in statuses else tag("span", "–", class_="muted")
+        return Cell("", status=statuses[finding.about]) if finding.about in statuses else Cell(DASH)
     budget = finding.claimed_budget
     if budget is None:
-        return tag("span", "nothing is claimed", class_="muted")
+        return Cell("nothing is claimed")
     epsilon, delta = budget
-    neighbours = tag("small", f"δ = {delta:.3g}, {finding.details.neighbours}")
-    return join([f"ε = {epsilon:.4g} ", chip(facts.status), neighbours])
+    return Cell(f"ε = {epsilon:.4g}", f"δ = {delta:.3g}, {finding.details.neighbours}", facts.status)
 
 
-def _figures(facts: Facts, name: str) -> Iterator[Html]:
+def _figures(facts: Facts, name: str) -> Iterator[Chart]:
     bounded = [finding for finding in facts.findings if finding.bounds]
     if bounded:
         yield _bounds_figure(facts, bounded, f"{name}-bounds")
     for place, finding in enumerate(facts.findings):
         details = finding.details
         if isinstance(details, PrivacyDetails) and details.histogram is not None:
-            chart = score_histograms(details.histogram, f"{name}-scores-{place}")
-            yield tag("figure", chart, tag("figcaption", _SCORES))
+            yield score_histograms(details.histogram, f"{name}-scores-{place}").captioned(_SCORES)
         if isinstance(details, MembershipDetails):
             yield _membership_figure(facts, details, finding.claimed_budget, f"{name}-membership-{place}")
 
 
-def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Html:
+def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Chart:
     rows = []
     for finding in findings:
         found = [(bound.epsilon_at_least, bool(bound.assumes)) for bound in finding.bounds]
@@ -186,11 +189,12 @@ def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Html:
         caption += " The line is the ε they are held against, as in the table: a bar that passes it refutes the claim."
     if any(assumes for row in rows for _, assumes in row.bounds):
         caption += " Faint bars hold under an assumption, which the details name."
-    chart = bounds_found(rows, f"ε of the guarantee ({STATUS_WORDS[facts.status]})", name)
-    return tag("figure", chart, tag("figcaption", caption))
+    return bounds_found(rows, f"ε of the guarantee ({STATUS_WORDS[facts.status]})", name).captioned(caption)
 
 
-def _membership_figure(facts: Facts, details: MembershipDetails, budget: tuple[float, float] | None, name: str) -> Html:
+def _membership_figure(
+    facts: Facts, details: MembershipDetails, budget: tuple[float, float] | None, name: str
+) -> Chart:
     words, caption = "", _MEMBERSHIP
     if budget:
         epsilon, delta = budget
@@ -199,23 +203,22 @@ def _membership_figure(facts: Facts, details: MembershipDetails, budget: tuple[f
             f" The ceiling is e^ε times the false-positive rate, plus δ = {delta:.3g}, for replacing a record: a curve "
             "above it by more than chance refutes the claim."
         )
-    chart = membership_curve(details.roc, budget, words, name)
-    return tag("figure", chart, tag("figcaption", caption))
+    return membership_curve(details.roc, budget, words, name).captioned(caption)
 
 
-def _details(finding: Finding) -> Html:
-    title = join([f"{_instrument(finding)}, {name_of(finding)} ", _verdict(finding)])
-    rows = [
+def _details(finding: Finding) -> DetailedFinding:
+    pairs = (
         ("found", finding.statement),
         ("claim, before audits", finding.claim),
         ("the attacker", finding.threat_model),
         ("the attack", finding.attack),
         ("confidence", f"{100 * finding.confidence:.4g}%"),
         *((_COUNTS.get(key, key.replace("_", " ")), _value(value)) for key, value in _numbers(finding.details)),
-    ]
-    listed = tag("dl", *(part for term, text in rows for part in (tag("dt", term), tag("dd", text))))
-    rates = _rates_table(finding.details) if isinstance(finding.details, MembershipDetails) else Html("")
-    return folded(title, listed, _bounds_table(finding), rates)
+    )
+    tables = [_bounds_table(finding)] if finding.bounds else []
+    tables += [_rates_table(finding.details)] if isinstance(finding.details, MembershipDetails) else []
+    title = Cell(f"{_instrument(finding)}, {name_of(finding)}", status=finding.verdict)
+    return DetailedFinding(title, pairs, tuple(tables))
 
 
 def _numbers(details: FindingDetails) -> list[tuple[str, Any]]:
@@ -231,14 +234,12 @@ def _value(value: Any) -> str:
     return number(value) if isinstance(value, (int, float)) else str(value).replace("_", " ")
 
 
-def _bounds_table(finding: Finding) -> Html:
-    if not finding.bounds:
-        return Html("")
+def _bounds_table(finding: Finding) -> Table:
     caption = "Bounds on ε from below; all of them hold at once with the confidence stated."
     rows = [
         [
             bound.name.replace("_", " "),
-            tag("b", f"ε ≥ {bound.epsilon_at_least:.4g}"),
+            f"ε ≥ {bound.epsilon_at_least:.4g}",
             f"{bound.at_delta:.3g}",
             f"{100 * bound.confidence:.4g}%",
             bound.assumes or "nothing",
@@ -246,17 +247,17 @@ def _bounds_table(finding: Finding) -> Html:
         ]
         for bound in finding.bounds
     ]
-    return table(caption, ["bound", "found", "δ", "confidence", "assumes", "counted"], rows)
+    return Table.of(caption, ["bound", "found", "δ", "confidence", "assumes", "counted"], rows)
 
 
-def _rates_table(details: MembershipDetails) -> Html:
+def _rates_table(details: MembershipDetails) -> Table:
     sure = f"{100 * details.confidence:.4g}% interval in brackets"
     caption = f"Members found at thresholds that the shadow models chose; mean over the models attacked, {sure}."
-    rows = [
-        [rate, *(f"{percent(found[rate])} {interval(found[rate])}" for found in (details.tpr_at, details.fpr_at))]
+    rows: list[list[Entry]] = [
+        [rate, *(Cell(percent(found[rate]), interval(found[rate])) for found in (details.tpr_at, details.fpr_at))]
         for rate in details.tpr_at
     ]
-    return table(caption, ["false-positive rate wanted", "true-positive rate", "false-positive rate there"], rows)
+    return Table.of(caption, ["false-positive rate wanted", "true-positive rate", "false-positive rate there"], rows)
 
 
 _LINE = 0.42
@@ -273,7 +274,7 @@ class Bounded:
     audited: float | None
 
 
-def score_histograms(histogram: Histogram, name: str) -> Html:
+def score_histograms(histogram: Histogram, name: str) -> Chart:
     """The attack's scores of both kinds of models; where the two do not overlap, nothing is hidden."""
     with canvas(1, 6.2, 2.9) as (figure, (axes,)):
         edges = histogram.edges
@@ -286,7 +287,7 @@ def score_histograms(histogram: Histogram, name: str) -> Html:
         return inline(figure, name)
 
 
-def bounds_found(findings: Sequence[Bounded], words: str, name: str) -> Html:
+def bounds_found(findings: Sequence[Bounded], words: str, name: str) -> Chart:
     """Bars that grow from 0 to what was shown, against the ε that they were held to."""
     with canvas(1, 8.2, 1.1 + _LINE * len(findings)) as (figure, (axes,)):
         widest = max(x for found in findings for x in (*(e for e, _ in found.bounds), found.audited or 0.0, 0.1))
@@ -316,7 +317,7 @@ def _first_held(findings: Sequence[Bounded]) -> Bounded | None:
     return next((found for found in findings if found.audited is not None), None)
 
 
-def membership_curve(roc: Roc, budget: tuple[float, float] | None, words: str, name: str) -> Html:
+def membership_curve(roc: Roc, budget: tuple[float, float] | None, words: str, name: str) -> Chart:
     """True against false positives where false ones are rare, and the most that (ε, δ) allows."""
     rates, hits = roc.false_positive_rate, roc.true_positive_rate
     lowest = min(rates)

@@ -1,146 +1,227 @@
-"""Several runs side by side: one table, accuracy against ε, and t-tests over seeds."""
+"""Settings side by side, for a terminal and for a page: tables, figures, t-tests over seeds, and what is promised."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from stobatch.reporting.figures import epsilon_curves
-from stobatch.reporting.format import chip, gap_cell, interval, percent, points, share_cell, spoken, unit
-from stobatch.reporting.page import Html, join, table, tag, void
-from stobatch.reporting.summary import Facts, middle
-from stobatch.results import SettingsTest, TTest, at_radius
+from stobatch.reporting.comparison_figures import PROTOCOLS, methods_figure, radius_curves, radius_unit
+from stobatch.reporting.figures import Chart
+from stobatch.reporting.format import STATUS_WORDS, interval, points, privacy_words, spoken
+from stobatch.reporting.guarantee import GuaranteeCard, card_of, guarantee_line
+from stobatch.reporting.header import Lead
+from stobatch.reporting.table import DASH, Cell, Column, Entry, Heading, Table
+from stobatch.results import ComparedRow, ComparedTest, Comparison, Spread
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-def comparison_section(runs: Sequence[Facts], comparisons: Sequence[SettingsTest]) -> Html:
-    function, radius = _common(runs)
-    parts = [
-        _lead(runs, function, radius),
-        _table(runs, function, radius),
-        _curve(runs, function, radius),
-        t_tests(comparisons),
-    ]
-    return join(parts)
-
-
-def _common(runs: Sequence[Facts]) -> tuple[str, float | None]:
-    """A function and a radius that all runs were attacked at, in the same units; the middle one of several."""
-    functions = [f for f in runs[0].functions if all(f in other.functions for other in runs)]
-    function = runs[0].main_function if runs[0].main_function in functions else (functions or [""])[0]
-    radii = sorted(set.intersection(*(set(facts.radii) for facts in runs)))
-    same_unit = len({facts.unit for facts in runs}) == 1
-    return function, middle(radii) if radii and functions and same_unit else None
+_SHOWN = 10
+"""T-tests that a terminal prints, smallest p-value first."""
 
 
-def _lead(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
-    """One sentence: the span of accuracies under each protocol."""
-    spans: list[str] = []
-    for protocol in ("published", "adaptive") if radius is not None else ():
-        shares = [share for facts in runs if (share := at_radius(facts.worst(protocol, function), radius or 0.0))]
-        if shares:
-            low, high = (end(shares, key=lambda share: share.value) for end in (min, max))
-            of_what = "" if spans else " of test images"
-            spans.append(f"{percent(low)} to {percent(high)}{of_what} under the {protocol} protocol")
-    if not spans:
-        return tag("p", "These runs were not attacked at a common radius.", class_="lead")
-    start = f"At radius {radius:g} ({runs[0].unit}) on the {spoken(function)}, these runs are right on "
-    return tag("p", start, tag("b", ", and on ".join(spans)), ".", class_="lead")
+@dataclass(frozen=True)
+class ComparisonSection:
+    """What a page shows of a comparison."""
+
+    main: Table
+    others: tuple[tuple[str, Table], ...]
+    """The same at the other radii, each with the line to fold it under."""
+    methods: Chart
+    curves: Chart
+    flags: tuple[str, ...]
+    by_chance: str
+    t_tests: Table | None
 
 
-def _table(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
-    headings = ["run", "method", "ε and its status", "seed", "test images", "clean"]
-    if radius is None:
-        caption = (
-            "Accuracy in %, 95% interval in brackets. The runs share no function, radius and unit to be compared at."
-        )
-        return table(caption, headings, [_identity(place, facts) for place, facts in enumerate(runs, 1)])
-    kinds = list(dict.fromkeys((kind.name, kind.function) for facts in runs for kind in facts.all_kinds))
-    headings += ["published protocol", "adaptive protocol", "gap"]
-    headings += [f"certified, {rule} rule, {spoken(certified)}" for rule, certified in kinds]
+def comparison_section(document: Comparison) -> ComparisonSection:
+    first, *others = document.radii
+    figure = (
+        f"Every method at radius {first:g}; whiskers reach from the least seed to the best. Filled diamonds are "
+        "proved, hollow ones only claimed, crosses refuted. Behind each name stands who vouches for its privacy."
+    )
+    curves = (
+        "Means over seeds; bands reach from the least seed to the best. Certified accuracy is of clean inputs: solid "
+        "where proved, dashed where only claimed, dotted where refuted."
+    )
+    return ComparisonSection(
+        methods_table(document, first),
+        tuple((f"The same at radius {radius:g}", methods_table(document, radius)) for radius in others),
+        methods_figure(document, "methods").captioned(figure),
+        radius_curves(document, "radii").captioned(curves),
+        flag_lines(document),
+        by_chance(document),
+        t_tests_table(document.t_tests) if document.t_tests else None,
+    )
+
+
+def comparison_tables(document: Comparison) -> RenderableType:
+    """The same in a terminal; of many t-tests those with the smallest p-values."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [methods_table(document, radius).to_rich() for radius in document.radii]
+    parts += [Text(f"{name} protocol: {meaning}") for name, meaning in document.protocols.items()]
+    parts += [Text(line, "red") for line in flag_lines(document)]
+    tests = sorted(document.t_tests, key=lambda test: test.t_test.p_value)[:_SHOWN]
+    if tests:
+        parts.append(t_tests_table(tests, of=len(document.t_tests)).to_rich())
+    return Group(*parts, Text(by_chance(document)))
+
+
+def lead(document: Comparison) -> Lead:
+    """One sentence that says how many are private, by whose word."""
+    statuses = {row.name: row.guarantees for row in document.rows}
+    kinds = [privacy_words(held.guarantee.status for held in found) for found in statuses.values()]
+    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    said = [f"{count} {'without any' if kind == 'no privacy' else kind}" for kind, count in counts.items()]
+    return Lead(f"{document.data}, {over_seeds(document)}. Privacy of the methods: ", "; ".join(said), ".")
+
+
+def methods_table(document: Comparison, radius: float) -> Table:
+    """A row for each setting and deployed function, in the order they were asked for."""
     caption = (
-        f"Accuracy on the {spoken(function)} at radius {radius:g} ({runs[0].unit}), worst attack for each example, "
-        "and certified accuracy of clean inputs at that radius, in %; gap in percentage points; 95% interval in "
-        "brackets. Numbers are of as many test images as the row says, or as stands beside them."
+        f"Accuracy at radius {radius:g} ({radius_unit(document)}), worst attack for each example; certified: "
+        f"right and certified at that radius, clean inputs. {over_seeds(document).capitalize()}. "
+        "Seconds and memory of training are those since its last start; memory of different things does not compare."
     )
-    rows = [[*_identity(p, facts), *_attacked(facts, function, radius, kinds)] for p, facts in enumerate(runs, 1)]
-    return table(caption, headings, rows)
+    headings = ["method and what is deployed", "privacy", "clean", "published protocol", "adaptive protocol"]
+    headings += ["certified", "training", "peak memory"]
+    return Table.of(caption, headings, [_row(document, row, radius) for row in document.rows])
 
 
-def _identity(place: int, facts: Facts) -> list[object]:
-    epsilon = "" if facts.epsilon is None else f"{facts.epsilon:g} "
-    seed = "secret" if facts.seed is None else facts.seed
+def _row(document: Comparison, row: ComparedRow, radius: float) -> list[Entry]:
     return [
-        join([tag("a", facts.name, href=f"#run-{place}"), void("br"), tag("code", facts.scores.training_hash)]),
-        facts.method,
-        join([epsilon, chip(facts.status)]),
-        seed,
-        f"{facts.same_images(facts.main_function).rows:,}",
-        share_cell(facts.clean(facts.main_function)),
+        [Cell(row.name), Cell(f"{spoken(row.function)}, {row.test_examples:,} test images")],
+        budgets(document, row),
+        share(row.clean),
+        *(share(row.attacked_at(protocol, radius)) for protocol in PROTOCOLS),
+        _certified(row, radius),
+        amount(row.training_seconds, 1, " s"),
+        f"{amount(row.peak_memory_mb, 1, ' MiB')} ({' / '.join(row.peak_memory_of) or 'not measured'})",
     ]
 
 
-def _attacked(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[str, str]]) -> list[object]:
-    gap = facts.gap(function, radius)
-    worst = [share_cell(at_radius(facts.worst(p, function), radius)) for p in ("published", "adaptive")]
-    return [*worst, gap_cell(gap.gap if gap else None), *(_certified(facts, radius, *kind) for kind in kinds)]
+def _certified(row: ComparedRow, radius: float) -> list[Cell]:
+    """What each rule certifies, each with its status; never one number for several."""
+    found = [Cell(share(entry), f"{entry.rule} rule", entry.status) for entry in row.certified_at(radius)]
+    return found or [Cell("no certificate")]
 
 
-def _certified(facts: Facts, radius: float, rule: str, function: str) -> Html:
-    """What one rule certifies at this radius, with its status in this run; a dash where it says nothing."""
-    kind = next((kind for kind in facts.kinds(function) if kind.name == rule), None)
-    share = at_radius(facts.certified(kind) or facts.all_certified(kind), radius) if kind else None
-    if kind is None or share is None:
-        return share_cell(None)
-    same = share.total == facts.same_images(facts.main_function).rows
-    others = "" if same else tag("small", f"of {share.total:,} images ")
-    return join([share_cell(share), others, chip(kind.status)])
-
-
-def _curve(runs: Sequence[Facts], function: str, radius: float | None) -> Html:
-    budgeted = [facts for facts in runs if facts.epsilon is not None]
-    if not budgeted:
-        return Html("")
-    where = "" if radius is None else f" on the {spoken(function)}, worst attack at radius {radius:g} ({runs[0].unit})"
-    left_out = len(runs) - len(budgeted)
-    caption = f"Accuracy against ε{where}. Each dot is a run; lines join the means over seeds of the same setting."
-    caption += f" Runs without any privacy guarantee are not on it: {left_out}." if left_out else ""
-    return tag("figure", epsilon_curves(budgeted, function, radius, "epsilon"), tag("figcaption", caption))
-
-
-def t_tests(comparisons: Sequence[SettingsTest]) -> Html:
-    if not comparisons:
-        return Html("")
-    headings = ["first", "second", "protocol", "function", "radius"]
-    rows = ([*_compared(comparison), *t_test_cells(comparison.t_test)] for comparison in comparisons)
-    caption = t_tests_caption(len(comparisons))
-    return join([tag("h2", "Two-tailed t-tests over seeds"), table(caption, [*headings, *TEST_HEADINGS], rows)])
-
-
-def _compared(comparison: SettingsTest) -> list[object]:
+def budgets(document: Comparison, row: ComparedRow) -> list[Cell]:
+    """Each guarantee that a seed of the row has; the budget never without its status."""
     return [
-        comparison.first,
-        comparison.second,
-        comparison.protocol,
-        spoken(comparison.function),
-        f"{comparison.radius:g}, {unit(comparison.norm, comparison.input_range)}",
+        Cell(
+            guarantee_line(held.guarantee),
+            f"({document.named_seeds(held.seeds)})" if len(row.guarantees) > 1 else "",
+            held.guarantee.status,
+        )
+        for held in row.guarantees
     ]
 
 
-TEST_HEADINGS = ("difference", "p-value", "test", "seeds")
+def flag_lines(document: Comparison) -> tuple[str, ...]:
+    return tuple(
+        f"{flag.level.upper()}, {flag.row}, {document.named_seeds([flag.seed])}: {flag.name}. {flag.evidence} {flag.remedy}"
+        for flag in document.flags
+    )
 
 
-def t_tests_caption(count: int) -> str:
-    """How to read a table of t-tests, and how many would look like findings if there were none."""
-    return (
+def t_tests_table(tests: Sequence[ComparedTest], of: int | None = None) -> Table:
+    """Differences over seeds with their p-values, and how to read them."""
+    total = of or len(tests)
+    some = f" The {len(tests)} smallest p-values of {total}." if total > len(tests) else ""
+    caption = (
         "First minus second, accuracy in percentage points with its 95% interval. Paired where both have the same "
-        f"seeds, else Welch's test. Of {count} tests, {count / 20:.1f} would come out below p = 0.05 by chance if "
-        "nothing differed."
+        f"seeds, else Welch's test. Of {total} tests, {total / 20:.1f} would come out below p = 0.05 by chance if "
+        f"nothing differed.{some}"
+    )
+    headings: list[Heading] = [
+        "first",
+        "second",
+        "measure",
+        "difference",
+        Column("p-value", is_number=True),
+        "test",
+        "seeds",
+    ]
+    rows: list[list[Entry]] = [
+        [
+            test.first,
+            test.second,
+            measure(test),
+            Cell(points(test.t_test.difference), interval(test.t_test)),
+            f"{test.t_test.p_value:.2g}",
+            "paired" if test.t_test.paired else "Welch",
+            " and ".join(str(seeds) for seeds in test.t_test.num_seeds),
+        ]
+        for test in tests
+    ]
+    return Table.of(caption, headings, rows)
+
+
+def measure(test: ComparedTest) -> str:
+    """What a t-test compares."""
+    return "clean" if test.radius is None else f"{test.measure} protocol at radius {test.radius:g}"
+
+
+def guarantee_cards(document: Comparison) -> tuple[GuaranteeCard, ...]:
+    """A card for each guarantee of each method, with its objections."""
+    by_name = {row.name: row.guarantees for row in document.rows}
+    return tuple(
+        card_of(
+            held.guarantee,
+            f"{name} ({privacy_words([held.guarantee.status])}), {document.named_seeds(held.seeds)}",
+        )
+        for name, guarantees in by_name.items()
+        for held in guarantees
     )
 
 
-def t_test_cells(test: TTest) -> list[object]:
-    return [
-        join([tag("b", points(test.difference)), " ", tag("small", interval(test))]),
-        f"{test.p_value:.2g}",
-        "paired" if test.paired else "Welch",
-        " and ".join(str(seeds) for seeds in test.num_seeds),
-    ]
+def sources(document: Comparison) -> tuple[str, ...]:
+    """What each protocol means, and where each rule of certification comes from."""
+    protocols = [f"{name} protocol: {meaning}." for name, meaning in document.protocols.items()]
+    rules = dict.fromkeys(
+        f"{entry.rule} rule ({STATUS_WORDS[entry.status]}): {entry.source}."
+        for row in document.rows
+        for entry in row.certified
+    )
+    return (*protocols, *rules)
+
+
+def over_seeds(document: Comparison) -> str:
+    """What the ± of the numbers means."""
+    seeds = document.seeds
+    named = document.named_seeds(seeds)
+    kind = "public" if document.public_seeds else "secret"
+    spread = named if len(seeds) == 1 else f"mean ± standard deviation over {named}"
+    return f"{spread} ({kind} seeds)"
+
+
+def share(spread: Spread | None) -> str:
+    """An accuracy over seeds.
+
+    >>> one = Spread(mean=0.9012, stddev=None, min=0.9, max=0.9, per_seed={})
+    >>> share(one.replace(stddev=0.0044)), share(one), share(None)
+    ('90.1 ± 0.4%', '90.1%', '–')
+    """
+    return amount(spread, 100, "%")
+
+
+def amount(spread: Spread | None, factor: float, unit_name: str) -> str:
+    if spread is None:
+        return DASH
+    more = "" if spread.stddev is None else f" ± {factor * spread.stddev:,.1f}"
+    return f"{factor * spread.mean:,.1f}{more}{unit_name}"
+
+
+def by_chance(document: Comparison) -> str:
+    """How many t-tests there are, how many look like findings, and how many would if there were none."""
+    count = len(document.t_tests)
+    if not count:
+        return "No t-tests: they need two seeds of each method or more."
+    return (
+        f"{count} two-tailed t-tests over seeds: {document.t_tests_below_level} have p < 0.05, where "
+        f"{document.t_tests_below_level_by_chance:g} would by chance if nothing differed."
+    )

@@ -6,16 +6,18 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stobatch.reporting.format import STATUS_WORDS, spoken
-from stobatch.reporting.page import LIGHT, Html, tag
-from stobatch.reporting.summary import Facts, kind_unit
+from stobatch.reporting.page import LIGHT
+from stobatch.reporting.summary import Facts
+from stobatch.reporting.tables import kind_unit
 from stobatch.results import WORST, HistoryRow, Kind, ProtocolTable, Share, at_radius
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -59,6 +61,18 @@ _RC: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True)
+class Chart:
+    """A drawing that stands inside a page, with the width at which its letters are of the page's size."""
+
+    svg: Markup
+    width: int
+    caption: str = ""
+
+    def captioned(self, caption: str) -> Chart:
+        return replace(self, caption=caption)
+
+
 class Point(NamedTuple):
     """A share at a radius, with the ends of its band."""
 
@@ -91,7 +105,7 @@ class Panel:
     curves: list[Curve] = field(default_factory=list)
 
 
-def accuracy_curves(facts: Facts, name: str) -> Html:
+def accuracy_curves(facts: Facts, name: str) -> Chart:
     """Accuracy against radius for each deployed function: both protocols, and what is certified."""
     panels: dict[tuple[str, str], Panel] = {}
     for function in facts.functions:
@@ -107,7 +121,7 @@ def accuracy_curves(facts: Facts, name: str) -> Html:
     return draw(list(panels.values()), name)
 
 
-def attack_curves(facts: Facts, name: str) -> Html:
+def attack_curves(facts: Facts, name: str) -> Chart | None:
     """Each adaptive attack on its own, and the worst of them for each example."""
     panels = []
     for function in facts.functions:
@@ -118,10 +132,10 @@ def attack_curves(facts: Facts, name: str) -> Html:
             look = {"color": LIGHT["adaptive"], "marker": "s", "linewidth": 2.0}
             curves.append(Curve("worst of them", worst, look, band=False))
             panels.append(Panel(spoken(function), f"radius, {facts.unit}", curves))
-    return draw(panels, name, legend_in_panel=True) if panels else Html("")
+    return draw(panels, name, legend_in_panel=True) if panels else None
 
 
-def learning_curve(history: Sequence[HistoryRow], name: str) -> Html:
+def learning_curve(history: Sequence[HistoryRow], name: str) -> Chart:
     """Accuracy on held-out test images while training."""
     with canvas(1, 6.2, 2.7) as (figure, (axes,)):
         axes.plot([row.step for row in history], [100 * row.test_accuracy for row in history], color=LIGHT["published"])
@@ -129,7 +143,7 @@ def learning_curve(history: Sequence[HistoryRow], name: str) -> Html:
         return inline(figure, name)
 
 
-def epsilon_curves(runs: Sequence[Facts], function: str, radius: float | None, name: str) -> Html:
+def epsilon_curves(runs: Sequence[Facts], function: str, radius: float | None, name: str) -> Chart:
     """Accuracy against ε, one panel for each method: seeds as dots, their mean as a line."""
     methods = list(dict.fromkeys(facts.method for facts in runs))
     with canvas(len(methods), *_size(len(methods))) as (figure, places):
@@ -207,7 +221,7 @@ def _from_clean(entry: ProtocolTable, attack: str) -> list[Point]:
     return [Point.of(entry.clean_accuracy, 0.0), *(Point.of(row, row.radius) for row in entry.of_attack(attack))]
 
 
-def draw(panels: Sequence[Panel], name: str, *, legend_in_panel: bool = False) -> Html:
+def draw(panels: Sequence[Panel], name: str, *, legend_in_panel: bool = False) -> Chart:
     """The panels as a part of the page, two in a row, with one legend or one each."""
     with canvas(len(panels), *_size(len(panels))) as (figure, places):
         for axes, panel in zip(places, panels, strict=False):
@@ -259,8 +273,10 @@ def canvas(panels: int, width: float, height: float) -> Iterator[tuple[Figure, l
         yield figure, axes[:panels]
 
 
-def inline(figure: Figure, name: str) -> Html:
+def inline(figure: Figure, name: str) -> Chart:
     """The figure as a part of the page: no outside names, ids of its own, and the page's colours."""
+    from markupsafe import Markup
+
     text = _svg(figure, name, transparent=True)
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -269,8 +285,8 @@ def inline(figure: Figure, name: str) -> Html:
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
     for variable, colour in LIGHT.items():
         text = text.replace(colour, f"var(--{variable})")
-    width = figure.get_figwidth() * 96
-    return tag("div", tag("div", Html(text), style=f"max-width:{width:.0f}px"), class_="chart")
+    # What came out of a file went through matplotlib, which escapes it.
+    return Chart(Markup(text), round(figure.get_figwidth() * 96))
 
 
 def standalone(figure: Figure, name: str) -> bytes:

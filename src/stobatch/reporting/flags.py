@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from stobatch.reporting.page import Html, join, tag
 from stobatch.reporting.summary import Facts
 from stobatch.results import SanityFlag
 
@@ -52,33 +52,46 @@ CHECKS: dict[str, tuple[Callable[[Facts], bool], str]] = {
 """Each flag of stobatch.evaluation.sanity (which needs torch), whether a run could raise it, and what it takes."""
 
 
-def flags_section(facts: Facts) -> Html:
-    raised = sorted(facts.scores.flags, key=lambda flag: flag.level != "error")
-    cards = [_card(flag) for flag in raised]
-    return join([tag("h2", "Sanity flags"), *cards, _summary(facts, {flag.name for flag in raised})])
+@dataclass(frozen=True)
+class FlagCard:
+    """A flag that was raised, with everything it says."""
+
+    level: str
+    title: str
+    pairs: tuple[tuple[str, str], ...]
 
 
-def _card(flag: SanityFlag) -> Html:
-    rows = [
+@dataclass(frozen=True)
+class Flags:
+    """What was raised, what was looked for and not found, and what could not be looked for."""
+
+    raised: tuple[FlagCard, ...]
+    quiet: str
+    left_out: str
+
+
+def raised_flags(facts: Facts) -> Flags:
+    flags = sorted(facts.scores.flags, key=lambda flag: flag.level != "error")
+    names = {flag.name for flag in flags}
+    quiet = [name for name, (possible, _) in CHECKS.items() if possible(facts) and name not in names]
+    left_out = [
+        f"{name} (needs {needs})"
+        for name, (possible, needs) in CHECKS.items()
+        if not possible(facts) and name not in names
+    ]
+    start = "Checked and not raised: " if flags else "No flag was raised. Checked: "
+    return Flags(
+        tuple(map(_card, flags)),
+        f"{start}{'; '.join(quiet)}.",
+        f"Not checked in this evaluation: {'; '.join(left_out)}." if left_out else "",
+    )
+
+
+def _card(flag: SanityFlag) -> FlagCard:
+    pairs = (
         ("evidence", flag.evidence),
         ("raised if", flag.raised_if),
         ("what it means", flag.explanation),
         ("what to do", flag.remedy),
-    ]
-    listed = [part for term, text in rows for part in (tag("dt", term), tag("dd", text))]
-    return tag("section", tag("h3", f"{flag.level}: {flag.name}"), tag("dl", *listed), class_=f"card {flag.level}")
-
-
-def _summary(facts: Facts, raised: set[str]) -> Html:
-    """What was looked for and not found, and what could not be looked for."""
-    quiet = [name for name, (possible, _) in CHECKS.items() if possible(facts) and name not in raised]
-    left_out = [
-        f"{name} (needs {needs})"
-        for name, (possible, needs) in CHECKS.items()
-        if not possible(facts) and name not in raised
-    ]
-    start = "Checked and not raised: " if raised else "No flag was raised. Checked: "
-    lines = [tag("p", f"{start}{'; '.join(quiet)}.")]
-    if left_out:
-        lines.append(tag("p", f"Not checked in this evaluation: {'; '.join(left_out)}.", class_="muted"))
-    return join(lines) if raised else tag("section", *lines, class_="card well")
+    )
+    return FlagCard(flag.level, f"{flag.level}: {flag.name}", pairs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stobatch.reporting.page import Html, join, tag
 from stobatch.results import Difference, Rate, Share, TTest
 
 Measured = Share | Difference | Rate
@@ -14,10 +13,26 @@ STATUS_WORDS = {
     "claimed": "claimed, not proved",
     "proved": "proved",
     "refuted": "refuted",
-    "none": "no guarantee",
+    "none": "no privacy guarantee",
     "void": "void: public seed",
 }
+STATUS_STYLES = {
+    "none": "red",
+    "claimed": "yellow",
+    "proved": "green",
+    "refuted": "red",
+    "void": "yellow",
+    "consistent": "",
+    "not tested": "yellow",
+    "partly tested": "yellow",
+}
+"""In a terminal, of statuses and verdicts; no colour for what proves nothing."""
 _NORMS = {"linf": "l∞", "l2": "l2", "l1": "l1"}
+
+
+def status_words(status: str) -> str:
+    """A status or a verdict in words; the same ones on every page and in every terminal."""
+    return STATUS_WORDS.get(status, status)
 
 
 def percent(share: Measured) -> str:
@@ -32,19 +47,6 @@ def points(difference: float) -> str:
     return f"{100 * difference:.1f} points"
 
 
-def share_cell(share: Share | None) -> Html:
-    """A value over its 95% interval, or a dash where nothing was measured."""
-    if share is None:
-        return tag("span", "–", class_="muted")
-    return join([tag("b", percent(share)), " ", tag("small", interval(share))])
-
-
-def gap_cell(gap: Difference | None) -> Html:
-    if gap is None:
-        return tag("span", "–", class_="muted")
-    return join([tag("b", points(gap.value)), " ", tag("small", interval(gap))])
-
-
 def unit(norm: str, input_range: str) -> str:
     return f"{_NORMS.get(norm, norm)} over {input_range}"
 
@@ -56,11 +58,6 @@ def spoken(function: str) -> str:
 def privacy_words(statuses: Iterable[str]) -> str:
     """Who vouches for the privacy of a method, in words; more than one status where audits told its seeds apart."""
     return " / ".join(dict.fromkeys("no privacy" if s == "none" else STATUS_WORDS[s] for s in statuses))
-
-
-def chip(status: str) -> Html:
-    """The status as a coloured word; the word alone is enough without the colour."""
-    return tag("span", STATUS_WORDS[status], class_=f"chip {status}")
 
 
 def number(value: float) -> str:

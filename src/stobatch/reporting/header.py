@@ -2,70 +2,67 @@
 
 from __future__ import annotations
 
-from stobatch.dp.guarantee import PrivacyGuarantee
+from dataclasses import dataclass
+
 from stobatch.reporting.format import interval, percent, points, spoken
-from stobatch.reporting.page import Html, bullets, join, tag
+from stobatch.reporting.guarantee import GuaranteeCard, Note, card_of, guarantee_line
 from stobatch.reporting.summary import Facts, middle
-from stobatch.reporting.terminal import NOT_LOOKED_FOR, PUBLIC_SEED_MEANS, guarantee_line
 from stobatch.results import Difference, Share, at_radius
 
-_STATUS_MEANINGS = {
-    "claimed": "Its source says so. Nobody has proved it here, and it must not be relied on as a guarantee.",
-    "proved": "A proof stands behind this, under the assumptions listed.",
-    "refuted": "An audit or a counterexample shows that this does not hold.",
-    "void": PUBLIC_SEED_MEANS,
-    "none": "This method promises nothing about its training data.",
-}
+
+@dataclass(frozen=True)
+class Lead:
+    """One sentence, the news of it in bold."""
+
+    start: str
+    news: str
+    end: str = ""
 
 
-def opening(facts: Facts) -> Html:
-    return join([identity(facts), headline(facts), tiles(facts), guarantee_card(facts)])
+@dataclass(frozen=True)
+class Tile:
+    """A number that is large enough to be seen from afar."""
+
+    kind: str
+    title: str
+    number: str
+    note: str
 
 
-def identity(facts: Facts) -> Html:
+@dataclass(frozen=True)
+class Opening:
+    """What stands above everything else."""
+
+    identity: str
+    training_hash: str
+    lead: Lead
+    tiles: tuple[Tile, ...]
+    guarantee: GuaranteeCard
+
+
+def opening(facts: Facts) -> Opening:
     seed = "secret" if facts.seed is None else facts.seed
-    line = f"method {facts.method} · data {facts.started.data} · seed {seed} · configuration "
-    return tag("p", line, tag("code", facts.scores.training_hash), class_="muted")
+    identity = f"method {facts.method} · data {facts.started.data} · seed {seed} · configuration"
+    return Opening(identity, facts.scores.training_hash, headline(facts), tuple(tiles(facts)), guarantee_card(facts))
 
 
-def guarantee_card(facts: Facts) -> Html:
+def guarantee_card(facts: Facts) -> GuaranteeCard:
     """What is guaranteed about the training data, by whom, and what speaks against it; never without its status."""
-    note = [] if facts.guarantee.audits else [_not_audited(facts)]
-    note.append(tag("p", f"Accuracies assume: {facts.scores.test_records or NOT_LOOKED_FOR}.", class_="muted"))
-    return card_of(facts.guarantee, "Privacy towards the training data", *note)
+    notes = [] if facts.guarantee.audits else [_not_audited(facts)]
+    notes.append(Note(f"Accuracies assume: {facts.test_records}."))
+    return card_of(facts.guarantee, "Privacy towards the training data", *notes)
 
 
-def card_of(guarantee: PrivacyGuarantee, eyebrow: str, *notes: object) -> Html:
-    """A guarantee as a card of its own."""
-    status = guarantee.status
-    parts: list[object] = [
-        tag("p", eyebrow, class_="eyebrow"),
-        tag("p", guarantee_line(guarantee), class_="status"),
-        tag("p", _STATUS_MEANINGS[status]),
-    ]
-    if status == "none":
-        parts.append(tag("p", f"Source: {guarantee.source}.", class_="muted"))
-    else:
-        about = f"{guarantee.neighbours} neighbours, per {guarantee.unit}; source: {guarantee.source}."
-        parts.append(tag("p", about, class_="muted"))
-    lists = {"Audits": guarantee.audits, "Against it": guarantee.objections, "It assumes": guarantee.assumptions}
-    for title, lines in lists.items():
-        if lines:
-            parts += [tag("h3", title), bullets(lines)]
-    return tag("section", *parts, *notes, class_=f"card {status}")
-
-
-def _not_audited(facts: Facts) -> Html:
+def _not_audited(facts: Facts) -> Note:
     """How to audit; RUN stands for the directory, whose place is nobody's business once the page is mailed."""
     if facts.findings:
         instrument = "membership" if facts.status == "none" else "many_runs"
-        note, options = "Only certificates were audited so far, not this. To do so: ", f" --instrument {instrument}"
-    else:
-        note, options = "Nothing was audited yet. To do so: ", ""
-    return tag("p", note, tag("code", f"stobatch audit RUN{options}"), class_="muted")
+        note = "Only certificates were audited so far, not this. To do so:"
+        return Note(note, f"stobatch audit RUN --instrument {instrument}")
+    return Note("Nothing was audited yet. To do so:", "stobatch audit RUN")
 
 
-def headline(facts: Facts) -> Html:
+def headline(facts: Facts) -> Lead:
     """One sentence: what the published protocol shows, what an adaptive attacker leaves, and the gap."""
     function, radius = facts.main_function, middle(facts.radii)
     shares = {p: at_radius(facts.worst(p, function), radius) for p in facts.protocols}
@@ -76,17 +73,16 @@ def headline(facts: Facts) -> Html:
             f"the model is right on {percent(published)} of {published.total} test images when attacked as "
             f"published, and on {percent(adaptive)} when attacked the way an adversary would: "
         )
-        return tag("p", setting + measured, tag("b", _gap_words(gap.gap)), class_="lead")
+        return Lead(setting + measured, _gap_words(gap.gap))
     protocol, share = next((p, s) for p, s in shares.items() if s)
     proved = facts.proved(function, radius)
     if protocol == "adaptive" and proved:
         left = f"attacks leave the model right on {percent(share)} of {share.total} test images. "
         promise = f"On {percent(proved)} of {proved.total} it is right and proved to stay so, whatever the attack."
-        return tag("p", setting + left, tag("b", promise), class_="lead")
+        return Lead(setting + left, promise)
     missing = "adaptive" if protocol == "published" else "published"
     only = f"the model is right on {percent(share)} of {share.total} test images under the {protocol} protocol. "
-    note = f"The {missing} protocol was not run, so the gap between them is unknown."
-    return tag("p", setting + only, tag("b", note), class_="lead")
+    return Lead(setting + only, f"The {missing} protocol was not run, so the gap between them is unknown.")
 
 
 def _gap_words(gap: Difference) -> str:
@@ -101,7 +97,7 @@ def _gap_words(gap: Difference) -> str:
     return f"a gap of {points(gap.value)} {certain}, which may be chance."
 
 
-def tiles(facts: Facts) -> Html:
+def tiles(facts: Facts) -> list[Tile]:
     function, radius = facts.main_function, middle(facts.radii)
     found = [_tile("clean", "clean accuracy", facts.clean(function), "test images")]
     for protocol in facts.protocols:
@@ -113,23 +109,19 @@ def tiles(facts: Facts) -> Html:
         found.append(_tile("proved", "proved to stay right", proved, f"test images, radius {radius:g}"))
     gap = facts.gap(function, radius)
     if gap:
-        large = tag("b", points(gap.gap.value))
-        note = tag("small", f"95% interval {interval(gap.gap)}, radius {radius:g}")
-        found.append(tag("div", tag("span", "gap between them"), large, note, class_="tile gap"))
-    return tag("div", *found, class_="tiles")
+        note = f"95% interval {interval(gap.gap)}, radius {radius:g}"
+        found.append(Tile("gap", "gap between them", points(gap.gap.value), note))
+    return found
 
 
-def _tile(kind: str, title: str, share: Share, of_what: str) -> Html:
-    note = f"95% interval {interval(share)}, {share.total} {of_what}"
-    return tag("div", tag("span", title), tag("b", percent(share)), tag("small", note), class_=f"tile {kind}")
+def _tile(kind: str, title: str, share: Share, of_what: str) -> Tile:
+    return Tile(kind, title, percent(share), f"95% interval {interval(share)}, {share.total} {of_what}")
 
 
-def one_line(facts: Facts) -> Html:
+def one_line(facts: Facts) -> str:
     """A run in one line, to fold its section under."""
     function = facts.main_function
     gap = facts.gap(function, middle(facts.radii))
-    parts = [facts.name, guarantee_line(facts.guarantee)]
-    parts.append(f"clean {percent(facts.clean(function))}")
-    if gap:
-        parts.append(f"gap {points(gap.gap.value)} at radius {gap.radius:g}")
-    return join(parts, " · ")
+    parts = [facts.name, guarantee_line(facts.guarantee), f"clean {percent(facts.clean(function))}"]
+    parts += [f"gap {points(gap.gap.value)} at radius {gap.radius:g}"] if gap else []
+    return " · ".join(parts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,9 @@ from numpy.typing import NDArray
 
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, tensors_sha256
-from stobatch.reporting.page import Html, join, tag, void
+from stobatch.reporting.guarantee import Note
 from stobatch.reporting.summary import Facts
-from stobatch.results import Pictures
+from stobatch.results import Pictures as KeptPictures
 
 _MOST_EXAMPLES = 8
 _WIDEST = 96
@@ -22,17 +24,36 @@ _WIDEST = 96
 Pixels = NDArray[np.uint8]
 
 
-def pictures_section(facts: Facts, *, images: bool | None) -> Html:
-    title, kept = tag("h2", "Attacked images"), facts.scores.images
+@dataclass(frozen=True)
+class Picture:
+    """One image with the model's answer."""
+
+    source: str
+    alt: str
+    where: str
+    answer: str
+    is_right: bool
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Rows of one example each; or none, and why."""
+
+    note: Note
+    examples: tuple[tuple[Picture, ...], ...] = ()
+
+
+def pictures_of(facts: Facts, *, images: bool | None) -> Pictures:
+    kept = facts.scores.images
     if images is False:
-        return join([title, tag("p", "Pictures were left out of this report on request.", class_="muted")])
+        return Pictures(Note("Pictures were left out of this report on request."))
     if kept is None:
-        return join([title, tag("p", "The evaluation kept no pictures.", class_="muted")])
+        return Pictures(Note("The evaluation kept no pictures."))
     if images is None and not _are_public(kept):
-        note = "Pictures were left out: the test images are not those of a public data set. To show them: "
-        return join([title, tag("p", note, tag("code", "stobatch report RUN --images"), class_="muted")])
+        note = "Pictures were left out: the test images are not those of a public data set. To show them:"
+        return Pictures(Note(note, "stobatch report RUN --images"))
     if images is None and not _file(facts, kept).exists():
-        return join([title, tag("p", "This copy of the run holds no pictures: they are private.", class_="muted")])
+        return Pictures(Note("This copy of the run holds no pictures: they are private."))
     pixels = _read(facts, kept)
     count = min(len(kept.labels), _MOST_EXAMPLES)
     note = (
@@ -41,11 +62,10 @@ def pictures_section(facts: Facts, *, images: bool | None) -> Html:
     )
     if max(pixels["clean"].shape[2:]) > _WIDEST:
         note += f" They are shrunk to {_WIDEST} pixels here."
-    rows = [_example(facts, kept, pixels, place) for place in range(count)]
-    return join([title, tag("p", note), tag("div", *rows, class_="examples")])
+    return Pictures(Note(note), tuple(tuple(_example(facts, kept, pixels, place)) for place in range(count)))
 
 
-def _read(facts: Facts, kept: Pictures) -> dict[str, Pixels]:
+def _read(facts: Facts, kept: KeptPictures) -> dict[str, Pixels]:
     """The pixels, from the run's own folder and nowhere else."""
     from safetensors import SafetensorError, safe_open
 
@@ -69,29 +89,25 @@ def _read(facts: Facts, kept: Pictures) -> dict[str, Pixels]:
     return pixels
 
 
-def _file(facts: Facts, kept: Pictures) -> Path:
+def _file(facts: Facts, kept: KeptPictures) -> Path:
     """In the private folder; older runs have it beside the others. Never anywhere else."""
     name = Path(kept.file)
     return facts.run.path / PRIVATE / name.name if name.parts[0] == PRIVATE else facts.run.path / name.name
 
 
-def _are_public(kept: Pictures) -> bool:
+def _are_public(kept: KeptPictures) -> bool:
     """Whether anybody can download the test images; not said by old runs, whose pictures have to be asked for."""
     return bool(kept.public)
 
 
-def _example(facts: Facts, kept: Pictures, pixels: dict[str, Pixels], place: int) -> Html:
+def _example(facts: Facts, kept: KeptPictures, pixels: dict[str, Pixels], place: int) -> Iterator[Picture]:
     """One row: the clean picture, then each radius."""
-    cells = []
     for name, predictions in kept.predictions.items():
         label, answer = (facts.started.dataset.class_name(value) for value in (kept.labels[place], predictions[place]))
-        right = kept.labels[place] == predictions[place]
         where = f"clean, label {label}" if name == "clean" else f"radius {name}"
         alt = f"test image {place}, {where}: answer {answer}"
-        verdict = tag("span", f"{answer} {'✓' if right else '✗'}", class_="right" if right else "wrong")
-        picture = void("img", src=_png(pixels[name][place]), alt=alt)
-        cells.append(tag("div", picture, tag("small", where), void("br"), verdict))
-    return tag("div", *cells, class_="example")
+        is_right = kept.labels[place] == predictions[place]
+        yield Picture(_png(pixels[name][place]), alt, where, f"{answer} {'✓' if is_right else '✗'}", is_right)
 
 
 def _png(pixels: Pixels) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from stobatch.reporting.figures import learning_curve
-from stobatch.reporting.format import STATUS_WORDS, number, spoken
-from stobatch.reporting.page import Html, folded, join, table, tag
+from stobatch.reporting.figures import Chart, learning_curve
+from stobatch.reporting.format import number, spoken
 from stobatch.reporting.summary import Facts
-from stobatch.reporting.terminal import NOT_LOOKED_FOR
+from stobatch.reporting.table import Table
+from stobatch.reporting.tables import plan_table
 from stobatch.results import ProtocolTable
 
 _FUNCTIONS = {
@@ -37,37 +38,37 @@ _SETTINGS = {
 _UNSET = {"noise_draws": "as many as gradients need to agree", "limit": "all", "vote_limit": "all"}
 
 
-def measuring_section(facts: Facts, name: str) -> Html:
-    parts = [
-        tag("h2", "How it was measured"),
-        _protocols(facts),
-        _settings(facts),
-        _training(facts, name),
-        _plan(facts),
-    ]
-    return join(parts)
+Pairs = tuple[tuple[str, str], ...]
+"""Terms with what they mean."""
 
 
-def _list(rows: list[tuple[object, object]]) -> Html:
-    return tag("dl", *(part for term, text in rows for part in (tag("dt", term), tag("dd", text))))
+@dataclass(frozen=True)
+class Measuring:
+    """Protocols, settings, training and plan; `training` is empty where the run has no record of it."""
+
+    protocols: Pairs
+    settings: Pairs
+    training: Pairs
+    curve: Chart | None
+    plan: Table | None
 
 
-def _protocols(facts: Facts) -> Html:
+def measuring(facts: Facts, name: str) -> Measuring:
+    settings = tuple((_SETTINGS.get(key, key), _value(key, value)) for key, value in facts.scores.settings.items())
+    plan = None if facts.plan is None else plan_table(facts.plan, facts.status)
+    return Measuring(_protocols(facts), settings, _training(facts), _learning(facts, name), plan)
+
+
+def _protocols(facts: Facts) -> Pairs:
     entries = facts.scores.under_attack
     meanings = {f"{e.protocol.name} protocol": e.protocol.meaning for e in entries}
     functions = {spoken(f): _FUNCTIONS.get(f, f) for f in facts.functions}
     rows = {f"{e.protocol.name} on {spoken(e.function)}": _extent(e) for e in entries}
-    assumed = ("accuracies assume", facts.scores.test_records or NOT_LOOKED_FOR)
-    return _list([*meanings.items(), *functions.items(), *rows.items(), assumed])
+    return (*meanings.items(), *functions.items(), *rows.items(), ("accuracies assume", facts.test_records))
 
 
 def _extent(entry: ProtocolTable) -> str:
     return f"{entry.rows} test images, attacks {', '.join(entry.attacks)}"
-
-
-def _settings(facts: Facts) -> Html:
-    rows = [(_SETTINGS.get(key, key), _value(key, value)) for key, value in facts.scores.settings.items()]
-    return folded("Settings of the evaluation", _list(list(rows)))
 
 
 def _value(key: str, value: Any) -> str:
@@ -78,33 +79,26 @@ def _value(key: str, value: Any) -> str:
     return number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
-def _training(facts: Facts, name: str) -> Html:
+def _training(facts: Facts) -> Pairs:
     training = facts.training
     if training is None:
-        return tag("p", "The run has no record of its training.", class_="muted")
-    rows: list[tuple[object, object]] = [
+        return ()
+    pairs = (
         ("training steps", number(training.steps)),
         ("device", training.device),
         ("seconds since its last start", f"{training.seconds_since_last_start:,.1f} s"),
         ("PyTorch", training.torch),
-    ]
-    if training.test_accuracy is not None:
-        right = f"{100 * training.test_accuracy:.1f}% of {number(training.test_examples or 0)} held-out test images"
-        rows.append(("the saved model is right on", right))
-    parts = [tag("h3", "Training"), _list(rows)]
-    if training.history:
-        whose = training.history_of or "the parameters of that step, before any averaging"
-        caption = f"Accuracy on held-out test images while training, of {whose}; no attack."
-        curve = learning_curve(training.history, f"{name}-learning")
-        parts.append(tag("figure", curve, tag("figcaption", caption)))
-    return join(parts)
+    )
+    if training.test_accuracy is None:
+        return pairs
+    right = f"{100 * training.test_accuracy:.1f}% of {number(training.test_examples or 0)} held-out test images"
+    return (*pairs, ("the saved model is right on", right))
 
 
-def _plan(facts: Facts) -> Html:
-    if facts.plan is None:
-        return Html("")
-    status = STATUS_WORDS[facts.status]
-    caption = f"Every number that was fixed before any data was read. Budgets (ε) in it: {status}."
-    rows = [[r.name, r.symbol, number(r.value), r.formula, r.paper] for r in facts.plan.rows]
-    headings = ["quantity", "symbol", "value", "formula", "place in the paper"]
-    return folded(f"The plan, {len(rows)} rows", table(caption, headings, rows))
+def _learning(facts: Facts, name: str) -> Chart | None:
+    training = facts.training
+    if training is None or not training.history:
+        return None
+    whose = training.history_of or "the parameters of that step, before any averaging"
+    caption = f"Accuracy on held-out test images while training, of {whose}; no attack."
+    return learning_curve(training.history, f"{name}-learning").captioned(caption)

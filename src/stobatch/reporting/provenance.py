@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from stobatch.config import INSTRUMENTS
-from stobatch.reporting.format import number, share_cell
-from stobatch.reporting.page import Html, bullets, folded, join, table, tag
+from stobatch.reporting.format import number
 from stobatch.reporting.summary import Facts
-from stobatch.results import Made, Outcome
+from stobatch.reporting.table import DASH, Entry, Table
+from stobatch.reporting.tables import share_cell
+from stobatch.results import Made, Outcome, Verification
 
 
-def provenance_line(facts: Facts) -> Html:
+@dataclass(frozen=True)
+class Provenance:
+    """What made the files, what they are, and what nobody looked at; None where it is not recorded."""
+
+    standing: str
     """In one line at the top: how far the page can be relied on."""
-    return tag("p", tag("b", standing(facts)), class_="muted")
+    made: Table | None
+    digests: tuple[tuple[str, str], ...]
+    network: str
+    layers: tuple[str, ...]
+    classes: Table | None
+    missing: tuple[str, ...]
+    cannot_be_checked: tuple[str, ...]
+    checks: Table | None
+
+
+def provenance(facts: Facts) -> Provenance:
+    checked = facts.provenance
+    network = facts.training.network if facts.training is not None else None
+    return Provenance(
+        standing(facts),
+        _made(facts),
+        tuple(_digests(facts)),
+        f"{number(network.parameters)} parameters in {len(network.layers)} layers" if network else "",
+        tuple(network.layers) if network else (),
+        _classes(facts),
+        tuple(_missing(facts)),
+        tuple(checked.cannot_be_checked) if checked else (),
+        _checks(checked) if checked else None,
+    )
 
 
 def standing(facts: Facts) -> str:
@@ -33,29 +64,24 @@ def standing(facts: Facts) -> str:
     )
 
 
-def provenance_section(facts: Facts) -> Html:
-    parts = [tag("h2", "Where this comes from"), _made(facts), _list(_digests(facts)), _network(facts)]
-    parts += [_classes(facts), tag("h3", "What was not looked at"), bullets(_missing(facts))]
-    if facts.provenance is not None:
-        parts += [tag("h3", "What no file can show"), bullets(facts.provenance.cannot_be_checked)]
-        rows = [[c.name, c.outcome, c.file, c.detail] for c in facts.provenance.checks]
-        headings = ["checked", "outcome", "file", "found"]
-        parts.append(folded("What was checked", table("By `stobatch verify`, without a sample.", headings, rows)))
-    return join(parts)
+def _checks(checked: Verification) -> Table:
+    headings = ["checked", "outcome", "file", "found"]
+    rows = [[check.name, str(check.outcome), check.file, check.detail] for check in checked.checks]
+    return Table.of("By `stobatch verify`, without a sample.", headings, rows)
 
 
-def _made(facts: Facts) -> Html:
+def _made(facts: Facts) -> Table | None:
     """Which verb ran when, by which version and on what."""
     if facts.manifest is None:
-        return tag("p", "The run has no manifest: when and by what it was made is not recorded.", class_="muted")
+        return None
     headings = ["verb", "date (UTC)", "stobatch", "commit", "machine"]
     # The report itself is not among them: it would have to know when it will have been written.
     made = {verb: entry for verb, entry in facts.manifest.made.items() if verb != "report"}
     rows = [
-        [verb, entry.date, entry.stobatch, (entry.commit or "not from a checkout"), _machine(entry)]
+        [verb, entry.date, entry.stobatch or DASH, entry.commit or "not from a checkout", _machine(entry)]
         for verb, entry in made.items()
     ]
-    return table("What made the files, as the manifest records it.", headings, rows)
+    return Table.of("What made the files, as the manifest records it.", headings, rows)
 
 
 def _machine(entry: Made) -> str:
@@ -65,40 +91,33 @@ def _machine(entry: Made) -> str:
     )
 
 
-def _digests(facts: Facts) -> list[tuple[str, object]]:
+def _digests(facts: Facts) -> Iterator[tuple[str, str]]:
     """Weights and data; commitments say nothing without the owner's key."""
-    rows: list[tuple[str, object]] = []
     if facts.training is not None and facts.training.weights_sha256:
-        rows.append(("weights, SHA-256", tag("code", facts.training.weights_sha256)))
+        yield "weights, SHA-256", facts.training.weights_sha256
     data = facts.training.data if facts.training is not None else None
     if data is None:
-        return rows
+        return
     sizes = f"{number(data.training_records)} records to train on, {number(data.test_records)} to test"
-    rows.append(("data", f"{data.name}: {sizes}"))
+    yield "data", f"{data.name}: {sizes}"
     digests = {
         "training data, commitment (HMAC-SHA-256 under the owner's key)": data.training_commitment,
         "test data, commitment (HMAC-SHA-256 under the owner's key)": data.test_commitment,
         "test data, SHA-256": data.test_sha256,
     }
-    return rows + [(words, tag("code", digest)) for words, digest in digests.items() if digest]
+    yield from ((words, digest) for words, digest in digests.items() if digest)
 
 
-def _network(facts: Facts) -> Html:
-    network = facts.training.network if facts.training is not None else None
-    if network is None:
-        return Html("")
-    note = f"{number(network.parameters)} parameters in {len(network.layers)} layers"
-    return folded(f"Network: {note}", bullets(network.layers))
-
-
-def _classes(facts: Facts) -> Html:
+def _classes(facts: Facts) -> Table | None:
     """Clean accuracy class by class: a mean may hide a class that is never found."""
     rows = facts.scores.accuracy_by_class
     if not rows:
-        return Html("")
-    cells = [[facts.started.dataset.class_name(row.label), row.total, share_cell(row)] for row in rows]
+        return None
+    cells: list[list[Entry]] = [
+        [facts.started.dataset.class_name(row.label), str(row.total), share_cell(row)] for row in rows
+    ]
     caption = "Clean accuracy class by class, in %, 95% interval in brackets."
-    return folded("Accuracy by class", table(caption, ["class", "test images", "right"], cells))
+    return Table.of(caption, ["class", "test images", "right"], cells)
 
 
 def _missing(facts: Facts) -> list[str]:
@@ -114,7 +133,3 @@ def _missing(facts: Facts) -> list[str]:
         if facts.entry(protocol, function) is None
     ]
     return lines
-
-
-def _list(rows: list[tuple[str, object]]) -> Html:
-    return tag("dl", *(part for term, text in rows for part in (tag("dt", term), tag("dd", text))))

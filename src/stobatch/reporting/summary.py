@@ -11,6 +11,7 @@ from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import RunError
 from stobatch.registry import METHODS
 from stobatch.reporting.format import unit
+from stobatch.reporting.tables import kind_unit
 from stobatch.results import (
     CERTIFICATES,
     WORST,
@@ -37,6 +38,9 @@ from stobatch.results import (
 )
 from stobatch.runs import Run
 from stobatch.types import Status, Verdict
+
+NOT_LOOKED_FOR = "test records are not training records; nobody looked for copies"
+"""Of scores that were written before anyone did."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,11 @@ class Facts:
         return unit(self.scores.norm, self.scores.input_range)
 
     @property
+    def test_records(self) -> str:
+        """What accuracies assume of the test data."""
+        return self.scores.test_records or NOT_LOOKED_FOR
+
+    @property
     def certificates(self) -> CertificateSummary | None:
         return self.scores.certificates
 
@@ -216,16 +225,27 @@ class Facts:
         return self.certificates.certified_accuracy[kind.name]
 
 
-def kind_unit(kind: Kind) -> str:
-    return unit(kind.norm, kind.input_range)
-
-
 def _share_at(row: AttackedShare) -> ShareAt:
     return ShareAt(radius=row.radius, value=row.value, count=row.count, total=row.total, low=row.low, high=row.high)
 
 
 def middle(radii: Sequence[float]) -> float:
     return radii[(len(radii) - 1) // 2]
+
+
+def common_function(runs: Sequence[Facts]) -> str:
+    """A function that all runs were attacked on; empty where there is none."""
+    functions = [f for f in runs[0].functions if all(f in other.functions for other in runs)]
+    return runs[0].main_function if runs[0].main_function in functions else (functions or [""])[0]
+
+
+def common_radii(runs: Sequence[Facts]) -> list[float]:
+    """The radii that all runs were attacked at, the main one first; none where functions or units differ."""
+    radii = sorted(set.intersection(*(set(facts.radii) for facts in runs)))
+    if not radii or not common_function(runs) or len({facts.unit for facts in runs}) > 1:
+        return []
+    main = middle(radii)
+    return [main, *(radius for radius in radii if radius != main)]
 
 
 def _command(verb: str, run: Run) -> str:

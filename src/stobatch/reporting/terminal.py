@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from stobatch.config import CertificationConfig
-from stobatch.dp.guarantee import PUBLIC_SEED, PrivacyGuarantee
-from stobatch.reporting.format import STATUS_WORDS
+from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.reporting.format import STATUS_STYLES, STATUS_WORDS, percent, unit
+from stobatch.reporting.guarantee import PUBLIC_SEED_MEANS, guarantee_line
+from stobatch.reporting.summary import NOT_LOOKED_FOR
+from stobatch.reporting.table import Column, Heading, Table
+from stobatch.reporting.tables import (
+    attack_table,
+    attacked_function,
+    certified_tables,
+    plan_table,
+    same_images_table,
+    vouching_table,
+)
 from stobatch.results import (
-    WORST,
-    AttackedShare,
     Audit,
     CertificateSummary,
     FederatedTraining,
@@ -23,11 +32,9 @@ from stobatch.results import (
     Health,
     HealthCheck,
     HealthReport,
-    Kind,
     Outcome,
     PlanDocument,
     ProtocolTable,
-    SameImages,
     SanityFlag,
     Scores,
     Training,
@@ -35,29 +42,6 @@ from stobatch.results import (
     untested,
 )
 from stobatch.types import Status, Verdict
-
-NOT_LOOKED_FOR = "test records are not training records; nobody looked for copies"
-"""Of scores that were written before anyone did."""
-STATUS_STYLES = {"none": "red", "claimed": "yellow", "proved": "green", "refuted": "red", "void": "yellow"}
-PUBLIC_SEED_MEANS = (
-    "The seed is written in config.json: whoever has it can rebuild the noise and take it off. This is an experiment; "
-    "for a release, train without --seed."
-)
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) or float(value).is_integer() else f"{value:.5g}"
-
-
-def guarantee_line(guarantee: PrivacyGuarantee) -> str:
-    """The budget with its status in front, so that neither can be read without the other."""
-    if guarantee.status is Status.NONE:
-        return "NO PRIVACY GUARANTEE"
-    budget = f"ε = {guarantee.epsilon:g}" + (f", δ = {guarantee.delta:g}" if guarantee.delta else "")
-    if guarantee.status is Status.VOID:
-        return f"VOID: {PUBLIC_SEED} ({budget} would be {guarantee.secret_seed_status} with secret seeds)"
-    words = {Status.CLAIMED: "CLAIMED, NOT PROVED", Status.PROVED: "proved", Status.REFUTED: "REFUTED"}
-    return f"{words[guarantee.status]}: {budget}"
 
 
 def trained_line(run: Path, training_hash: str, training: Training) -> str:
@@ -110,103 +94,47 @@ def audit_tables(audit: Audit) -> list[RenderableType]:
     return [*panels, *lines]
 
 
-def plan_table(plan: PlanDocument) -> RenderableType:
-    """The plan: a number per line, its formula, and its place in the paper."""
-    table = Table(title="plan, before any data is read", title_justify="left")
-    for heading, justify in (("quantity", "left"), ("symbol", "left"), ("value", "right"), ("formula", "left")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    table.add_column("paper")
-    for row in plan.rows:
-        table.add_row(row.name, row.symbol, _number(row.value), row.formula, row.paper)
-    return Group(table, guarantee_card(plan.guarantee))
+def plan_parts(plan: PlanDocument) -> RenderableType:
+    """The plan, and what it promises."""
+    return Group(plan_table(plan, plan.guarantee.status).to_rich(), guarantee_card(plan.guarantee))
 
 
-def certificate_table(summary: CertificateSummary) -> RenderableType:
-    """Certified accuracy on clean test inputs, a column for each kind of certificate."""
-    unit = summary.kinds[0]
-    draws = f"n = {CertificationConfig.from_dict(summary.settings).noise_draws}, " if unit.function == "vote" else ""
-    table = Table(
-        title=f"certified accuracy, clean inputs, {unit.norm} over {unit.input_range}, "
-        f"{draws}{summary.rows} test examples",
-        title_justify="left",
-    )
-    table.add_column("radius", justify="right")
-    for kind in summary.kinds:
-        table.add_column(f"{kind.name} radius\n{kind.status}: {kind.source}", justify="right")
-    shares = [summary.certified_accuracy[kind.name] for kind in summary.kinds]
-    for row in zip(*shares, strict=True):
-        table.add_row(f"{row[0].radius:g}", *[str(share) for share in row])
-    table.add_row("largest radius, any label", *[f"{summary.largest_radius[kind.name]:.4f}" for kind in summary.kinds])
+def certificate_parts(summary: CertificateSummary) -> RenderableType:
+    """Certified accuracy on clean test inputs, a column for each kind of certificate, and who vouches for it."""
     verified = summary.verified_accuracy
-    deployed = "verified inference" if unit.function == "vote" else "the network itself"
+    votes = summary.kinds[0].function == "vote"
+    draws = f" with {CertificationConfig.from_dict(summary.settings).noise_draws} draws" if votes else ""
     said = [
-        f"{deployed}: {verified.correct_without_abstaining} correct, "
-        f"{verified.abstained} abstained; {'; '.join(map(_reliability, summary.kinds))}"
+        f"{'verified inference' if votes else 'the network itself'}{draws}: "
+        f"{verified.correct_without_abstaining} correct, {verified.abstained} abstained"
     ]
     if chosen := summary.chosen:
         means = ", ".join(f"{name} {mean:.4f}" for name, mean in chosen.mean_radius.items())
         said.append(f"certificate: {chosen.certificate}, the larger mean radius on {chosen.compared_on} ({means})")
-    return Group(table, *map(Text, said))
+    tables = [*certified_tables(summary, summary.kinds), vouching_table(summary, summary.kinds)]
+    return Group(*(table.to_rich() for table in tables), *map(Text, said))
 
 
-def _reliability(kind: Kind) -> str:
-    """How often a certificate of this kind may be wrong, in words."""
-    if kind.failure_probability is None:
-        return f"the {kind.name} rule states no probability of failure"
-    if kind.failure_probability == 0:
-        return f"a certificate by {kind.name} does not fail by chance"
-    return f"each {kind.name} certificate fails with probability at most {kind.failure_probability:g}"
-
-
-def attack_table(under: ProtocolTable) -> RenderableType:
+def attack_parts(under: ProtocolTable) -> RenderableType:
     """Accuracy under each attack of one protocol on one function, and under the worst of them."""
-    first = under.accuracy[0]
-    table = Table(
-        title=f"accuracy under attack, {first.norm} over {first.input_range}, {under.protocol.name} "
-        f"protocol, {_spoken(under.function)}, {under.rows} test examples",
-        title_justify="left",
+    what = f"Accuracy under attack on the {attacked_function(under)}, clean {percent(under.clean_accuracy)}"
+    return Group(
+        attack_table(under, under.accuracy, what).to_rich(),
+        Text(f"protocol: {under.protocol.meaning}; 95% intervals over test examples"),
     )
-    table.add_column("radius", justify="right")
-    names = [*under.attacks, WORST]
-    for name in names:
-        table.add_column("worst of them" if name == WORST else name, justify="right")
-    table.add_row("clean", *[str(under.clean_accuracy)] * len(names))
-    for radius, scores in _by_radius(under.accuracy).items():
-        table.add_row(f"{radius:g}", *[str(scores[name]) for name in names])
-    return Group(table, Text(f"protocol: {under.protocol.meaning}; 95% intervals over test examples"))
 
 
-def score_table(scores: Scores) -> RenderableType:
+def score_parts(scores: Scores) -> RenderableType:
     """The worst case under every protocol and what is certified, of the same images side by side; and the flags."""
-    statuses = {kind.name: kind.status for kind in (scores.certificates.kinds if scores.certificates else ())}
-    parts: list[RenderableType] = [_function_table(scores, block, statuses) for block in scores.same_images]
+    statuses = {kind.name: str(kind.status) for kind in (scores.certificates.kinds if scores.certificates else ())}
+    parts: list[RenderableType] = []
+    for block in scores.same_images:
+        kinds = {rule: statuses[rule] for rule in block.certified}
+        parts.append(same_images_table(block, kinds, unit(scores.norm, scores.input_range)).to_rich())
     meanings = {under.protocol.name: under.protocol.meaning for under in scores.under_attack}
     parts += [Text(f"{name}: {meaning}") for name, meaning in meanings.items()]
     parts.append(Text(f"accuracies assume: {scores.test_records or NOT_LOOKED_FOR}"))
     return Group(*parts, flag_panel(scores.flags))
-
-
-def _function_table(scores: Scores, block: SameImages, statuses: Mapping[str, Status]) -> Table:
-    table = Table(
-        title=f"accuracy under the worst attack, {scores.norm} over {scores.input_range}, "
-        f"{_spoken(block.function)}, the same {block.rows} test examples in every column",
-        title_justify="left",
-    )
-    table.add_column("radius", justify="right")
-    for protocol in block.attacked:
-        table.add_column(f"{protocol} protocol", justify="right")
-    table.add_column("gap, points", justify="right")
-    for kind in block.certified:
-        table.add_column(f"certified by {kind}\n{statuses[kind]}", justify="right")
-    clean = [str(block.clean_accuracy)] * len(block.attacked)
-    table.add_row("clean", *clean, "", *[""] * len(block.certified))
-    gaps = {gap.radius: gap.gap for gap in block.gaps}
-    for rows in zip(*block.attacked.values(), *block.certified.values(), strict=True):
-        shares, gap = [str(row) for row in rows], gaps.get(rows[0].radius)
-        shown = f"{100 * gap.value:.1f} [{100 * gap.low:.1f}, {100 * gap.high:.1f}]" if gap else ""
-        split = len(block.attacked)
-        table.add_row(f"{rows[0].radius:g}", *shares[:split], shown, *shares[split:])
-    return table
 
 
 def flag_panel(flags: Sequence[SanityFlag]) -> RenderableType:
@@ -218,17 +146,6 @@ def flag_panel(flags: Sequence[SanityFlag]) -> RenderableType:
         lines.append(Text(f"{flag.level.upper()}: {flag.name}. {flag.evidence}", style="bold red"))
         lines.append(Text(f"  raised if {flag.raised_if}. {flag.explanation} {flag.remedy}"))
     return Panel(Group(*lines), title="sanity flags", border_style="red")
-
-
-def _by_radius(rows: Sequence[AttackedShare]) -> dict[float, dict[str, AttackedShare]]:
-    found: dict[float, dict[str, AttackedShare]] = {}
-    for row in rows:
-        found.setdefault(row.radius, {})[row.attack] = row
-    return found
-
-
-def _spoken(function: str) -> str:
-    return {"single_pass": "one pass", "vote": "the vote of verified inference"}[function]
 
 
 def show(*parts: RenderableType) -> None:
@@ -267,7 +184,7 @@ _STATE_STYLES = {"ok": "green", "warning": "yellow", "missing": "dim", "not here
 
 def health_table(document: HealthReport) -> RenderableType:
     """A line for each check; below it a remedy for each one that has something to mend, broken ones last."""
-    table = Table(title=f"this machine, in {document.seconds:.0f} s", title_justify="left")
+    table = RichTable(title=f"this machine, in {document.seconds:.0f} s", title_justify="left")
     for heading, justify in (("check", "left"), ("state", "left"), ("tried and measured", "left"), ("s", "right")):
         table.add_column(heading, justify=justify, no_wrap=heading != "tried and measured")  # type: ignore[arg-type]
     for check in document.checks:
@@ -295,14 +212,8 @@ _PARTY_HEADINGS = ("records", "sampling rate", "noise multiplier", "rounds", "at
 def party_table(federation: FederationAccount | FederatedTraining) -> RenderableType:
     """The table behind a federation's guarantee, and the guarantee."""
     guarantee = federation.guarantee
-    table = Table(
-        title=f"parties; every ε is {STATUS_WORDS[guarantee.status]}, for that party's records", title_justify="left"
-    )
-    table.add_column("party")
-    for heading in _PARTY_HEADINGS:
-        table.add_column(heading, justify="right")
-    for party in federation.parties:
-        table.add_row(
+    rows = [
+        (
             party.name,
             f"{party.records:,}",
             f"{party.sampling_rate:.4g}",
@@ -312,4 +223,8 @@ def party_table(federation: FederationAccount | FederatedTraining) -> Renderable
             f"{party.epsilon:g}",
             f"{party.delta:g}",
         )
-    return Group(table, guarantee_card(guarantee))
+        for party in federation.parties
+    ]
+    columns: list[Heading] = ["party", *(Column(heading, is_number=True) for heading in _PARTY_HEADINGS)]
+    caption = f"parties; every ε is {STATUS_WORDS[guarantee.status]}, for that party's records"
+    return Group(Table.of(caption, columns, rows).to_rich(), guarantee_card(guarantee))

@@ -55,7 +55,7 @@ def test_the_table_says_who_vouches_for_every_budget_and_every_certificate(compa
             == {
                 "sound ε=3": f"proved: ε = {row['guarantees'][0].get('proved_epsilon', 0):g}, δ = 0.001",
                 "published ε=3": "CLAIMED, NOT PROVED: ε = 3",
-                "vanilla_adversarial": "no privacy",
+                "vanilla_adversarial": "NO PRIVACY GUARANTEE",
             }[row["name"]]
         )
         assert f"{100 * row['clean']['mean']:.1f} ± {100 * row['clean']['stddev']:.1f}%" in result.out

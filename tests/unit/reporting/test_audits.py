@@ -141,10 +141,10 @@ def test_every_finding_is_a_row(path):
     rows = page(audited(path, *findings, of_certificates("consistent", "unheard of"))).table(OVERVIEW)[1:]
     assert rows == [
         ["one release: perturbed inputs", "privacy", "refuted", "ε ≥ 4.91 δ = 0, 95% confidence",
-         "ε = 1.25 refutedδ = 0, replace-one", "5%", "evidence/release.json"],
+         "ε = 1.25 δ = 0, replace-one refuted", "5%", "evidence/release.json"],
         ["many trainings", "privacy", "consistent",
          "ε ≥ 0.55 δ = 0, 95% confidence ε ≥ 1.1 δ = 0, 95% confidence, under an assumption",
-         "ε = 1.25 refutedδ = 0, replace-one", "5%", "evidence/many_runs.json"],
+         "ε = 1.25 δ = 0, replace-one refuted", "5%", "evidence/many_runs.json"],
         ["attacks inside certified balls", "certificates by the corrected rule", "refuted",
          "7 of 50 balls broken 140 certified", "refuted", "5%", "evidence/certificates.json"],
         ["attacks inside certified balls", "certificates by the unheard of rule", "consistent",
@@ -155,7 +155,7 @@ def test_every_finding_is_a_row(path):
 @pytest.mark.parametrize(("claimed", "held"), [(1.25, "ε = 1.25"), (2.5, "ε = 2.5")])
 def test_membership_is_held_against_the_epsilon_for_replacing(path, claimed, held):
     found = page(audited(path, of_membership("consistent", claimed=claimed)))
-    assert found.table(OVERVIEW)[1][4] == f"{held} claimed, not provedδ = 1e-05, replace-one"
+    assert found.table(OVERVIEW)[1][4] == f"{held} δ = 1e-05, replace-one claimed, not proved"
     assert f"most that {held} allows (claimed, not proved)" in found.prose
     assert found.table("Members found at thresholds")[1] == ["0.01", "4.4% [4.0, 5.0]", "1.1% [0.9, 1.3]"]
 

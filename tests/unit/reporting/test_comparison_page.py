@@ -15,7 +15,7 @@ from pages import Page
 from rich.console import Console
 
 from stobatch.comparison.page import write_comparison
-from stobatch.comparison.table import comparison_tables
+from stobatch.reporting.comparison import comparison_tables
 from stobatch.results import Comparison
 
 
@@ -55,13 +55,13 @@ def test_every_row_stands_in_the_table_of_every_radius_in_the_order_given(tmp_pa
     headings, *rows = written(tmp_path).table(f"Accuracy at radius {radius:g} (l∞ over [-1, 1])")
     assert headings[1:6] == ["privacy", "clean", "published protocol", "adaptive protocol", "certified"]
     assert [row[0] for row in rows] == [
-        "opensingle pass, 200 test images",
-        "paper ε=1.25single pass, 200 test images",
-        "paper ε=1.25vote, 200 test images",
-        "sound ε=1.25single pass, 200 test images",
+        "open single pass, 200 test images",
+        "paper ε=1.25 single pass, 200 test images",
+        "paper ε=1.25 vote, 200 test images",
+        "sound ε=1.25 single pass, 200 test images",
     ]
-    claimed = "claimed, not provedCLAIMED, NOT PROVED: ε = 1.25"
-    assert [row[1] for row in rows] == ["no privacy", claimed, claimed, "provedproved: ε = 1.25"]
+    claimed = "CLAIMED, NOT PROVED: ε = 1.25"
+    assert [row[1] for row in rows] == ["NO PRIVACY GUARANTEE", claimed, claimed, "proved: ε = 1.25"]
     tops = [0.985, 0.931, 0.872, 0.913]
     assert [row[2] for row in rows] == [f"{100 * top:.1f} ± 1.4%" for top in tops]
     assert [row[3] for row in rows] == [f"{100 * (top - radius):.1f} ± 1.4%" for top in tops]
@@ -70,8 +70,8 @@ def test_every_row_stands_in_the_table_of_every_radius_in_the_order_given(tmp_pa
     assert [row[5] for row in rows] == [
         "no certificate",
         "no certificate",
-        f"{values[0]}published rule claimed, not proved{values[1]}corrected rule proved",
-        f"{values[2]}bounds rule proved",
+        f"{values[0]} published rule claimed, not proved {values[1]} corrected rule proved",
+        f"{values[2]} bounds rule proved",
     ]
     assert rows[0][6:] == ["12.5 ± 0.0 s", "512.0 ± 0.0 MiB (process)"]
 

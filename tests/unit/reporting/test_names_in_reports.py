@@ -8,7 +8,9 @@ import pytest
 from made_runs import config, guarantee, make, scores
 from pages import page
 
-from stobatch.reporting import report
+from stobatch.reporting.comparison_document import compare_runs, settings_tests
+from stobatch.reporting.summary import Facts
+from stobatch.results import SettingsTest
 from stobatch.runs import Run
 
 METHODS = {
@@ -26,11 +28,17 @@ def trained(path: Path, method: str, number: int, *, spent: float | None = None)
     return make(path.with_name(f"{method}-{number}"), found, settings)
 
 
+def between_settings(runs: list[Run]) -> list[SettingsTest]:
+    document = compare_runs([Facts.read(run) for run in runs])
+    assert document is not None
+    return settings_tests(document)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_t_test_names_method_budget_and_status(path: Path, method: str) -> None:
     other = "plain" if method != "plain" else "sound"
     runs = [trained(path, name, number) for name in (method, other) for number in (1, 2)]
-    comparisons = report._comparisons(runs)
+    comparisons = between_settings(runs)
     assert comparisons
     for comparison in comparisons:
         assert comparison.first.rpartition(" [")[0] == METHODS[method][2]
@@ -41,7 +49,7 @@ def test_trainings_of_one_setting_stay_together_and_show_the_most_that_was_spent
     """A training that repeated steps has spent more than its twin; the smaller number would not hold for both."""
     runs = [trained(path, "sound", 1, spent=0.99), trained(path, "sound", 2, spent=1.01)]
     runs += [trained(path, "plain", number) for number in (1, 2)]
-    (first,) = {comparison.first.rpartition(" [")[0] for comparison in report._comparisons(runs)}
+    (first,) = {comparison.first.rpartition(" [")[0] for comparison in between_settings(runs)}
     assert first == "sound, proved ε = 1.01"
 
 

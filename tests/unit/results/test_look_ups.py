@@ -27,7 +27,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "auditing": {r"(self\.|attempt\.)?(columns|records)|table": COLUMNS, r"metadata|tensors": TENSORS},
     "cli": {r"changes|overrides": SETTINGS},
     "comparison": {
-        r"LIGHT|look|_HEIGHTS": "colours and places in a figure",
         r"run\.read\('data', private=True\)": PRIVATE,
         r"read_json\(path, TEST_DATA\)": "the digest of the test data of a comparison",
     },
@@ -48,7 +47,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "loading.py": {r"metadata": TENSORS, r"run\.read\('seeds', private=True\)": PRIVATE},
     "reporting": {
-        r"LIGHT|curve\.look": "colours of the page",
+        r"LIGHT|(curve\.)?look|_HEIGHTS": "colours of the page, and places in a figure",
         r"metadata|pixels": TENSORS,
         r"shares": "shares by protocol",
     },

@@ -1,16 +1,16 @@
-"""The document of a comparison: a row for each method and deployed function, from the records of its runs alone."""
+"""The document of a comparison: a row for each setting and deployed function, from the records of its runs alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from statistics import fmean, stdev
 
-from stobatch.comparison.plan import Compared
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.evaluation.statistics import t_tests_between
 from stobatch.reporting.format import privacy_words, spoken
-from stobatch.reporting.summary import Facts
+from stobatch.reporting.summary import Facts, common_radii
 from stobatch.results import (
     AttackedSpread,
     CertifiedSpread,
@@ -19,46 +19,46 @@ from stobatch.results import (
     ComparedTest,
     Comparison,
     Kind,
-    ProtocolTable,
     SeedsGuarantee,
+    SettingsTest,
     Spread,
     at_radius,
 )
+from stobatch.settings import content_hash
 from stobatch.types import Status
 
-BySeed = dict[int, Facts]
+BySeed = Mapping[int, Facts]
 CLEAN = "clean"
 """The measure that no attack belongs to."""
 LEVEL = 0.05
 """The p-value below which people begin to look."""
 
 
-def comparison(compared: Sequence[Compared], out: Path) -> Comparison:
-    """What `compare` found: rows in the order of their configurations, and t-tests between them."""
-    by_name: dict[str, BySeed] = {}
-    for one in compared:
-        by_name.setdefault(one.name, {})[one.number] = Facts.read(one.run)
-    radii = list(compared[0].config.evaluation.radii)
-    facts = next(iter(by_name[compared[0].name].values()))
+def build_comparison(groups: Mapping[str, BySeed], radii: Sequence[float], root: Path | None = None) -> Comparison:
+    """Rows in the order of `groups`, which has the trainings of each setting by seed, and t-tests between them.
+
+    The first of the radii is the one that figures show; `root` is the folder that holds the runs, where one does.
+    """
+    runs = [facts for by_seed in groups.values() for facts in by_seed.values()]
+    public = {name for name, by_seed in groups.items() if all(facts.seed is not None for facts in by_seed.values())}
     rows = [
-        _row(name, function, by_seed, radii, out)
-        for name, by_seed in by_name.items()
-        for function in next(iter(by_seed.values())).functions
+        _row(name, function, by_seed, radii, root)
+        for name, by_seed in groups.items()
+        for function in _functions(by_seed)
     ]
-    public = compared[0].public
     tests = _t_tests(rows, public)
     return Comparison(
-        norm=facts.scores.norm,
-        input_range=facts.scores.input_range,
+        norm=runs[0].scores.norm,
+        input_range=runs[0].scores.input_range,
         radii=tuple(radii),
-        public_seeds=public,
-        seeds=tuple(dict.fromkeys(one.number for one in compared)),
-        data=facts.started.dataset.name,
-        protocols={e.protocol.name: e.protocol.meaning for e in _entries(by_name)},
+        public_seeds=public == set(groups),
+        seeds=tuple(dict.fromkeys(number for by_seed in groups.values() for number in by_seed)),
+        data=" / ".join(dict.fromkeys(facts.started.dataset.name for facts in runs)),
+        protocols={e.protocol.name: e.protocol.meaning for facts in runs for e in facts.scores.under_attack},
         rows=tuple(rows),
         flags=tuple(
             ComparedFlag(row=f"{name} ({privacy_words([facts.status])})", seed=seed, **dict(flag))
-            for name, by_seed in by_name.items()
+            for name, by_seed in groups.items()
             for seed, facts in by_seed.items()
             for flag in facts.scores.flags
         ),
@@ -68,13 +68,69 @@ def comparison(compared: Sequence[Compared], out: Path) -> Comparison:
     )
 
 
-def _entries(by_name: Mapping[str, BySeed]) -> Iterator[ProtocolTable]:
-    for by_seed in by_name.values():
-        for facts in by_seed.values():
-            yield from facts.scores.under_attack
+def compare_runs(runs: Sequence[Facts]) -> Comparison | None:
+    """Runs of any origin, grouped by setting and seed; None where they share no function, radius and unit."""
+    radii = common_radii(runs)
+    if not radii:
+        return None
+    trained: dict[tuple[str, Status], list[Facts]] = {}
+    for facts in runs:
+        trained.setdefault((facts.setting, facts.status), []).append(facts)
+    return build_comparison({_name(same): _by_number(same) for same in trained.values()}, radii)
 
 
-def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], out: Path) -> ComparedRow:
+def _by_number(same: Sequence[Facts]) -> dict[int, Facts]:
+    """By public seed; a secret one, or a seed that was given twice, gets a number that is free."""
+    found: dict[int, Facts] = {}
+    rest = []
+    for facts in same:
+        if facts.seed is None or facts.seed in found:
+            rest.append(facts)
+        else:
+            found[facts.seed] = facts
+    free = (number for number in count(1) if number not in found)
+    return found | dict(zip(free, rest, strict=False))
+
+
+def _name(trained: Sequence[Facts]) -> str:
+    """A setting without its seed: method, the largest budget of its runs with its status, and a hash for the rest."""
+    first, spent = trained[0], [facts.epsilon for facts in trained if facts.epsilon is not None]
+    budget = f", {first.status} ε = {max(spent):g}" if spent else ""
+    settings = first.started.config
+    plain = {key: settings[key] for key in ("method", "data", "model", "training")}
+    return f"{first.method}{budget} [{content_hash(plain)[:6]}]"
+
+
+def settings_tests(document: Comparison) -> list[SettingsTest]:
+    """The t-tests between two settings on the same deployed function, as `report` lists them."""
+    rows = {row.label: row for row in document.rows}
+    found = []
+    for test in document.t_tests:
+        first, second = rows[test.first], rows[test.second]
+        if test.radius is None or first.function != second.function or first.name == second.name:
+            continue
+        found.append(
+            SettingsTest(
+                first=first.name,
+                second=second.name,
+                protocol=test.measure,
+                function=first.function,
+                norm=document.norm,
+                input_range=document.input_range,
+                radius=test.radius,
+                t_test=test.t_test,
+            )
+        )
+    return found
+
+
+def _functions(by_seed: BySeed) -> list[str]:
+    """The functions that were attacked in every training of a row."""
+    first, *others = by_seed.values()
+    return [function for function in first.functions if all(function in facts.functions for facts in others)]
+
+
+def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], root: Path | None) -> ComparedRow:
     first = next(iter(by_seed.values()))
     guarantees = _grouped({seed: facts.guarantee for seed, facts in by_seed.items()})
     words = privacy_words([held.guarantee.status for held in guarantees])
@@ -87,7 +143,7 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], out:
         method=first.started.method,
         function=function,
         guarantees=guarantees,
-        test_examples=next(iter(blocks.values())).rows,
+        test_examples=min(block.rows for block in blocks.values()),
         clean=_spread({seed: block.clean_accuracy.value for seed, block in blocks.items()}),
         attacked=tuple(_attacked(by_seed, function, radii)),
         certified=tuple(_certified(by_seed, function, radii)),
@@ -95,8 +151,12 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], out:
         peak_memory_mb=_spread_if_any(memory),
         peak_memory_of=tuple(sorted({one.peak_memory_of for one in trainings.values() if one.peak_memory_of})),
         devices=tuple(sorted({one.device for one in trainings.values()})),
-        runs={str(seed): facts.run.path.relative_to(out).as_posix() for seed, facts in by_seed.items()},
+        runs={str(seed): _place(facts, root) for seed, facts in by_seed.items()},
     )
+
+
+def _place(facts: Facts, root: Path | None) -> str:
+    return facts.name if root is None else facts.run.path.relative_to(root).as_posix()
 
 
 def _grouped(by_seed: Mapping[int, PrivacyGuarantee]) -> tuple[SeedsGuarantee, ...]:
@@ -113,7 +173,7 @@ def _grouped(by_seed: Mapping[int, PrivacyGuarantee]) -> tuple[SeedsGuarantee, .
 
 def _attacked(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterator[AttackedSpread]:
     """Accuracy under the worst attack, example by example."""
-    for protocol in next(iter(by_seed.values())).protocols:
+    for protocol in dict.fromkeys(protocol for facts in by_seed.values() for protocol in facts.protocols):
         for radius in radii:
             shares = {seed: at_radius(facts.worst(protocol, function), radius) for seed, facts in by_seed.items()}
             values = {seed: share.value for seed, share in shares.items() if share}
@@ -163,7 +223,7 @@ def _spread(values: Mapping[int, float]) -> Spread:
     )
 
 
-def _t_tests(rows: Sequence[ComparedRow], public: bool) -> list[ComparedTest]:
+def _t_tests(rows: Sequence[ComparedRow], public: set[str]) -> list[ComparedTest]:
     """Two-tailed tests over seeds between every two rows, on clean inputs and under each protocol at each radius.
 
     Rows are paired by public seed. Secret seeds pair with none, so each gets a number that no other row has; functions
@@ -171,14 +231,17 @@ def _t_tests(rows: Sequence[ComparedRow], public: bool) -> list[ComparedTest]:
     """
     groups: dict[str, dict[int, dict[tuple[str, float], float]]] = {}
     models = list(dict.fromkeys(row.name for row in rows))
+    most = max(len(row.clean.per_seed) for row in rows)
     for row in rows:
-        shift = 0 if public else models.index(row.name) * len(row.clean.per_seed)
+        # Below 0 there is no public seed.
+        first = -most * (1 + models.index(row.name))
+        numbers = {seed: int(seed) if row.name in public else first + n for n, seed in enumerate(row.clean.per_seed)}
         measures: dict[tuple[str, float], Spread] = {(CLEAN, 0.0): row.clean}
         measures |= {(entry.protocol, entry.radius): entry for entry in row.attacked}
         group = groups.setdefault(row.label, {})
         for measure, spread in measures.items():
             for seed, value in spread.per_seed.items():
-                group.setdefault(int(seed) + shift, {})[measure] = value
+                group.setdefault(numbers[seed], {})[measure] = value
     return [
         ComparedTest(
             first=first, second=second, measure=measure, radius=None if measure == CLEAN else radius, t_test=test

@@ -1,0 +1,94 @@
+"""One table, four renderings: none of them loses a status, and none lets text pass for markup."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+
+import pytest
+from pages import Page
+from rich.console import Console
+
+from stobatch.reporting.format import STATUS_WORDS
+from stobatch.reporting.table import Cell, Column, Table
+from stobatch.types import Status, Verdict
+
+
+def printed(table: Table) -> str:
+    out = io.StringIO()
+    Console(width=200, highlight=False, file=out).print(table.to_rich())
+    return out.getvalue()
+
+
+RENDERINGS: dict[str, Callable[[Table], str]] = {
+    "rich": printed,
+    "html": lambda table: str(table.to_html()),
+    "markdown": Table.to_markdown,
+    "json": lambda table: json.dumps(table.to_json(), ensure_ascii=False),
+}
+
+
+def table_with(status: str) -> Table:
+    """The status at a heading, at a value, and in the second line of a place."""
+    lines = (Cell("first line"), Cell("60.1%", "[55.0, 65.0]", status))
+    columns = ["radius", Column("certified", status=status, is_number=True), "several"]
+    return Table.of("A caption", columns, [["0.2", Cell("71.0%", "[65.0, 76.2]", status), lines]])
+
+
+@pytest.mark.parametrize("status", [*Status, *Verdict])
+@pytest.mark.parametrize("name", RENDERINGS)
+def test_no_rendering_loses_a_status(name: str, status: str) -> None:
+    text = RENDERINGS[name](table_with(status))
+    assert text.count(STATUS_WORDS.get(status, status)) >= 3
+    for words in ("A caption", "radius", "0.2", "71.0%", "[65.0, 76.2]", "first line", "60.1%"):
+        assert words in text
+
+
+@pytest.mark.parametrize("name", RENDERINGS)
+def test_a_status_stands_only_where_it_was_given(name: str) -> None:
+    table = Table.of("", ["a", "b"], [["x", "proven elsewhere"], ["y", Cell("1", status="refuted")]])
+    text = RENDERINGS[name](table)
+    assert "proved" not in text
+    assert "refuted" in text
+
+
+@pytest.mark.parametrize("name", RENDERINGS)
+def test_a_text_that_denies_its_status_does_not_swallow_it(name: str) -> None:
+    """Only words in front say a status: `not proved` has the word proved in it."""
+    text = RENDERINGS[name](Table.of("", ["a"], [[Cell("not yet proved by us", status="proved")]]))
+    assert text.count("proved") >= 2
+
+
+def test_markup_in_a_cell_is_only_words() -> None:
+    hostile = "<script>alert(1)</script>"
+    cell = Cell(hostile, hostile, href='"><script>')
+    table = Table.of(hostile, [Column(hostile)], [[(cell, Cell(hostile, hostile))]])
+    found = Page(str(table.to_html()))
+    assert "<script" not in found.text
+    assert found.open_tags == []
+    assert found.table(hostile)[1][0].count(hostile) == 4
+
+
+def test_terminal_markup_and_table_bars_are_only_words() -> None:
+    table = Table.of("[red]c", ["[bold]h"], [["[link=x]a|b\nc"]])
+    assert "[link=x]a|b" in printed(table)
+    assert "[bold]h" in printed(table)
+    assert table.to_markdown() == "[red]c\n\n| [bold]h |\n| --- |\n| [link=x]a\\|b<br>c |\n"
+
+
+def test_markdown_is_a_table_with_numbers_to_the_right() -> None:
+    lines = table_with("proved").to_markdown().splitlines()
+    assert lines == [
+        "A caption", "",
+        "| radius | certified (proved) | several |",
+        "| --- | ---: | --- |",
+        "| 0.2 | 71.0% [65.0, 76.2] (proved) | first line<br>60.1% [55.0, 65.0] (proved) |",
+    ]  # fmt: skip
+
+
+def test_a_column_without_anything_is_left_out_and_one_with_something_is_not() -> None:
+    rows = [["1", "–", "–", Cell("–", status="none")], ["2", "–", "x", "–"]]
+    table = Table.of("", ["a", "b", "c", "d"], rows).without_empty_columns()
+    assert [column.text for column in table.columns] == ["a", "c", "d"]
+    assert [len(row) for row in table.rows] == [3, 3]
