@@ -1,7 +1,7 @@
 """Make pages that are written for a repository fit for a site; MkDocs calls these functions by their names.
 
-Links that leave docs/ (records, tests, the licence) lead to copies of those files, below `repository/` of the site. A list
-may follow a paragraph without an empty line, as it may in a repository's own view.
+Links that leave docs/ (records, tests, the licence) lead to copies of those files, below `repository/` of the site. A
+list may follow a paragraph without an empty line, as it may in a repository's own view.
 """
 
 from __future__ import annotations

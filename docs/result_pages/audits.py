@@ -51,8 +51,10 @@ def assumption_free(finding: Record) -> float:
 def row(name: str) -> list[str]:
     finding = many_runs(name)
     details = finding["details"]
-    status = "control, broken on purpose," if name in ("half_noise", "shared_noise", "no_clipping") else (
-        "claimed" if name == "published" else "proved"
+    status = (
+        "control, broken on purpose,"
+        if name in ("half_noise", "shared_noise", "no_clipping")
+        else ("claimed" if name == "published" else "proved")
     )
     seen = "the trained model, by queries" if name == "published" else "every noisy step"
     return [
@@ -61,7 +63,9 @@ def row(name: str) -> list[str]:
         f"{details['trainings']:,}",
         seen,
         f"ε >= {assumption_free(finding):.3g}",
-        "" if strongest(finding) == assumption_free(finding) == many_bounds(finding) else f"ε >= {strongest(finding):.3g}",
+        ""
+        if strongest(finding) == assumption_free(finding) == many_bounds(finding)
+        else f"ε >= {strongest(finding):.3g}",
         finding["verdict"],
     ]
 
@@ -171,7 +175,8 @@ that is no evidence either way.
 ## The training that is deployed, audited itself
 
 With `--set canaries.num={one["one_run"]["canaries"]}` `sound.mnist` (ε = 1) took {
-        spent[one["one_run"]["canaries"]]} s on an H200 where it takes {spent[0]} s without, two
+        spent[one["one_run"]["canaries"]]
+    } s on an H200 where it takes {spent[0]} s without, two
 trainings of each. Its audit found **ε >= {bounds["one_run"]:.3f}** without any assumption on the mechanism, and ε >= {
         bounds["one_run_poisson"]:.2f} under the assumption
 that the trade-off is that of Gaussian noise on Poisson samples; proved, with secret seeds, is 1

@@ -212,46 +212,64 @@ about its vote, not this pass.
 ![Accuracy at radius 0.2, in each row of the same images: under both protocols, certified, clean](../figures/baselines_mnist.svg)
 
 - **DP-SGD** has {clean("dpsgd-eps-1"):.1f}% clean at ε = 1 and {clean("dpsgd-eps-3"):.1f}% at ε = 3 (lowest seed {
-        min(each("dpsgd-eps-1", "clean", "accuracy")):.1f} and {min(each("dpsgd-eps-3", "clean", "accuracy")):.2f}%), and {
+        min(each("dpsgd-eps-1", "clean", "accuracy")):.1f} and {
+        min(each("dpsgd-eps-3", "clean", "accuracy")):.2f}%), and {
         left("dpsgd-eps-1", "adaptive"):.1f}% under attack at 0.2, ε = 1.
 - **Adversarial training at the same ε.** The attack is inside each example's clipped gradient: {
-        clean("dp-adversarial-eps-1"):.1f}% clean and {left("dp-adversarial-eps-1", "adaptive"):.1f}% under attack at 0.2, ε = 1
-  (seeds {", ".join(f"{share:.1f}" for share in each("dp-adversarial-eps-1", "under_attack", "adaptive", "accuracy", "0.2"))}). Against DP-SGD it gains {
-        100 * gain["difference"]:.0f} points (paired t-test, p = {gain["p_value"]:.1g}); a loss on clean images was not found with
+        clean("dp-adversarial-eps-1"):.1f}% clean and {
+        left("dp-adversarial-eps-1", "adaptive"):.1f}% under attack at 0.2, ε = 1
+  (seeds {
+        ", ".join(
+            f"{share:.1f}" for share in each("dp-adversarial-eps-1", "under_attack", "adaptive", "accuracy", "0.2")
+        )
+    }). Against DP-SGD it gains {100 * gain["difference"]:.0f} points (paired t-test, p = {
+        gain["p_value"]:.1g}); a loss on clean images was not found with
   three seeds (p = {loss["p_value"]:.2f}), and training took half as long again. Behind a squashed input it is {
         clean("dp-adversarial-squashed-eps-1"):.1f} and {left("dp-adversarial-squashed-eps-1", "adaptive"):.1f}%, with {
         proved[0]:.1f}% proved at 0.05;
   at 0.2 {proved[1]:.1f}% are proved, and no gradient-free attack was run on these rows, so {
         left("dp-adversarial-squashed-eps-1", "adaptive"):.1f}% is an upper bound and no more. To *prove* something at
   0.2 takes bounds in the loss: `sound`.
-- **PixelDP, SecureSGD.** Their l2 radii, read as l∞ as SecureSGD's released code does, give {percent(compared["pixeldp"] or 0)} (PixelDP), {
-        percent(compared["securesgd-eps-1"] or 0)} and {percent(compared["securesgd-agm-eps-1"] or 0)}
+- **PixelDP, SecureSGD.** Their l2 radii, read as l∞ as SecureSGD's released code does, give {
+        percent(compared["pixeldp"] or 0)
+    } (PixelDP), {percent(compared["securesgd-eps-1"] or 0)} and {percent(compared["securesgd-agm-eps-1"] or 0)}
   (SecureSGD and -AGM, ε = 1) at 0.05; the paper prints 94.2, 86.7 and 87.2% (under attack, averaged over attacks; ours are
   clean inputs). As l∞ radii they are off by up to √784 = 28: what is proved at 0.05 is nothing. At the same (ε_r, δ_r) the
   analytic mechanism needs about half the noise (0.133 against 0.255). SecureSGD-AGM is more accurate, clean at ε = 1 by
-  {100 * agm["difference"]:.1f} points (p = {agm["p_value"]:.1g}), and under attack at ε = 0.2, where the paper has it 30 points behind; size and
+  {100 * agm["difference"]:.1f} points (p = {
+        agm["p_value"]:.1g}), and under attack at ε = 0.2, where the paper has it 30 points behind; size and
   unevenness of the noise were not separated.
 - **The paper's figures at ε = 0.2, radius 0.2, its own protocol**: SecureSGD 41.6%, SecureSGD-AGM 11.2%; ours {
         left("securesgd-eps-0.2", "published"):.1f} and {left("securesgd-agm-eps-0.2", "published"):.1f}%.
   Averaged over ε it puts itself 77 points above DP-SGD and 56 above AdLM; at ε = 0.2 ours are {
         left("dpsgd-eps-0.2", "published"):.1f}% (DP-SGD) and {left("adlm-eps-0.2", "published"):.1f}% (AdLM),
   {own["published"] - left("dpsgd-eps-0.2", "published"):.0f} and {
-        own["published"] - left("adlm-eps-0.2", "published"):.0f} below `published`. What differs, none of it isolated: SecureSGD's released inputs lie in [0, 1], where
+        own["published"]
+        - left(
+            "adlm-eps-0.2", "published"
+        ):.0f} below `published`. What differs, none of it isolated: SecureSGD's released inputs lie in [0, 1], where
   the same nominal radius is twice as large; gradients are clipped per example (the released code clips the batch's mean,
   with a tiny norm); batches are large, and settings of the DP-SGD family were chosen on held-out training data
   ([trials](../../results/baselines_search.jsonl)); the layer's noise is fresh; SecureSGD's vulnerabilities, AdLM's relevances and
   the network behind them are paid for.
-- **AdLM** learns little ({clean("adlm-eps-0.2"):.1f} and {clean("adlm-eps-1"):.1f}% clean): at ε = 1 its input noise has scale 22 on pixels in [-1, 1]. It was
+- **AdLM** learns little ({clean("adlm-eps-0.2"):.1f} and {
+        clean("adlm-eps-1"):.1f}% clean): at ε = 1 its input noise has scale 22 on pixels in [-1, 1]. It was
   trained for 1,000 steps and was still rising ([record](../../results/adlm_mnist.json)); the released code trains for 2,400
   epochs. Its ε was a claim until `stobatch audit RUN` refuted it: 2,000 of 2,000 pairs of batches told apart. Attacks as
   published lead away from the model's own prediction, mostly a wrong one, and so may help it.
-- {sum(test["p_value"] < 0.05 for test in tests)} of {len(tests)} [t-tests](../../results/baselines_mnist_t_tests.json) between rows of one budget fall below 0.05, where {
-        round(len(tests) / 20)} would by chance.
+- {sum(test["p_value"] < 0.05 for test in tests)} of {
+        len(tests)
+    } [t-tests](../../results/baselines_mnist_t_tests.json) between rows of one budget fall below 0.05, where {
+        round(len(tests) / 20)
+    } would by chance.
 
 PixelDP's curve at the paper's construction bound of 0.1 (σ = 0.254 behind a first layer of norm 1; 10,000 images, 1,000
-draws; {link("results/baselines_mnist_radii.json")}): as compared {percent(curve["0.05"])} at 0.05, {percent(curve["0.1"])} at 0.1 and {100 * curve["0.2"]:.0f}
+draws; {link("results/baselines_mnist_radii.json")}): as compared {percent(curve["0.05"])} at 0.05, {
+        percent(curve["0.1"])
+    } at 0.1 and {100 * curve["0.2"]:.0f}
 from 0.2 on, where the paper prints 94.2% at 0.05 and 9.1% at 0.6 (77.5% under FGSM); proved, {
-        percent(pixeldp["certified"]["tight"]["accuracy"]["0.05"])} from 0.05 on. These are
+        percent(pixeldp["certified"]["tight"]["accuracy"]["0.05"])
+    } from 0.05 on. These are
 other trainings of the same settings, with all seven radii and the Square attack, before the DP adversarial recipes took
 their present settings.
 
@@ -272,7 +290,9 @@ as the row says. `securesgd` was trained, and neither certified nor attacked.
 
 ## How they were made
 
-H200, torch 2.11, twelve trainings at once, {seconds("cuda")} each (AdLM: CPU, torch 2.13, {seconds("cpu")} on a busy machine). One command makes
+H200, torch 2.11, twelve trainings at once, {seconds("cuda")} each (AdLM: CPU, torch 2.13, {
+        seconds("cpu")
+    } on a busy machine). One command makes
 such a table and its figure anywhere, `published` included: [comparing](../comparing.md). What holds of each method and why:
 [guarantees](../guarantees/baselines.md).
 

@@ -55,7 +55,13 @@ def rows() -> list[Row]:
 def block() -> str:
     """Return what stands in the README between two marks."""
     shown = table(
-        ["MNIST, l∞ radius 0.2 over [-1, 1]", "privacy (in brackets: with secret seeds)", "clean", "attacked", "proved"],
+        [
+            "MNIST, l∞ radius 0.2 over [-1, 1]",
+            "privacy (in brackets: with secret seeds)",
+            "clean",
+            "attacked",
+            "proved",
+        ],
         [[row.name, row.privacy, percent(row.clean), percent(row.attacked), row.certified] for row in rows()],
     )
     published = audits.many_runs("published")

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures"
 Record = dict[str, Any]
 
-MADE = "*Made by `python docs/make_results.py` from the records that the page names; a test makes it again and compares.*"
+MADE = (
+    "*Made by `python docs/make_results.py` from the records that the page names; a test makes it again and compares.*"
+)
 VOID = (
     "*Experiment with public seeds; a release would draw its own.* Whoever knows a seed can take the noise off, so the\n"
     "privacy of these very runs is **void**; the ε that is given is that of the same command without `--seed`."

@@ -73,7 +73,9 @@ The models are small: one convolution, ReLU, one linear layer, behind a squashed
 against a first prototype: certifying by linear bounds what was trained by intervals, many passes in large batches, and
 small first weights where ε is small ([decision 0009](../decisions/0009-bounds-for-linf-boxes-in-training.md)).
 
-`sound.mnist_wide` is the least steady recipe: its three seeds have {percent(wide[0])} to {percent(wide[-1])} at 0.6, and three earlier
+`sound.mnist_wide` is the least steady recipe: its three seeds have {percent(wide[0])} to {
+        percent(wide[-1])
+    } at 0.6, and three earlier
 trainings, whose noise came from another generator, had {percent(earlier[0])} to {percent(earlier[-1])} ({
         link("results/sound_mnist_earlier.json")
     }).
@@ -95,12 +97,15 @@ Seed 1 of each recipe; the other seeds were not attacked. Madry, APGD on cross-e
 {
         table(
             ["recipe", PRIVACY, "clean", "certified at 0.25", "at 0.5"],
-            [["`sound.mnist_l2`", privacy(votes[0]), mean(r["clean"] for r in votes)]
-             + [certified(votes, radius) for radius in ("0.5", "1")]],
+            [
+                ["`sound.mnist_l2`", privacy(votes[0]), mean(r["clean"] for r in votes)]
+                + [certified(votes, radius) for radius in ("0.5", "1")]
+            ],
         )
     }
 
-Radii are l2 over [0, 1]. Each certificate fails with probability {votes[0]["certificate"]["failure_probability"]:g}, abstaining counts as wrong. What is deployed is the
+Radii are l2 over [0, 1]. Each certificate fails with probability {
+        votes[0]["certificate"]["failure_probability"]:g}, abstaining counts as wrong. What is deployed is the
 vote; it was **not attacked**.
 
 ## CIFAR-10, l∞ over [0, 1]
@@ -126,8 +131,12 @@ the end; what the models above certify in l2 at 0.25 or 0.5 over [0, 1] follows 
 
 ## Tiny ImageNet, 30 classes
 
-`sound.tiny_imagenet` has CIFAR-10's settings, untuned, and {tiny[0]["test_examples"]:,} test images: privacy {privacy(tiny[0])},
-{mean(r["clean"] for r in tiny)} clean, {certified(tiny, SMALL)} certified at 2/255 over [0, 1]; attacks on all three seeds left {
+`sound.tiny_imagenet` has CIFAR-10's settings, untuned, and {tiny[0]["test_examples"]:,} test images: privacy {
+        privacy(tiny[0])
+    },
+{mean(r["clean"] for r in tiny)} clean, {
+        certified(tiny, SMALL)
+    } certified at 2/255 over [0, 1]; attacks on all three seeds left {
         mean(left(r)[SMALL] for r in tiny)
     } and broke no certificate.
 
@@ -162,8 +171,10 @@ python results/collect_sound.py RUN... > results/sound_mnist.json
 ```
 
 Records: {
-        link(*(f"results/sound_{name}.json" for name in ("mnist", "mnist_l2", "cifar10", "tiny_imagenet")),
-             "results/sound_certificate_audits.json")
+        link(
+            *(f"results/sound_{name}.json" for name in ("mnist", "mnist_l2", "cifar10", "tiny_imagenet")),
+            "results/sound_certificate_audits.json",
+        )
     }.
 """
 

@@ -66,19 +66,24 @@ above 1 means that ours takes less time, unless the row says otherwise:
 
 **Where others are faster.** What is gained in attacks is gained by the network's first layer (a strided convolution as a plain
 one over its phases, channels last) and by cutting batches. Give another library both, our network and a batch that fits
-the cache, and it is {slower[0]} to {slower[-1]}% faster than our loop. Where images break early and are let go, ours is ahead again. Per-example clipping costs {
+the cache, and it is {slower[0]} to {
+        slower[-1]
+    }% faster than our loop. Where images break early and are let go, ours is ahead again. Per-example clipping costs {
         100 * (ratio["time_ours_over_plain_cut"] - 1):.0f}% over plain SGD with the batch cut as
 well. Fusing ReLU with pooling, folding normalisations, one thread per chunk and `torch.compile` were tried for attacks and
 brought next to nothing.
 
 The paper's networks as the library builds them take the same one pass, whatever their normalisation: {
         plain[0]:.2f} to {plain[-1]:.2f} times a
-plain gradient of the same chunks, and {formed[0]:.1f} to {formed[-1]:.1f} times as fast as forming every example's gradient, which they
+plain gradient of the same chunks, and {formed[0]:.1f} to {
+        formed[-1]:.1f} times as fast as forming every example's gradient, which they
 needed before (`benchmarks/dp/paper_networks.py`, {link(CLIPPING)}).
 
 1,000 audit trainings take {ratio["published_seconds_of_1000"]} s (published, side by side) and {
-        ratio["sound_seconds_of_1000"]} s (sound, every step attacked). On one H200, 2,000
-steps of PGD on all 10,000 test images take {long_attack["2000"]["seconds"]:.1f} s, in {long_attack["2000"]["peak_mib"]:,} MiB where 20 steps take {
+        ratio["sound_seconds_of_1000"]
+    } s (sound, every step attacked). On one H200, 2,000
+steps of PGD on all 10,000 test images take {long_attack["2000"]["seconds"]:.1f} s, in {
+        long_attack["2000"]["peak_mib"]:,} MiB where 20 steps take {
         long_attack["20"]["peak_mib"]:,} (`benchmarks/long_attack.py`).
 Runs on this shared machine differ by 20%.
 

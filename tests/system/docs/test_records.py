@@ -1,4 +1,4 @@
-"""What records must be, whatever page they are shown on: of recipes that ship, with their status, and never too good."""
+"""What records must be on whatever page: of recipes that ship, with their status, and never too good."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ def test_the_figures_are_made_from_the_records(maker: ModuleType, tmp_path: Path
         assert same, f"{path.name}: run python docs/make_results.py"
 
 
-def test_another_record_makes_another_page(
-    maker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_record_makes_another_page(maker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "results", tmp_path / "results")
     changed = tmp_path / "results" / "sound_mnist.json"
     found = json.loads(changed.read_text())
