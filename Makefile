@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test quick test-portable check same wheel-check flower-check benchmarks clean
+.PHONY: demo test quick test-portable check same wheel-check flower-check docs benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/stobatch demo --out runs/demo
@@ -62,6 +62,16 @@ $(FLOWER)/.installed: $(STAMP) constraints-flower.txt
 	for python in $(BIN) $(FLOWER)/bin; do $$python/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"; \
 	done | { read base; read own; printf '%s\n%s\n' "$$base" "$$PWD/src" > $$own/base.pth; }
 	$(FLOWER)/bin/pip install --quiet -c constraints-flower.txt flwr
+	touch $@
+
+# The documentation as a site, in build/docs/index.html. An environment of its own: nothing else needs MkDocs.
+SITE := build/site-tools
+docs: $(SITE)/.installed
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
+
+$(SITE)/.installed: constraints.txt mkdocs.yml
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/pip install --quiet -c constraints.txt mkdocs-material
 	touch $@
 
 benchmarks: $(STAMP)

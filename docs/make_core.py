@@ -13,6 +13,8 @@ PAGE = ROOT / "docs" / "core.md"
 
 OPENING = """# The core, on any module
 
+<!-- blocks run by test_examples.py -->
+
 Privacy, certificates, attacks and audits work on any `torch.nn.Module`, without a run directory, a configuration or a
 method. These are the functions that the methods of this library use themselves. `python docs/make_core.py` writes this
 page from the scripts in `examples/`, and a test compares it with what they print.

@@ -1,6 +1,6 @@
 """Collect run directories into one file of records: `python results/collect.py RUN... > results/NAME.json`.
 
-A record holds what the README quotes: the claim with its status (void where the seed is public), the configuration's
+A record holds what docs/results quotes: the claim with its status (void where the seed is public), the configuration's
 hash, and the measured scores.
 Nothing private is read.
 """

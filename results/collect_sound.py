@@ -1,6 +1,6 @@
 """Collect runs of the sound method into records: `python results/collect_sound.py RUN... > results/sound_NAME.json`.
 
-A record holds what the README quotes: the budget with its status (void where the seed is public), what training aimed
+A record holds what docs/results quotes: the budget with its status (void where the seed is public), what training aimed
 at, accuracy, certified accuracy by radius, and how the certified points fared under attack. Nothing private is read.
 """
 

@@ -1,4 +1,4 @@
-"""`add_noise`: Gaussian noise that is exactly an ideal normal number rounded to a grid (docs/guarantees.md, section 4).
+"""`add_noise`: Gaussian noise that is exactly an ideal normal number rounded to a grid (docs/guarantees/noise.md).
 
 A normal number in floating point is not an ideal one: its low bits depend on its size, and a sum that was rounded after
 noise was added shows them. On a grid that is fixed beforehand nothing of the kind is left. If s is a multiple of the

@@ -188,7 +188,7 @@ class FederatedPlan(Plan):
     **Guarantee.** For whoever sees every message of every party, the server included, adding or removing one record of
     one party changes probabilities by at most e^ε, up to δ, with ε = max_i ε_i. If the data differ in a record of party
     i, every other message is a randomised function of unchanged data and of the messages before it, so the transcript
-    tells no more than party i's own adaptive sequence of releases, which is DP-SGD (docs/guarantees.md, section 4;
+    tells no more than party i's own adaptive sequence of releases, which is DP-SGD (docs/guarantees/privacy.md;
     docs/federated.md).
     """
 

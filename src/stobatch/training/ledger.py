@@ -3,7 +3,7 @@
 A stretch of steps is entered before its first one is made, and settled after its checkpoint is safe. What is open when
 a run is resumed was cut off by a crash, and is made again. If the repetition has the same bits it is the same release,
 and counts once. If it may have other bits it counts again, and is another attempt: its samples and its noise have names
-of their own, because two sums under one noise would show their difference without any (docs/guarantees.md, section 4).
+of their own: two sums under one noise would show their difference without any (docs/guarantees/repeated-steps.md).
 """
 
 from __future__ import annotations

@@ -1,0 +1,93 @@
+"""Pages of results, their figures and the README's numbers are those that the records give, to the byte."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support.pages import ROOT
+
+README = ROOT / "README.md"
+
+
+@pytest.fixture(scope="module")
+def maker() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")
+        yield import_module("make_results")
+
+
+def test_the_pages_are_made_from_the_records(maker: ModuleType) -> None:
+    for path, text in maker.pages().items():
+        assert path.read_text() == text, "run python docs/make_results.py"
+
+
+def test_the_figures_are_made_from_the_records(maker: ModuleType, tmp_path: Path) -> None:
+    maker.draw(tmp_path)
+    made = sorted(tmp_path.glob("*.svg"))
+    assert [path.name for path in made] == sorted(path.name for path in (ROOT / "docs" / "figures").glob("*.svg"))
+    for path in made:
+        same = path.read_bytes() == (ROOT / "docs" / "figures" / path.name).read_bytes()
+        assert same, f"{path.name}: run python docs/make_results.py"
+
+
+def test_another_record_makes_another_page(maker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "results", tmp_path / "results")
+    changed = tmp_path / "results" / "sound_mnist.json"
+    found = json.loads(changed.read_text())
+    for record in found:
+        record["certified"]["0.2"] += 0.01
+    changed.write_text(json.dumps(found))
+    before = maker.sound.page()
+    monkeypatch.setattr(import_module("result_pages.records"), "ROOT", tmp_path)
+    assert maker.sound.page() != before
+
+
+def test_records_of_other_settings_are_refused(maker: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"no record of sound\.mnist as it ships"):
+        maker.sound.of_recipe("sound.mnist", "sound_cifar10")
+
+
+def test_a_record_with_secret_seeds_would_not_be_void(maker: ModuleType) -> None:
+    baselines, sound = maker.baselines, maker.sound
+    (record, *_) = [found for found in baselines.records("baselines_mnist") if found["status"] == "proved"]
+    assert baselines.privacy(record).startswith("void (proved ε = ")
+    assert baselines.privacy({**record, "seed": None}).startswith("proved ε = ")
+    renamed = {"status": "void", "status_with_secret_seeds": "proved", "void_epsilon": record["proved_epsilon"]}
+    assert baselines.privacy({**record, **renamed}) == baselines.privacy(record)
+    (one, *_) = sound.records("sound_mnist")
+    assert sound.privacy(one) == "void (proved ε = 1.0)"
+    assert sound.privacy({**one, "seed": None, "status": "proved"}) == "proved ε = 1.0"
+
+
+PUBLIC = {
+    "results/sound": ("sound_mnist", "sound_mnist_l2", "sound_cifar10", "sound_tiny_imagenet"),
+    "results/baselines": ("baselines_mnist", "baselines_cifar10"),
+    "results/published": ("paper_mnist",),
+}
+
+
+@pytest.mark.parametrize("page", PUBLIC)
+def test_tables_of_runs_with_public_seeds_say_that_their_privacy_is_void(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    for name in PUBLIC[page]:
+        records = json.loads((ROOT / "results" / f"{name}.json").read_text())
+        assert all(record["seed"] is not None for record in records), "with secret seeds a row would not be void"
+    assert "Experiment with public seeds; a release would draw its own" in text
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    for table in (table for table in tables if re.search(r"\bε\b|privacy", table.splitlines()[0])):
+        for row in table.splitlines()[2:]:
+            assert re.search(r"void \((proved|claimed)|refuted ε|no privacy", row), row
+
+
+def test_the_readme_is_one_screen_and_has_no_targets() -> None:
+    text = README.read_text()
+    assert len(text.encode()) <= 6000
+    assert not re.search(r"\bwanted\b|\btarget", text)
+    assert "Experiment with public seeds; a release would draw its own" in text
