@@ -352,7 +352,8 @@ class MethodConfig(Settings):
         if not isinstance(name, str) or name not in METHODS:
             said = name if isinstance(name, str) else show_value(name)
             near = ", ".join(f"method.name={known}" for known in METHODS.nearest(said))
-            raise SettingError(f"there is no setting 'method.name={said}'.", remedy=f"Nearest: {near}.")
+            remedy = f"Nearest: {near}." if near else f"There are {', '.join(METHODS)}."
+            raise SettingError(f"there is no setting 'method.name={said}'.", remedy=remedy)
         kind: type[Self] = METHODS[name].config_class
         if METHODS.shown(kind.name) != METHODS.shown(name):
             raise SettingError(

@@ -145,7 +145,8 @@ def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network:
             "normalisation."
             if wanted in ("best", "bounds", "votes")
             else f"'{wanted}' has nothing to say about this network, or about radii in {config.evaluation.norm}.",
-            remedy="Train with `--recipe sound.mnist`, or set certification.certificate=best.",
+            remedy="Train with `--recipe sound.mnist`"
+            + (", or set certification.certificate=best." if wanted != "best" else "."),
         )
     return tuple(found)
 

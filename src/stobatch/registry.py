@@ -130,21 +130,23 @@ class Registry(MutableMapping[str, Any]):
 
         >>> METHODS.require("sond")
         Traceback (most recent call last):
-        stobatch.errors.SettingError: there is no method 'sond'. Nearest: sound, published.
+        stobatch.errors.SettingError: there is no method 'sond'. Nearest: sound.
         """
         if name in self:
             return self[name]
-        raise SettingError(f"there is no {self.kind} '{name}'.", remedy=f"Nearest: {', '.join(self.nearest(name))}.")
+        near = self.nearest(name)
+        remedy = f"Nearest: {', '.join(near)}." if near else f"There are {', '.join(self)}."
+        raise SettingError(f"there is no {self.kind} '{name}'.", remedy=remedy)
 
     def nearest(self, name: str) -> list[str]:
-        """Return the names that a misspelt one may mean, or all of them.
+        """Return the names that a misspelt one may mean, if any.
 
-        >>> METHODS.nearest("stobatsh")
-        ['published', 'dp_smoothing']
+        >>> METHODS.nearest("stobatsh"), METHODS.nearest("qqq")
+        (['published'], [])
         """
         # Of a long text only the beginning: matching takes time that grows with the square of the length.
-        near = get_close_matches(name[:100], (*self, *self.aliases), n=2, cutoff=0.3)
-        return list(dict.fromkeys(map(self.shown, near))) or list(self)
+        near = get_close_matches(name[:100], (*self, *self.aliases), n=2, cutoff=0.5)
+        return list(dict.fromkeys(map(self.shown, near)))
 
 
 class Names(Collection[str]):
@@ -221,6 +223,7 @@ ATTACKS = Registry(
         "apgd_t": "stobatch.attacks.apgd:apgd_t",
         "square": "stobatch.attacks.square:square",
     },
+    aliases={"pgd": "madry"},
 )
 """From a `Budget` to an `Attack` that spends it."""
 

@@ -13,13 +13,14 @@ import os
 import secrets
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
 
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, Records, make_folder, read_json, remove_temporaries, sha256_of, write_json
@@ -28,6 +29,35 @@ COMMITMENT_KEY = "commitment_key"
 """In the private folder: the key of what a run says of private things without telling them."""
 IMAGES = "images.safetensors"
 """In the private folder: a few test images, clean and attacked."""
+
+
+class HashedSettings(Protocol):
+    """Settings that name what is trained with them."""
+
+    @property
+    def training_hash(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+def _first_difference(started: Any, asked: Mapping[str, Any]) -> str:
+    """Say where two configurations of one run differ first, in the order of their sections."""
+    before, now = (dict(_flat(one)) for one in (started, asked))
+    for key in (*now, *before):
+        # Speed and measurement are no part of what was trained.
+        if key.partition(".")[0] in ("machine", "certification", "evaluation", "audit"):
+            continue
+        if before.get(key) != now.get(key):
+            return f"There {key} is {before.get(key)}, here it is {now.get(key)}."
+    return ""
+
+
+def _flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items() if isinstance(settings, Mapping) else ():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 @dataclass(frozen=True)
@@ -83,8 +113,9 @@ class Run:
             weights_sha256=weights_sha256,
         )
 
-    def require_new(self, training_hash: str, *, resume: bool) -> None:
+    def require_new(self, config: HashedSettings, *, resume: bool) -> None:
         """Refuse to touch a directory that holds something else; say how to continue what can be continued."""
+        self._require_writable()
         for folder in self.path.parents:
             if folder.exists() and not folder.is_dir():
                 raise RunError(f"cannot write {self.path}: {folder} is a file.", remedy="Choose another --out.")
@@ -92,16 +123,28 @@ class Run:
             return
         if not self.exists:
             raise RunError(f"{self.path} exists and is not a run.", remedy="Choose another --out.")
-        found = self.read("config").get("training_hash")
-        if found != training_hash:
+        started = self.read("config")
+        if started.get("training_hash") != config.training_hash:
             raise RunError(
-                f"{self.path} holds configuration {found}, not {training_hash}.",
+                f"{self.path} was started with other settings.",
+                why=_first_difference(started.get("config"), config.to_dict()),
                 remedy="Choose another --out, or resume with the settings it was started with.",
             )
         if not resume:
             raise RunError(
                 f"{self.path} already holds this run.", remedy="Add --resume to continue it, or choose another --out."
             )
+
+    def _require_writable(self) -> None:
+        """Make a folder where the run will be, and remove it again: permissions alone do not say whether it can be."""
+        place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.is_dir())
+        try:
+            with TemporaryDirectory(prefix=".stobatch-", dir=place):
+                pass
+        except OSError as error:
+            raise RunError(
+                f"cannot write {self.path}: {error.strerror}.", remedy=f"Choose another --out, or mend {place}."
+            ) from None
 
     def _was_barely_started(self) -> bool:
         """Whether a start was killed before its settings were there: it leaves hidden files, and its key at most."""

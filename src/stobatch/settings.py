@@ -175,6 +175,10 @@ class Settings(BaseModel):
             for entry in value if isinstance(value, tuple) else (value,):
                 if entry is not None and entry not in one.choices:
                     raise _not_allowed(one, entry)
+            # A registry takes other names for some of what it lists; files have one.
+            shown = getattr(one.choices, "shown", None)
+            if shown is not None and value is not None:
+                return tuple(map(shown, value)) if isinstance(value, tuple) else shown(value)
         return value
 
     def to_dict(self) -> dict[str, Any]:
@@ -290,8 +294,9 @@ def show_value(value: Any) -> str:
 
 def unknown_key(key: str, known: Sequence[str]) -> SettingError:
     # Of a long text only the beginning: matching takes time that grows with the square of the length.
-    near = get_close_matches(key[:100], known, n=3, cutoff=0.5) or sorted(known)[:8]
-    return SettingError(f"there is no setting '{key}'.", remedy=f"Nearest: {', '.join(near)}.")
+    near = get_close_matches(key[:100], known, n=3, cutoff=0.6)
+    remedy = f"Nearest: {', '.join(near)}." if near else "Run `stobatch settings` for all of them."
+    return SettingError(f"there is no setting '{key}'.", remedy=remedy)
 
 
 def dotted_keys(settings: Settings) -> list[str]:

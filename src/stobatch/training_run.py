@@ -76,7 +76,7 @@ def _train(
     resume: bool,
     quiet: bool,
 ) -> TrainedModel:
-    run.require_new(config.training_hash, resume=resume)
+    run.require_new(config, resume=resume)
     the_plan = plan(config, dataset=dataset, network=network)
     device = use_device(config.machine)
     seeds, given = _common_seeds(engine, seeds_of(config, run)), dataset is not None

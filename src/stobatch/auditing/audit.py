@@ -143,7 +143,7 @@ def open_subject(
     changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
     if config is not None:
         config = config.override_all(changes)
-        run.require_new(config.training_hash, resume=resume)
+        run.require_new(config, resume=resume)
     elif run.exists:
         require_allowed(changes)
         config = read_config(run).override_all(changes)

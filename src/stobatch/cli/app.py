@@ -9,9 +9,13 @@ Nothing here or in the verbs' files imports PyTorch or pydantic before a verb ru
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
-from typing import Annotated, NoReturn
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -24,6 +28,15 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+_REFERENCE = Path(__file__).with_name("reference.json")
+
+
+def read_reference(section: str) -> list[dict[str, Any]]:
+    """Part of what docs/make_reference.py wrote from the declarations: asking it imports none of them."""
+    found: list[dict[str, Any]] = json.loads(_REFERENCE.read_text(encoding="utf-8"))[section]
+    return found
 
 
 def _print_version(asked: bool) -> None:
@@ -55,7 +68,9 @@ def main() -> None:
         with obey_stops():
             try:
                 _require_encodable(sys.argv[1:])
-                app()
+                code = app(standalone_mode=False)
+                if isinstance(code, int) and code:
+                    raise SystemExit(code)
             finally:
                 sys.stdout.flush()
     except EndedElsewhere as error:
@@ -78,6 +93,35 @@ def main() -> None:
             _complain(f"cannot write the output: {error.strerror}. Send it somewhere else.", 2)
         what = f"cannot use {error.filename}" if error.filename is not None else "the system refused a request"
         _complain(f"{what}: {error.strerror or error}. Look at its place and permissions, then run again.", 2)
+    except Exception as error:
+        # The parser's own; where its classes live depends on the version of typer.
+        if not hasattr(error, "format_message"):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+            raise SystemExit(2) from None
+        _complain(_usage(error.format_message()), 2)
+
+
+def _usage(message: str) -> str:
+    """What the parser says, in one line with a remedy; an option that is a setting by name is found there."""
+    said = " ".join(message.split()).rstrip(".")
+    option = re.search(r"[Nn]o such option:? *'?(--[\w-]+)", said)
+    if option is not None:
+        name = option[1].removeprefix("--").replace("-", "_")
+        keys = [row["key"] for row in read_reference("settings") if row["key"].rpartition(".")[2] == name]
+        if keys:
+            value = next((word for before, word in pairwise(sys.argv) if before == option[1]), "VALUE")
+            return f"{option[1]} is no option; {keys[0]} is a setting. Write --set {keys[0]}={value}."
+    verb = next(
+        (
+            f"{word} "
+            for word in sys.argv[1:]
+            if word in {command.callback.__name__ for command in app.registered_commands if command.callback}
+        ),
+        "",
+    )
+    return f"{said[:1].lower()}{said[1:]}. Run `stobatch {verb}--help`."
 
 
 def _require_encodable(arguments: list[str]) -> None:

@@ -38,12 +38,12 @@ def federate(
     from stobatch.results import FederatedTraining, FederationAccount, Training
     from stobatch.runs import Run
 
-    run = Run(out)
+    run, way = Run(out), _way(through)
     if resume and run.exists and not (recipe or config):
         terms = read_config(run).override_all(training_changes(set_, seed, device))
     else:
         terms = read_settings(recipe or (None if config else "federated.demo"), config, set_, seed, device)
-    model = run_federation(terms, out, rounds=_way(through), resume=resume, quiet=as_json)
+    model = run_federation(terms, out, rounds=way, resume=resume, quiet=as_json)
     account = FederationAccount.read(run)
     document = FederatedTraining(run=str(out), training=Training.read(run), **dict(account))
     done = trained_line(out, model.config.training_hash, document.training)
@@ -53,11 +53,13 @@ def federate(
 def _way(through: str) -> Rounds:
     """How the conversation is carried."""
     from stobatch.federated import in_process
-    from stobatch.federated.loopback import deployed
+    from stobatch.federated.loopback import deployed, require_flower
 
     ways: dict[str, Rounds] = {"here": in_process, "loopback": deployed}
     if through not in ways:
         raise SettingError(f"--through {through} is not known.", remedy=f"Use {' or '.join(ways)}.")
+    if through == "loopback":
+        require_flower()  # before anything is read or written
     return ways[through]
 
 

@@ -9,19 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from stobatch.cli.app import app
+from stobatch.cli.app import app, read_reference
 from stobatch.cli.options import Json, Set, assignments, show
 from stobatch.errors import SettingError
-
-_REFERENCE = Path(__file__).with_name("reference.json")
-
-
-def _reference(section: str) -> list[dict[str, Any]]:
-    """Part of what docs/make_reference.py wrote from the declarations: asking it imports none of them."""
-    import json
-
-    found: list[dict[str, Any]] = json.loads(_REFERENCE.read_text(encoding="utf-8"))[section]
-    return found
 
 
 def _print_rows(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
@@ -54,7 +44,7 @@ def settings(
     as_json: Json = False,
 ) -> None:
     """Every setting with its type, allowed values, default and meaning."""
-    rows = _reference("settings")
+    rows = read_reference("settings")
     found = rows if key is None else _matching(rows, "key", key, "setting")
     if as_json:
         show({"settings": found}, as_json)
@@ -81,7 +71,7 @@ def recipes(
     """Every recipe with its purpose, privacy and minutes; of one, what it sets."""
     from stobatch_recipes import RECIPES
 
-    rows = _reference("recipes")
+    rows = read_reference("recipes")
     known = {row["name"] for row in rows}
     # What other packages add is known by name alone until it is asked for.
     rows += [{"name": added, "purpose": "of another package"} for added in RECIPES if added not in known]

@@ -199,7 +199,7 @@ def _require_own_directory(one: Compared, dataset: Dataset | None) -> None:
             why="A comparison reuses trainings and never overwrites one.",
             remedy="Choose another --out, or ask for the settings that it was trained with.",
         )
-    run.require_new(wanted, resume=True)
+    run.require_new(one.config, resume=True)
     trained_on = run.read("data", private=True).get("sha256") if run.has("data", private=True) else None
     if dataset is not None and trained_on not in (None, dataset.train.fingerprint()):
         raise RunError(

@@ -80,10 +80,15 @@ def quiet_environment(home: Path) -> dict[str, str]:
     }
 
 
-def deployed(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:
-    """Run a federation through Flower's own processes; each party's log stays in that party's directory."""
+def require_flower() -> None:
+    """Raise if Flower's programs are not beside this Python."""
     if not Path(sys.executable).with_name("flower-superlink").exists():
         raise SettingError("Flower is not installed.", remedy="Install it: pip install 'stobatch[flower]'.")
+
+
+def deployed(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:
+    """Run a federation through Flower's own processes; each party's log stays in that party's directory."""
+    require_flower()
     with tempfile.TemporaryDirectory(prefix="stobatch-flower-") as folder, ExitStack() as running:
         home = Path(folder)
         environment, port, log = quiet_environment(home), _free_port(), federation.run.path / LOG

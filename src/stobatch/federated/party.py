@@ -108,7 +108,7 @@ class Party:
     ) -> Party:
         """Make a party's directory, or open the one that is there. Checks everything before it writes anything."""
         sizes = party_of(terms, name)
-        Run(run).require_new(party_config(terms, sizes).training_hash, resume=resume)
+        Run(run).require_new(party_config(terms, sizes), resume=resume)
         if resume and Run(run).has("terms"):
             party = cls.open(run)
             if party.train.fingerprint() != train.fingerprint():

@@ -140,7 +140,7 @@ def federate(
     party's own. In earnest every party keeps its directory on its own machine.
     """
     run = Run(Path(out))
-    run.require_new(terms.training_hash, resume=resume)
+    run.require_new(terms, resume=resume)
     if run.is_trained:
         return load(run.path, threads=terms.machine.threads)
     own = dataset is not None or is_own(terms.data)

@@ -118,7 +118,7 @@ class Federation:
         cls, run: Path, terms: RunConfig, info: DatasetInfo, held_out: Examples, *, resume: bool = False
     ) -> Federation:
         """Make the server's directory, or continue with the one that is there."""
-        Run(run).require_new(terms.training_hash, resume=resume)
+        Run(run).require_new(terms, resume=resume)
         watched = held_out.limit(terms.training.monitor_examples)
         federation = cls(run, terms, info, watched)
         write_start(federation.run, terms, info, federation.plan, federation.seeds)

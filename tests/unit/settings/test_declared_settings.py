@@ -160,6 +160,8 @@ def value_of(field: Setting) -> st.SearchStrategy[Any]:
     one: st.SearchStrategy[Any]
     if field.name == "architecture":
         choices = (*ARCHITECTURES, "linear", "squash 4, conv 8 5/2+1, relu, linear *0.5")
+    if field.name == "size":
+        choices = ("8x8", "64x48")
     if choices:
         one = st.sampled_from(list(choices))
     elif wanted is int:
@@ -245,7 +247,7 @@ def changed(config: RunConfig, key: str) -> RunConfig:
         section = getattr(section, part)
     present, field = getattr(section, name), declared(type(section))[name]
     candidates: list[Any] = list(field.choices or [])
-    candidates += {int: [17, 19, 230], float: [0.5, 0.25, 1.25, 0.75], bool: [True, False], str: ["cpu:0", "linear"]}[
+    candidates += {int: [17, 19, 230], float: [0.5, 0.25, 1.25, 0.75], bool: [True, False], str: ["cpu:0", "linear", "8x8"]}[
         field.kind
     ]
     for value in candidates:
