@@ -7,9 +7,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.command_line import call
+from support.disturbed import Ended, Server
 from support.installed import EXTENSION, install_extension
 
 ROOT = Path(__file__).parents[2]
@@ -24,19 +27,21 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(site))), "COLUMNS": "200"}
 
 
-def run(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", *map(str, arguments)]
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def stobatch_process(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"), environment)
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="module")
-def finished(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(stobatch_process: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plan, train, certify, evaluate, audit, report and verify, through the command line."""
     out = tmp_path_factory.mktemp("runs") / "bars"
-    done = run(environment, "stobatch", "demo", "--recipe", "bars", "--out", out)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "lipschitz radius" in done.stdout
-    assert "proved: ε = 3" in done.stdout
+    done = stobatch_process("demo", "--recipe", "bars", "--out", out)
+    assert done.code == 0, done.err[-3000:]
+    assert "lipschitz radius" in done.out
+    assert "proved: ε = 3" in done.out
     return out
 
 
@@ -67,31 +72,27 @@ def test_the_certificate_holds_under_attack(finished: Path) -> None:
     assert (finding["instrument"], finding["verdict"]) == ("certificates", "consistent")
 
 
-def test_its_attack_is_named_on_the_command_line(environment: dict[str, str], finished: Path) -> None:
-    done = run(environment, "stobatch", "attack", finished, "--attack", "shrinking_steps", "--radius", "0.1", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["attacks"] == ["shrinking_steps"]
-    done = run(environment, "stobatch", "attack", finished, "--attack", "shrinking_step", "--radius", "0.1")
-    assert done.returncode == 2
-    assert "Did you mean shrinking_steps?" in done.stderr
+def test_its_attack_is_named_on_the_command_line(stobatch_process: Server, finished: Path) -> None:
+    def attacked(name: str, *more: str) -> Ended:
+        return stobatch_process("attack", finished, "--attack", name, "--radius", "0.1", *more)
+
+    done = attacked("shrinking_steps", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["attacks"] == ["shrinking_steps"]
+    done = attacked("shrinking_step")
+    assert done.code == 2
+    assert "Did you mean shrinking_steps?" in done.err
 
 
 def test_without_the_package_its_names_are_refused_with_what_there_is(finished: Path) -> None:
-    bare = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     for arguments in (("certify", finished), ("plan", "--recipe", "bars")):
-        done = run(bare, "stobatch", *arguments)
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1
-        assert "Nearest: " in done.stderr
+        assert "Nearest: " in call(*arguments).refusal()
 
 
-def test_a_recipe_is_named_by_its_place(environment: dict[str, str]) -> None:
-    found = [
-        run(environment, "stobatch", "plan", "--json", "--recipe", name)
-        for name in ("bars", "stobatch_example.recipe:bars")
-    ]
-    assert found[0].returncode == 0, found[0].stderr
-    assert found[0].stdout == found[1].stdout
+def test_a_recipe_is_named_by_its_place(stobatch_process: Server) -> None:
+    found = [stobatch_process("plan", "--json", "--recipe", name) for name in ("bars", "stobatch_example.recipe:bars")]
+    assert found[0].code == 0, found[0].err
+    assert found[0].out == found[1].out
 
 
 @pytest.mark.slow
@@ -99,7 +100,8 @@ def test_its_method_passes_the_conformance_suite(environment: dict[str, str]) ->
     suite = ROOT / "tests" / "system" / "conformance"
     twins = suite / "test_conformance_access_twins.py"
     wanted = {**environment, "STOBATCH_CONFORMANCE": "bars"}
-    done = run(wanted, "pytest", "-p", "no:cacheprovider", suite, "--ignore", twins)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(suite), "--ignore", str(twins)]
+    done = subprocess.run(command, env=wanted, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 80
 

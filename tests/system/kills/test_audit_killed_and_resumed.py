@@ -58,12 +58,13 @@ def test_killed_and_resumed(stobatch_process, quiet_run, tmp_path, write, after)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_polite_stop_exits_130_with_whole_parts(stobatch_process, quiet_run, tmp_path, number):
     out = tmp_path / "run"
-    first = str(out / "private" / "records" / "*" / "rows-00000000.parquet")
-    stopped = stobatch_process("audit", out, *ARGUMENTS, signal=number, signal_when_exists=first)
+    told = ["stobatch.evaluation.tables:_Ticks.__init__", 2, int(number), str(tmp_path / "told")]
+    stopped = stobatch_process("audit", out, *ARGUMENTS, signal_in=told)
     assert stopped.code == 130, stopped.err
     assert stopped.err.count("stobatch: interrupted") == 1
     assert "Traceback" not in stopped.err
     assert not (out / "audit.json").exists()
+    assert len(table(out)["score"]) == 16, "the first part is whole"
     resumed = stobatch_process("audit", out, "--seed", "1", "--resume", "--json")
     assert resumed.code == 0, resumed.err
     assert (out / "audit.json").read_bytes() == (quiet_run / "audit.json").read_bytes()

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 from safetensors.torch import load_file
+from support.tiny import SETTINGS
 from torch import nn
 
 import stobatch
-from stobatch import data
+from stobatch import RunConfig, data
 from stobatch.models import ReferenceNorm
+from stobatch_recipes import recipe
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    """The paper's network, which is written out below by hand."""
+    own = {"model.architecture": "mnist_cnn", "method.total_epsilon": 200.0, "seed": 1}
+    return recipe("paper.demo").override_all({**SETTINGS, **own})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, config: RunConfig) -> Path:
+    """Trained, certified and evaluated. Read only."""
+    out = tmp_path_factory.mktemp("deployed") / "run"
+    stobatch.train(config, out, quiet=True)
+    stobatch.certify(out, quiet=True)
+    stobatch.evaluate(out, quiet=True)
+    return out
 
 
 def test_the_network_is_a_plain_module_that_gives_logits(undisturbed):

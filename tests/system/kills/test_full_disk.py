@@ -29,7 +29,7 @@ def refused(ended, file: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "file"), [(1000, "config.json"), (20_000, "noise.safetensors"), (100_000, "part-1-of-1.safetensors")]
+    ("limit", "file"), [(1000, "config.json"), (6000, "noise.safetensors"), (100_000, "part-1-of-1.safetensors")]
 )
 def test_training_on_a_full_disk(stobatch_process, undisturbed, same_training, tiny, tmp_path, limit, file):
     out = tmp_path / "run"

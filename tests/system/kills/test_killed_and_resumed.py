@@ -160,48 +160,35 @@ def test_the_evaluation_has_no_other_moments_of_writing(stobatch_process, traine
     assert stobatch_process("evaluate", trained, "--json", kill_at_fsync=beyond).code == 0
 
 
+STEP, PART = "stobatch.training.trainable:Trainable.release", "stobatch.evaluation.tables:_Ticks.__init__"
+"""Called at the beginning of each step of a training, and of each part of a table."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_polite_stop_saves_the_step_and_exits_130(stobatch_process, longer, same_training, tmp_path, number):
-    out = tmp_path / "run"
-    whole = str(out / checkpoints.PATTERN)
-    stopped = stobatch_process("train", "--out", out, *longer.arguments, signal=number, signal_when_exists=whole)
+    out, told = tmp_path / "run", [STEP, 8, int(number), str(tmp_path / "told")]
+    stopped = stobatch_process("train", "--out", out, *longer.arguments, signal_in=told)
     assert stopped.code == 130, stopped.err
     assert stopped.err.count("stobatch: interrupted") == 1
     assert "--resume" in stopped.err
     assert "Traceback" not in stopped.err
     assert not (out / "model.safetensors").exists()
-    step = checkpoints.last_step(out)
-    assert 5 <= step < 16
-    assert re.findall(r"(\d+)/16", stopped.err)[-1] == str(step), "the last finished step was not saved"
+    assert checkpoints.last_step(out) == 8, "the step in which it was told is the last"
+    assert re.findall(r"(\d+)/16", stopped.err)[-1] == "8", "the last finished step was not saved"
     resumed = stobatch_process("train", "--out", out, "--resume")
     assert resumed.code == 0, resumed.err
     same_training(out, longer.run)
 
 
-SLOWER = ["--set", "certification.noise_draws=400", "--set", "evaluation.adaptive_steps=200"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize(
-    ("number", "code", "said"),
-    [
-        (signal.SIGINT, 130, ""),
-        pytest.param(
-            *(signal.SIGINT, 130, "stobatch: interrupted"),
-            id="and says so",
-        ),
-        pytest.param(
-            *(signal.SIGTERM, 130, ""),
-        ),
-    ],
-)
-def test_a_polite_stop_of_a_table_exits_130(stobatch_process, trained, verb, number, code, said):
-    first = str(trained / "records" / "*" / "rows-00000000.parquet")
-    stopped = stobatch_process(verb, trained, *SLOWER, tile=20, signal=number, signal_when_exists=first)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_stop_of_a_table_exits_130_and_says_so(stobatch_process, trained, tmp_path, verb, number):
+    told = [PART, 2, int(number), str(tmp_path / "told")]
+    stopped = stobatch_process(verb, trained, tile=20, signal_in=told)
+    assert stopped.code == 130, stopped.err
     assert not (trained / VERBS[verb]).exists()
     assert list(trained.glob("records/*/rows-00000000.parquet"))
-    assert stopped.code == code, stopped.err
-    assert said in stopped.err
+    assert "stobatch: interrupted" in stopped.err
     assert "Traceback" not in stopped.err

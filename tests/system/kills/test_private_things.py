@@ -116,7 +116,7 @@ def test_no_public_file_holds_the_noise(secret_runs):
         noise = load_file(run / "private" / "noise.safetensors")
         assert {name: tuple(value.shape) for name, value in noise.items()} == {
             "input_noise": (1, 28, 28),
-            "hidden_noise": (32, 14, 14),
+            "hidden_noise": (4, 14, 14),
             "label_noise": (16,),
         }
         weights = load_file(run / "model.safetensors")

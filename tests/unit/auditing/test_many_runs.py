@@ -40,6 +40,8 @@ Floats = NDArray[np.float64]
 
 FALSE_ALARM = 1e-9
 CLASSES, COUNT, STEPS = 4, 12, 6
+LONG = 30
+"""Steps where each counts by itself: a training is prepared once for all of its own."""
 DEAD = 0
 """A pixel that is 0 in every record, so that no example ever pulls at its weights."""
 
@@ -52,14 +54,18 @@ def pictures() -> Dataset:
     return stobatch.from_tensors(inputs[:COUNT], labels[:COUNT], inputs[COUNT:], labels[COUNT:], num_classes=CLASSES)
 
 
-def settings(batch: int, *, like: type[SoundConfig] = SoundConfig) -> RunConfig:
+def settings(
+    batch: int, *, like: type[SoundConfig] = SoundConfig, steps: int = STEPS, epsilon: float = 6.0
+) -> RunConfig:
     """Of a batch as large as the data every step takes everyone."""
-    method = like(epsilon=6.0, delta=1e-3, batch_size=batch, clip_norm=0.5, natural_weight=1.0, certified_weight=0.0)
+    method = like(
+        epsilon=epsilon, delta=1e-3, batch_size=batch, clip_norm=0.5, natural_weight=1.0, certified_weight=0.0
+    )
     return RunConfig(
         method=method,
         data=DataConfig(name="tensors"),
         model=ModelConfig(architecture="linear"),
-        training=TrainingConfig(steps=STEPS, learning_rate=0.5, optimiser="sgd"),
+        training=TrainingConfig(steps=steps, learning_rate=0.5, optimiser="sgd"),
     )
 
 
@@ -151,7 +157,7 @@ def test_without_noise_the_two_sides_fall_apart(canary: str, batch: int) -> None
     assert without.max() - without.min() < 1e-4
     # With the planned noise, and the same everything else, they overlap.
     trainings.noiseless = False
-    without, with_ = (trainings.scores(world, 8) for world in (0, 1))
+    without, with_ = (trainings.scores(world, 20) for world in (0, 1))
     assert without.max() > with_.min()
 
 
@@ -203,10 +209,12 @@ def noise_behind(gains: Floats, curve: PoissonGaussian) -> Floats:
 @pytest.mark.slow
 def test_half_noise_has_another_law() -> None:
     for batch in (6, COUNT):
-        right, half = (Trainings(settings(batch, like=like), "gradient") for like in (SoundConfig, HalfNoiseConfig))
+        right, half = (
+            Trainings(settings(batch, like=like, steps=LONG), "gradient") for like in (SoundConfig, HalfNoiseConfig)
+        )
         stddev = right.curve.noise_multiplier
-        assert not not_normal(noise_behind(right.steps(0, 60), right.curve), 0, stddev)
-        found = noise_behind(half.steps(0, 60), half.curve)
+        assert not not_normal(noise_behind(right.steps(0, 12), right.curve), 0, stddev)
+        found = noise_behind(half.steps(0, 12), half.curve)
         assert not_normal(found, 0, stddev)
         assert not not_normal(found, 0, stddev / 2)
 
@@ -229,11 +237,15 @@ def mean_of_ratios(gains: Floats, curve: PoissonGaussian, most: float) -> tuple[
 @pytest.mark.slow
 def test_a_likelihood_ratio_is_one_on_average_under_the_first_world() -> None:
     """E₀[LR] = 1, whatever the sampling rate; with half of the noise it is far below."""
-    right, half = (Trainings(settings(6, like=like), "gradient") for like in (SoundConfig, HalfNoiseConfig))
+    epsilon = PoissonGaussian(6 / COUNT, 1.0, LONG).epsilon(1e-3)
+    right, half = (
+        Trainings(settings(6, like=like, steps=LONG, epsilon=epsilon), "gradient")
+        for like in (SoundConfig, HalfNoiseConfig)
+    )
     assert right.curve.noise_multiplier == pytest.approx(1.0, abs=0.1)
-    mean, allowed = mean_of_ratios(right.steps(0, 300), right.curve, most=6.0)
+    mean, allowed = mean_of_ratios(right.steps(0, 60), right.curve, most=6.0)
     assert abs(mean - 1) <= allowed < 0.15
-    mean, allowed = mean_of_ratios(half.steps(0, 300), half.curve, most=6.0)
+    mean, allowed = mean_of_ratios(half.steps(0, 60), half.curve, most=6.0)
     assert mean < 1 - allowed
 
 

@@ -469,7 +469,7 @@ def test_laplace_noise_is_certified_at_its_bound_where_the_odds_are_e_to_twice_e
 
 
 AUDIT: dict[str, Any] = {
-    "audit.instruments": ("certificates",), "audit.num_inputs": 6, "audit.attack_steps": 4, "audit.restarts": 1,
+    "audit.instruments": ("certificates",), "audit.num_inputs": 3, "audit.attack_steps": 4, "audit.restarts": 1,
     "audit.judging_draws": 400, "audit.confidence": 1 - 1e-9,
 }  # fmt: skip
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from samples import evaluate_as
 
 import stobatch
 from stobatch import RunConfig, data
-from stobatch.files import serialise_tensors, tensors_sha256, write_atomically
 from stobatch.models import Network
-from stobatch.runs import Run
 from stobatch_recipes import recipe
 
 SETTINGS: dict[str, Any] = {
@@ -65,13 +64,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory, config: RunConfig) -> Pa
     out = tmp_path_factory.mktemp("evaluated") / "run"
     network = stobatch.train(config, out, quiet=True).network
     _fit(network, config)
-    # As if this had been the training: the digest is that of these weights, and `certify` makes the manifest.
-    blob = serialise_tensors(network.state_dict(), {"config_hash": config.training_hash})
-    write_atomically(out / "model.safetensors", lambda file: file.write(blob))
-    Run(out).write("training", Run(out).read("training") | {"weights_sha256": tensors_sha256(blob)})
-    (out / "manifest.json").unlink()
-    stobatch.certify(out, quiet=True)
-    stobatch.evaluate(out, quiet=True)
+    evaluate_as(network, config, out)
     return out
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+import stobatch
+from stobatch import RunConfig
 from stobatch.evaluation.accuracy import AttackedTable
-from stobatch.models import ConvEncoder, DenseEncoder, ReferenceNorm
+from stobatch.files import serialise_tensors, tensors_sha256, write_atomically
+from stobatch.models import Classifier, ConvEncoder, DenseEncoder, ReferenceNorm
 from stobatch.models.network import Head, Network
+from stobatch.runs import Run
 from stobatch.types import PAPER_RANGE, Norm, Radius
 
 SIDE, CLASSES = 6, 3
@@ -93,3 +98,13 @@ def table(
 ) -> AttackedTable:
     plain = {name: np.asarray(column).tolist() for name, column in columns.items()}
     return AttackedTable(protocol, function, attacks, radii(*sizes), plain)
+
+
+def evaluate_as(network: Classifier, config: RunConfig, out: Path) -> None:
+    """Certify and evaluate as if training had ended with these weights: `certify` makes the manifest."""
+    blob = serialise_tensors(network.state_dict(), {"config_hash": config.training_hash})
+    write_atomically(out / "model.safetensors", lambda file: file.write(blob))
+    Run(out).write("training", Run(out).read("training") | {"weights_sha256": tensors_sha256(blob)})
+    (out / "manifest.json").unlink()
+    stobatch.certify(out, quiet=True)
+    stobatch.evaluate(out, quiet=True)
