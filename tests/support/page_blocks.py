@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import typer
 
 from stobatch.cli.app import app
@@ -109,7 +110,8 @@ def misread(command: str) -> str | None:
     if "stobatch" not in words:
         return None
     verb, *arguments = words[words.index("stobatch") + 1 :]
-    known = typer.main.get_command(app).commands.get(verb)  # type: ignore[attr-defined]
+    program = typer.main.get_command(app)
+    known = program.get_command(click.Context(program), verb)  # type: ignore[attr-defined]
     if known is None:
         return f"verb {verb}"
     options = {name for parameter in known.params for name in parameter.opts}
