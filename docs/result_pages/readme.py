@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from . import audits
 from .baselines import in_common_form, privacy
-from .records import FIRST, SECOND, THIRD, Record, percent, records, render, table
+from .records import FIGURES, FIRST, SECOND, THIRD, Record, percent, records, render, table
 
 RADIUS = "0.2"
 START, END = "<!-- made by docs/make_results.py -->", "<!-- until here -->"
@@ -65,7 +65,8 @@ def block() -> str:
         [[row.name, row.privacy, percent(row.clean), percent(row.attacked), row.certified] for row in rows()],
     )
     published = audits.many_runs("published")
-    filled = render("readme", table=shown, found=audits.strongest(published), **published["details"])
+    report = (FIGURES / "report.png").exists()
+    filled = render("readme", table=shown, report=report, found=audits.strongest(published), **published["details"])
     return f"{START}\n{filled}{END}"
 
 
