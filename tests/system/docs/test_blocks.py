@@ -111,7 +111,7 @@ def check_attacking(said: str) -> None:
 
 def check_auditing(said: str) -> None:
     planted, status, verdict, statement = said.splitlines()[-4:]
-    assert planted.startswith("consistent | 2000 gradient canaries in the training itself: ε ≥ ")
+    assert planted.startswith("consistent | 1000 gradient canaries in the training itself: ε ≥ ")
     assert (status, verdict) == ("proved", "refuted")
     assert statement.startswith("perturbed inputs (Lemma 3): 2000 of 2000 told apart")
 
