@@ -48,7 +48,8 @@ class Block:
     words: str = ""
 
     def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
+        place = self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page
+        return f"{place}:{self.line}"
 
     @property
     def commands(self) -> list[str]:

@@ -48,6 +48,19 @@ def test_a_command_that_the_program_would_refuse_is_found() -> None:
     assert misread("stobatch train --recipe demo --set 'method.epsilon=1' --out RUN  # --nothing") is None
 
 
+def test_a_block_that_fails_or_hides_is_found(tmp_path: Path) -> None:
+    text = "```python\nassert 0\n```\n\n<!-- not run: for hours -->\n```sh\nfalse\n```\n\n```\nstobatch train\n```\n"
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    failing, excused, hidden = blocks_of(page)
+    assert (failing.mark, excused.mark, excused.words) == ("", "not run", "for hours")
+    assert COMMAND.match(hidden.code)
+    with pytest.raises(AssertionError):
+        run_blocks(page, tmp_path)
+    page.write_text(text.partition("\n\n")[2])
+    assert run_blocks(page, tmp_path) == ""
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_page_sets_a_public_seed_in_python(page: Path) -> None:
     for block in blocks(page):
