@@ -11,8 +11,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File
-
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()((?:\.\./)+[^)#\s]+)(#[^)]*)?(?=\))")
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
@@ -20,6 +18,7 @@ ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Rewrite a page before it is read."""
+    from mkdocs.structure.files import File  # where the site is built; tests do not need it
 
     def lead_to_copy(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.file.src_uri), match[1]))

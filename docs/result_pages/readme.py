@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from . import audits
 from .baselines import in_common_form, privacy
-from .records import FIRST, SECOND, THIRD, Record, percent, records, table
+from .records import FIGURES, FIRST, SECOND, THIRD, Record, percent, records, render, table
 
 RADIUS = "0.2"
 START, END = "<!-- made by docs/make_results.py -->", "<!-- until here -->"
@@ -65,14 +65,9 @@ def block() -> str:
         [[row.name, row.privacy, percent(row.clean), percent(row.attacked), row.certified] for row in rows()],
     )
     published = audits.many_runs("published")
-    trainings, found = published["details"]["trainings"], audits.strongest(published)
-    return f"""{START}
-{shown}
-
-*Experiment with public seeds; a release would draw its own*, so the privacy of these very runs is void. One seed each, all
-10,000 test images, the worst of four attacks or more; what `published` proves is of its vote, not of this pass. **The published ε is not a guarantee**: {trainings:,} small trainings show
-ε >= {found:.2f} where {published["details"]["claimed_epsilon"]:g} is claimed.
-{END}"""
+    report = (FIGURES / "report.png").exists()
+    filled = render("readme", table=shown, report=report, found=audits.strongest(published), **published["details"])
+    return f"{START}\n{filled}{END}"
 
 
 def draw() -> Figure:

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -15,13 +16,6 @@ ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures"
 Record = dict[str, Any]
 
-MADE = (
-    "*Made by `python docs/make_results.py` from the records that the page names; a test makes it again and compares.*"
-)
-VOID = (
-    "*Experiment with public seeds; a release would draw its own.* Whoever knows a seed can take the noise off, so the\n"
-    "privacy of these very runs is **void**; the ε that is given is that of the same command without `--seed`."
-)
 PRIVACY = "privacy (in brackets: with secret seeds)"
 FIRST, SECOND, THIRD, INK = "#3b6ea8", "#c8553d", "#8a8a8a", "#444444"
 
@@ -63,6 +57,17 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def link(*names: str) -> str:
     """Link to records from a page of docs/results."""
     return ", ".join(f"[{name}](../../{name})" for name in names)
+
+
+def render(name: str, **values: object) -> str:
+    """Fill the template of a page; a name that it does not get is an error."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"percent": percent, "spec": format}
+    return environment.get_template(f"{name}.md.jinja").render(**values, link=link)
 
 
 def save(figure: Figure, name: str, folder: Path) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import typer
 
 from stobatch.cli.app import app
@@ -47,7 +48,8 @@ class Block:
     words: str = ""
 
     def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
+        place = self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page
+        return f"{place}:{self.line}"
 
     @property
     def commands(self) -> list[str]:
@@ -109,7 +111,8 @@ def misread(command: str) -> str | None:
     if "stobatch" not in words:
         return None
     verb, *arguments = words[words.index("stobatch") + 1 :]
-    known = typer.main.get_command(app).commands.get(verb)  # type: ignore[attr-defined]
+    program = typer.main.get_command(app)
+    known = program.get_command(click.Context(program), verb)  # type: ignore[attr-defined]
     if known is None:
         return f"verb {verb}"
     options = {name for parameter in known.params for name in parameter.opts}

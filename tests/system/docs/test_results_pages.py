@@ -34,7 +34,7 @@ def test_the_figures_are_made_from_the_records(maker: ModuleType, tmp_path: Path
     assert [path.name for path in made] == sorted(path.name for path in (ROOT / "docs" / "figures").glob("*.svg"))
     for path in made:
         same = path.read_bytes() == (ROOT / "docs" / "figures" / path.name).read_bytes()
-        assert same, f"{path.name}: run python docs/make_results.py"
+        assert same, f"{path.name}: run python docs/make_results.py, with the versions of constraints.txt"
 
 
 def test_another_record_makes_another_page(maker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import runpy
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from support.pages import ROOT
+
+import stobatch
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -64,3 +68,19 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One thing\n[a](gone.md) [b](#one-thing) [c](#another) [d](page.md#one-thing)\n")
     assert broken(page) == ["gone.md", "#another"]
+
+
+def test_a_list_after_a_line_of_text_is_a_list_on_the_site() -> None:
+    hooks = runpy.run_path(str(DOCS / "site_hooks.py"))
+    text = "Things:\n- one\n  more\n- two\n\n```sh\ncat\n- no item\n```\n1. first\n2. second\n"
+    expected = "Things:\n\n- one\n  more\n- two\n\n```sh\ncat\n- no item\n```\n\n1. first\n2. second"
+    assert hooks["separate_lists"](text) == expected
+
+
+def test_the_citation_names_the_version() -> None:
+    assert f"\nversion: {stobatch.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+@pytest.mark.parametrize("package", ["stobatch", "stobatch_recipes"])
+def test_a_package_ships_its_types(package: str) -> None:
+    assert (files(package) / "py.typed").is_file()
