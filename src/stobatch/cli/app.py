@@ -185,7 +185,7 @@ def train(
         run=str(out), training_hash=settings.training_hash, training=Training.read(run), guarantee=model.guarantee
     )
     done = tables.trained_line(out, settings.training_hash, document.training)
-    _print(document, as_json, done, tables.guarantee_card(document.guarantee))
+    _print(document, as_json, done, tables.guarantee_lines(document.guarantee, out))
 
 
 @app.command()
@@ -242,11 +242,12 @@ def attack(
     said = {names: attack_, "radii": radius, "norm": norm, "attack_steps" if published else "adaptive_steps": steps}
     overrides = _overrides("evaluation", recipe, set_, limit)
     overrides |= {f"evaluation.{key}": value for key, value in said.items() if value not in (None, [])}
+    place = _run(run, out)
     document = stobatch.attack(
-        _run(run, out), protocol=protocol, function=function, overrides=overrides, seed=seed, resume=resume,
+        place, protocol=protocol, function=function, overrides=overrides, seed=seed, resume=resume,
         quiet=as_json, device=device,
     )  # fmt: skip
-    _print(document, as_json, tables.guarantee_card(document.guarantee), tables.attack_parts(document))
+    _print(document, as_json, tables.guarantee_lines(document.guarantee, place), tables.attack_parts(document))
 
 
 @app.command()
@@ -265,11 +266,10 @@ def evaluate(
     import stobatch
 
     overrides = _overrides("evaluation", recipe, set_, limit)
-    scores = stobatch.evaluate(
-        _run(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device
-    )
+    place = _run(run, out)
+    scores = stobatch.evaluate(place, overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device)
     certified = [tables.certificate_parts(scores.certificates)] if scores.certificates else []
-    _print(scores, as_json, tables.guarantee_card(scores.guarantee), tables.score_parts(scores), *certified)
+    _print(scores, as_json, tables.guarantee_lines(scores.guarantee, place), tables.score_parts(scores), *certified)
     _exit_if_refuted(scores)
 
 

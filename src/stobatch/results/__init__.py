@@ -37,6 +37,7 @@ from stobatch.results.checks import (
     HealthReport,
     Outcome,
     RepeatedRecords,
+    RunGuarantee,
     ShardFolder,
     Source,
     TrainedRun,
@@ -100,6 +101,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "participation": Participation,
     "federated-training": FederatedTraining,
     "trained-run": TrainedRun,
+    "guarantee": RunGuarantee,
     "report": ReportSummary,
     "shards": ShardFolder,
 }
@@ -167,6 +169,7 @@ __all__ = [
     "RepeatedRecords",
     "ReportSummary",
     "Roc",
+    "RunGuarantee",
     "SameImages",
     "SanityFlag",
     "ScoreSummary",
