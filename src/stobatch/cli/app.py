@@ -94,13 +94,17 @@ def main() -> None:
         what = f"cannot use {error.filename}" if error.filename is not None else "the system refused a request"
         _complain(f"{what}: {error.strerror or error}. Look at its place and permissions, then run again.", 2)
     except Exception as error:
-        # The parser's own; where its classes live depends on the version of typer.
         if not hasattr(error, "format_message"):
             raise
-        if type(error).__name__ == "NoArgsIsHelpError":
-            error.show()  # type: ignore[attr-defined]
-            raise SystemExit(2) from None
-        _complain(_usage(error.format_message()), 2)
+        _complain_of_usage(error)
+
+
+def _complain_of_usage(error: Any) -> NoReturn:
+    """Say what the parser refused; where the classes of its errors live depends on the version of typer."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        raise SystemExit(2)
+    _complain(_usage(error.format_message()), 2)
 
 
 def _usage(message: str) -> str:
@@ -113,14 +117,8 @@ def _usage(message: str) -> str:
         if keys:
             value = next((word for before, word in pairwise(sys.argv) if before == option[1]), "VALUE")
             return f"{option[1]} is no option; {keys[0]} is a setting. Write --set {keys[0]}={value}."
-    verb = next(
-        (
-            f"{word} "
-            for word in sys.argv[1:]
-            if word in {command.callback.__name__ for command in app.registered_commands if command.callback}
-        ),
-        "",
-    )
+    verbs = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    verb = next((f"{word} " for word in sys.argv[1:] if word in verbs), "")
     return f"{said[:1].lower()}{said[1:]}. Run `stobatch {verb}--help`."
 
 

@@ -47,7 +47,7 @@ def federate(
     account = FederationAccount.read(run)
     document = FederatedTraining(run=str(out), training=Training.read(run), **dict(account))
     done = trained_line(out, model.config.training_hash, document.training)
-    show(document, as_json, done, party_table(document))
+    show(document, as_json, done, party_table(document, out))
 
 
 def _way(through: str) -> Rounds:
@@ -76,7 +76,7 @@ def parties(
     federation, party = FederationAccount.read_if_there(directory), Participation.read_if_there(directory)
     if federation is not None:
         federation = federation.replace(guarantee=_held(directory, federation.guarantee))
-        show(federation, as_json, party_table(federation))
+        show(federation, as_json, party_table(federation, run))
     elif party is not None:
         party = party.replace(guarantee=_held(directory, party.guarantee))
         show(party, as_json, guarantee_card(party.guarantee))

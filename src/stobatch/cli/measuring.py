@@ -87,11 +87,12 @@ def attack(
     said = {names: attack_, "radii": radius, "norm": norm, "attack_steps" if published else "adaptive_steps": steps}
     overrides = verb_overrides("evaluation", recipe, set_, limit)
     overrides |= {f"evaluation.{key}": value for key, value in said.items() if value not in (None, [])}
+    place = run_path(run, out)
     document = stobatch.attack(
-        run_path(run, out), protocol=protocol, function=function, overrides=overrides, seed=seed, resume=resume,
+        place, protocol=protocol, function=function, overrides=overrides, seed=seed, resume=resume,
         quiet=as_json, device=device,
     )  # fmt: skip
-    show(document, as_json, tables.guarantee_card(document.guarantee), tables.attack_parts(document))
+    show(document, as_json, tables.guarantee_lines(document.guarantee, place), tables.attack_parts(document))
 
 
 @app.command(rich_help_panel="Measure")
@@ -111,11 +112,10 @@ def evaluate(
     from stobatch.reporting import terminal as tables
 
     overrides = verb_overrides("evaluation", recipe, set_, limit)
-    scores = stobatch.evaluate(
-        run_path(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device
-    )
+    place = run_path(run, out)
+    scores = stobatch.evaluate(place, overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device)
     certified = [tables.certificate_parts(scores.certificates)] if scores.certificates else []
-    show(scores, as_json, tables.guarantee_card(scores.guarantee), tables.score_parts(scores), *certified)
+    show(scores, as_json, tables.guarantee_lines(scores.guarantee, place), tables.score_parts(scores), *certified)
     exit_if_refuted(scores)
 
 

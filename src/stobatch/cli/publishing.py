@@ -1,4 +1,4 @@
-"""`report`, `verify` and `sign`: what others get to see of a run."""
+"""`guarantee`, `report`, `verify` and `sign`: what others get to see of a run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,29 @@ import typer
 
 from stobatch.cli.app import app
 from stobatch.cli.options import Draws, Identity, Json, Signers, show
+from stobatch.errors import RunError
+
+
+@app.command(rich_help_panel="Publish")
+def guarantee(run: Annotated[Path, typer.Argument(help="A run directory.")], as_json: Json = False) -> None:
+    """What a run guarantees about its training data, by whose word, what that assumes and what speaks against it."""
+    import stobatch
+    from stobatch.reporting.terminal import guarantee_card
+    from stobatch.results import RunGuarantee, StartedRun, Training
+    from stobatch.runs import Run
+
+    directory = Run(run)
+    directory.require_trained()
+    network = Training.read(directory).network
+    if network is not None and network.handed_over:
+        raise RunError(
+            f"the network of {run} was handed over in Python.",
+            why="Its plan, from which the guarantee is computed, needs the network.",
+            remedy=f"Ask there: stobatch.load({str(run)!r}, network=...).guarantee.",
+        )
+    found = stobatch.load(run).guarantee
+    document = RunGuarantee(run=str(run), training_hash=StartedRun.read(directory).training_hash, guarantee=found)
+    show(document, as_json, guarantee_card(found))
 
 
 @app.command(rich_help_panel="Publish")

@@ -83,7 +83,7 @@ def train(
         run=str(out), training_hash=settings.training_hash, training=Training.read(run), guarantee=model.guarantee
     )
     done = tables.trained_line(out, settings.training_hash, document.training)
-    show(document, as_json, done, tables.guarantee_card(document.guarantee))
+    show(document, as_json, done, tables.guarantee_lines(document.guarantee, out))
 
 
 @app.command(rich_help_panel="Train")

@@ -276,7 +276,7 @@ class Bounded:
 
 def score_histograms(histogram: Histogram, name: str) -> Chart:
     """The attack's scores of both kinds of models; where the two do not overlap, nothing is hidden."""
-    with canvas(1, 6.2, 2.9) as (figure, (axes,)):
+    with canvas(1, 4.8, 2.7) as (figure, (axes,)):
         edges = histogram.edges
         sides = ((histogram.without, "one data set", "clean"), (histogram.with_, "its neighbour", "attack-2"))
         for counts, label, colour in sides:
@@ -289,7 +289,7 @@ def score_histograms(histogram: Histogram, name: str) -> Chart:
 
 def bounds_found(findings: Sequence[Bounded], words: str, name: str) -> Chart:
     """Bars that grow from 0 to what was shown, against the ε that they were held to."""
-    with canvas(1, 8.2, 1.1 + _LINE * len(findings)) as (figure, (axes,)):
+    with canvas(1, 7.2, 1.1 + _LINE * len(findings)) as (figure, (axes,)):
         widest = max(x for found in findings for x in (*(e for e, _ in found.bounds), found.audited or 0.0, 0.1))
         for row, found in enumerate(findings):
             colour = LIGHT.get(found.verdict, LIGHT["muted"])
@@ -321,7 +321,7 @@ def membership_curve(roc: Roc, budget: tuple[float, float] | None, words: str, n
     """True against false positives where false ones are rare, and the most that (ε, δ) allows."""
     rates, hits = roc.false_positive_rate, roc.true_positive_rate
     lowest = min(rates)
-    with canvas(1, 5.4, 4.4) as (figure, (axes,)):
+    with canvas(1, 4.8, 4.2) as (figure, (axes,)):
         # A logarithm has no place for 0.
         shown = [(x, y) for x, y in zip(rates, hits, strict=True) if y > 0]
         axes.plot([lowest, 1], [lowest, 1], color=LIGHT["clean"], linestyle="--", linewidth=1.1, label="guessing")

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _SHOWN = 10
 """T-tests that a terminal prints, smallest p-value first."""
+_FEWEST_SEEDS = 3
+"""Of each side of a t-test that is shown."""
+_LEVEL = 0.05
+"""The p-value below which people begin to look."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class ComparisonSection:
 
 def comparison_section(document: Comparison) -> ComparisonSection:
     first, *others = document.radii
+    tests = telling_tests(document)
     figure = (
         f"Every method at radius {first:g}; whiskers reach from the least seed to the best. Filled diamonds are "
         "proved, hollow ones only claimed, crosses refuted. Behind each name stands who vouches for its privacy."
@@ -52,7 +57,7 @@ def comparison_section(document: Comparison) -> ComparisonSection:
         radius_curves(document, "radii").captioned(curves),
         flag_lines(document),
         by_chance(document),
-        t_tests_table(document.t_tests) if document.t_tests else None,
+        t_tests_table(tests) if tests else None,
     )
 
 
@@ -64,9 +69,9 @@ def comparison_tables(document: Comparison) -> RenderableType:
     parts: list[RenderableType] = [methods_table(document, radius).to_rich() for radius in document.radii]
     parts += [Text(f"{name} protocol: {meaning}") for name, meaning in document.protocols.items()]
     parts += [Text(line, "red") for line in flag_lines(document)]
-    tests = sorted(document.t_tests, key=lambda test: test.t_test.p_value)[:_SHOWN]
+    tests = sorted(telling_tests(document), key=lambda test: test.t_test.p_value)
     if tests:
-        parts.append(t_tests_table(tests, of=len(document.t_tests)).to_rich())
+        parts.append(t_tests_table(tests[:_SHOWN], of=len(tests)).to_rich())
     return Group(*parts, Text(by_chance(document)))
 
 
@@ -123,7 +128,8 @@ def budgets(document: Comparison, row: ComparedRow) -> list[Cell]:
 
 def flag_lines(document: Comparison) -> tuple[str, ...]:
     return tuple(
-        f"{flag.level.upper()}, {flag.row}, {document.named_seeds([flag.seed])}: {flag.name}. {flag.evidence} {flag.remedy}"
+        f"{flag.level.upper()}, {flag.row}, {document.named_seeds([flag.seed])}: {flag.name}. {flag.evidence} "
+        f"{flag.remedy}"
         for flag in document.flags
     )
 
@@ -216,12 +222,27 @@ def amount(spread: Spread | None, factor: float, unit_name: str) -> str:
     return f"{factor * spread.mean:,.1f}{more}{unit_name}"
 
 
+def telling_tests(document: Comparison) -> list[ComparedTest]:
+    """The t-tests over three seeds or more: with two, the interval is wider than any difference of accuracies."""
+    return [test for test in document.t_tests if min(test.t_test.num_seeds) >= _FEWEST_SEEDS]
+
+
 def by_chance(document: Comparison) -> str:
     """How many t-tests there are, how many look like findings, and how many would if there were none."""
-    count = len(document.t_tests)
-    if not count:
+    tests = telling_tests(document)
+    withheld = len(document.t_tests) - len(tests)
+    if not document.t_tests:
         return "No t-tests: they need two seeds of each method or more."
-    return (
-        f"{count} two-tailed t-tests over seeds: {document.t_tests_below_level} have p < 0.05, where "
-        f"{document.t_tests_below_level_by_chance:g} would by chance if nothing differed."
+    why = (
+        f"{withheld} two-tailed t-tests over two seeds are withheld: two seeds leave one degree of freedom, so that "
+        "intervals are wider than differences of accuracies can be, and a small p-value is luck. Train three seeds of "
+        "each or more."
     )
+    if not tests:
+        return why
+    below = sum(test.t_test.p_value < _LEVEL for test in tests)
+    said = (
+        f"{len(tests)} two-tailed t-tests over seeds: {below} have p < 0.05, where {_LEVEL * len(tests):.2g} would by "
+        "chance if nothing differed."
+    )
+    return f"{said} {why}" if withheld else said

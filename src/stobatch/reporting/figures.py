@@ -63,11 +63,18 @@ _RC: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing that stands inside a page, with the width at which its letters are of the page's size."""
+    """A drawing that stands inside a page, with the width at which its letters are of the page's size.
+
+    What is too wide for a phone scrolls there; the others shrink.
+    """
 
     svg: Markup
     width: int
     caption: str = ""
+
+    @property
+    def is_wide(self) -> bool:
+        return self.width > 480
 
     def captioned(self, caption: str) -> Chart:
         return replace(self, caption=caption)
@@ -137,7 +144,7 @@ def attack_curves(facts: Facts, name: str) -> Chart | None:
 
 def learning_curve(history: Sequence[HistoryRow], name: str) -> Chart:
     """Accuracy on held-out test images while training."""
-    with canvas(1, 6.2, 2.7) as (figure, (axes,)):
+    with canvas(1, 4.8, 2.5) as (figure, (axes,)):
         axes.plot([row.step for row in history], [100 * row.test_accuracy for row in history], color=LIGHT["published"])
         axes.set(xlabel="training step", ylabel="accuracy, %", ylim=(-2, 102))
         return inline(figure, name)
@@ -255,7 +262,7 @@ def shared_legend(figure: Figure, places: Iterable[Axes]) -> None:
 
 def _size(panels: int) -> tuple[float, float]:
     rows = (panels + 1) // 2
-    return (6.2 if panels == 1 else 10.4), 3.9 * rows
+    return (4.8 if panels == 1 else 10.4), 3.7 * rows
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stobatch.results import Difference, Rate, Share, TTest
+from stobatch.results import Difference, Rate, Scores, Share, TTest
 
 Measured = Share | Difference | Rate
 """A number with its interval."""
@@ -27,6 +27,8 @@ STATUS_STYLES = {
     "partly tested": "yellow",
 }
 """In a terminal, of statuses and verdicts; no colour for what proves nothing."""
+_ABOUT_NOISE = ", in expectation over its fresh noise"
+"""What the adaptive protocol says of itself, and means nothing of a network without noise."""
 _NORMS = {"linf": "l∞", "l2": "l2", "l1": "l1"}
 
 
@@ -53,6 +55,12 @@ def unit(norm: str, input_range: str) -> str:
 
 def spoken(function: str) -> str:
     return function.replace("_", " ")
+
+
+def protocol_meanings(scores: Scores) -> dict[str, str]:
+    """What each protocol does; nothing about noise where there is none."""
+    gone = _ABOUT_NOISE if scores.has_noise is False else ""
+    return {under.protocol.name: under.protocol.meaning.replace(gone, "") for under in scores.under_attack}
 
 
 def privacy_words(statuses: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stobatch.dp.guarantee import PUBLIC_SEED, PrivacyGuarantee
-from stobatch.types import Status
+from stobatch.types import Status, Verdict
 
 PUBLIC_SEED_MEANS = (
     "The seed is written in config.json: whoever has it can rebuild the noise and take it off. This is an experiment; "
@@ -30,12 +30,15 @@ class Note:
 
 @dataclass(frozen=True)
 class GuaranteeCard:
-    """A guarantee as a page shows it; never without its status."""
+    """A guarantee as a page shows it: two lines, what speaks against it, and the rest under a fold."""
 
     eyebrow: str
     status: str
     line: str
     meaning: str
+    against: tuple[str, ...]
+    in_full: str
+    """The line of the fold: how much there is to read."""
     about: str
     lists: tuple[tuple[str, tuple[str, ...]], ...]
     notes: tuple[Note, ...]
@@ -43,16 +46,48 @@ class GuaranteeCard:
 
 def card_of(guarantee: PrivacyGuarantee, eyebrow: str, *notes: Note) -> GuaranteeCard:
     lists = {"Audits": guarantee.audits, "Against it": guarantee.objections, "It assumes": guarantee.assumptions}
-    about = f"{guarantee.neighbours} neighbours, per {guarantee.unit}; source: {guarantee.source}."
     return GuaranteeCard(
         eyebrow,
         guarantee.status,
         guarantee_line(guarantee),
         STATUS_MEANINGS[guarantee.status],
-        f"Source: {guarantee.source}." if guarantee.status is Status.NONE else about,
+        against(guarantee),
+        f"In full: {extent(guarantee)}",
+        about(guarantee),
         tuple((title, lines) for title, lines in lists.items() if lines),
         notes,
     )
+
+
+def against(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
+    """What speaks against it, in short: the first objection, and the first audit that refuted it."""
+    refuting = [line for line in guarantee.audits if line.startswith(Verdict.REFUTED)]
+    return tuple(
+        f"{word}{lines[0]}{f' (and {len(lines) - 1} more)' if len(lines) > 1 else ''}"
+        for word, lines in (("against it: ", guarantee.objections), ("audit, ", refuting))
+        if lines
+    )
+
+
+def extent(guarantee: PrivacyGuarantee) -> str:
+    """How much a guarantee assumes, and how much was said about it.
+
+    >>> extent(PrivacyGuarantee.none("plain training"))
+    '0 assumptions, 0 objections, 0 audits'
+    """
+    counts = {
+        "assumption": guarantee.assumptions,
+        "objection": guarantee.objections,
+        "audit": guarantee.audits,
+    }
+    return ", ".join(f"{len(lines)} {word}{'' if len(lines) == 1 else 's'}" for word, lines in counts.items())
+
+
+def about(guarantee: PrivacyGuarantee) -> str:
+    """For whom it is, and who says so."""
+    if guarantee.status is Status.NONE:
+        return f"Source: {guarantee.source}."
+    return f"{guarantee.neighbours} neighbours, per {guarantee.unit}; source: {guarantee.source}."
 
 
 def guarantee_line(guarantee: PrivacyGuarantee) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stobatch.reporting.format import interval, percent, points, spoken
 from stobatch.reporting.guarantee import GuaranteeCard, Note, card_of, guarantee_line
-from stobatch.reporting.summary import Facts, middle
+from stobatch.reporting.summary import Facts
 from stobatch.results import Difference, Share, at_radius
 
 
@@ -64,7 +64,7 @@ def _not_audited(facts: Facts) -> Note:
 
 def headline(facts: Facts) -> Lead:
     """One sentence: what the published protocol shows, what an adaptive attacker leaves, and the gap."""
-    function, radius = facts.main_function, middle(facts.radii)
+    function, radius = facts.main_function, facts.main_radius
     shares = {p: at_radius(facts.worst(p, function), radius) for p in facts.protocols}
     setting = f"At radius {radius:g} ({facts.unit}) on the {spoken(function)}, "
     published, adaptive, gap = shares.get("published"), shares.get("adaptive"), facts.gap(function, radius)
@@ -98,7 +98,7 @@ def _gap_words(gap: Difference) -> str:
 
 
 def tiles(facts: Facts) -> list[Tile]:
-    function, radius = facts.main_function, middle(facts.radii)
+    function, radius = facts.main_function, facts.main_radius
     found = [_tile("clean", "clean accuracy", facts.clean(function), "test images")]
     for protocol in facts.protocols:
         share = at_radius(facts.worst(protocol, function), radius)
@@ -121,7 +121,7 @@ def _tile(kind: str, title: str, share: Share, of_what: str) -> Tile:
 def one_line(facts: Facts) -> str:
     """A run in one line, to fold its section under."""
     function = facts.main_function
-    gap = facts.gap(function, middle(facts.radii))
+    gap = facts.gap(function, facts.main_radius)
     parts = [facts.name, guarantee_line(facts.guarantee), f"clean {percent(facts.clean(function))}"]
     parts += [f"gap {points(gap.gap.value)} at radius {gap.radius:g}"] if gap else []
     return " · ".join(parts)

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from stobatch.reporting.figures import Chart, learning_curve
-from stobatch.reporting.format import number, spoken
+from stobatch.reporting.format import number, protocol_meanings, spoken
 from stobatch.reporting.summary import Facts
 from stobatch.reporting.table import Table
 from stobatch.reporting.tables import plan_table
 from stobatch.results import ProtocolTable
 
-_FUNCTIONS = {
-    "single_pass": "one pass through the network with its fixed noise",
-    "vote": "the vote of verified inference (Algorithm 3) over fresh noise",
+_VOTE = "the vote of verified inference (Algorithm 3) over fresh noise"
+_SINGLE_PASS = {
+    True: "one pass through the network with its fixed noise",
+    False: "one pass through the network, which has no noise",
+    None: "one pass through the network, with its fixed noise where it has any",
 }
 _SETTINGS = {
     "norm": "norm of all radii",
@@ -35,6 +37,7 @@ _SETTINGS = {
     "limit": "test examples, at most",
     "num_images": "pictures kept",
 }
+_OF_VOTES = ("vote_attacks", "noise_draws", "vote_draws", "vote_limit")
 _UNSET = {"noise_draws": "as many as gradients need to agree", "limit": "all", "vote_limit": "all"}
 
 
@@ -54,15 +57,21 @@ class Measuring:
 
 
 def measuring(facts: Facts, name: str) -> Measuring:
-    settings = tuple((_SETTINGS.get(key, key), _value(key, value)) for key, value in facts.scores.settings.items())
+    unused = _OF_VOTES if facts.scores.has_noise is False else ()
+    settings = tuple(
+        (_SETTINGS.get(key, key), _value(key, value))
+        for key, value in facts.scores.settings.items()
+        if key not in unused
+    )
     plan = None if facts.plan is None else plan_table(facts.plan, facts.status)
     return Measuring(_protocols(facts), settings, _training(facts), _learning(facts, name), plan)
 
 
 def _protocols(facts: Facts) -> Pairs:
     entries = facts.scores.under_attack
-    meanings = {f"{e.protocol.name} protocol": e.protocol.meaning for e in entries}
-    functions = {spoken(f): _FUNCTIONS.get(f, f) for f in facts.functions}
+    meanings = {f"{name} protocol": meaning for name, meaning in protocol_meanings(facts.scores).items()}
+    means = {"single_pass": _SINGLE_PASS[facts.scores.has_noise], "vote": _VOTE}
+    functions = {spoken(f): means.get(f, f) for f in facts.functions}
     rows = {f"{e.protocol.name} on {spoken(e.function)}": _extent(e) for e in entries}
     return (*meanings.items(), *functions.items(), *rows.items(), ("accuracies assume", facts.test_records))
 

@@ -159,6 +159,12 @@ class Facts:
     def radii(self) -> list[float]:
         return sorted({row.radius for entry in self.scores.under_attack for row in entry.accuracy})
 
+    @property
+    def main_radius(self) -> float:
+        """The radius measured that is nearest to the one trained for; the middle one where there is none."""
+        aim = self.started.trained_radius if self.unit == unit("linf", "[-1, 1]") else None
+        return middle(self.radii) if aim is None else min(self.radii, key=lambda radius: abs(radius - aim))
+
     def entry(self, protocol: str, function: str) -> ProtocolTable | None:
         wanted = (protocol, function)
         return next((e for e in self.scores.under_attack if (e.protocol.name, e.function) == wanted), None)
@@ -244,7 +250,7 @@ def common_radii(runs: Sequence[Facts]) -> list[float]:
     radii = sorted(set.intersection(*(set(facts.radii) for facts in runs)))
     if not radii or not common_function(runs) or len({facts.unit for facts in runs}) > 1:
         return []
-    main = middle(radii)
+    main = min(radii, key=lambda radius: abs(radius - runs[0].main_radius))
     return [main, *(radius for radius in radii if radius != main)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stobatch.reporting.format import STATUS_STYLES, status_words
@@ -73,24 +73,21 @@ class Table:
 
     @classmethod
     def of(cls, caption: str, columns: Iterable[Heading], rows: Iterable[Iterable[Entry]]) -> Table:
-        """Make a table from texts where a cell has nothing else to say.
+        """Make a table from texts where a cell has nothing else to say; a column in which no row has any is left out.
 
         >>> table = Table.of("A caption", ["radius"], [["0.2"], [Cell("0.6", "wide")]])
         >>> [str(cell) for row in table.rows for lines in row for cell in lines]
         ['0.2', '0.6 wide']
         """
-        headings = tuple(Column(heading) if isinstance(heading, str) else heading for heading in columns)
-        return cls(caption, headings, tuple(tuple(map(_lines, row)) for row in rows))
-
-    def without_empty_columns(self) -> Table:
-        """Leave out every column in which no row has anything."""
+        headings = [Column(heading) if isinstance(heading, str) else heading for heading in columns]
+        filled = [list(map(_lines, row)) for row in rows]
         kept = [
             place
-            for place in range(len(self.columns))
-            if not all(cell.is_empty for row in self.rows for cell in row[place])
+            for place in range(len(headings))
+            if place == 0 or not filled or not all(cell.is_empty for row in filled for cell in row[place])
         ]
-        rows = tuple(tuple(row[place] for place in kept) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[place] for place in kept), rows=rows)
+        cells = tuple(tuple(row[place] for place in kept) for row in filled)
+        return cls(caption, tuple(headings[place] for place in kept), cells)
 
     def to_rich(self) -> RichTable:
         """For a terminal."""

@@ -92,7 +92,7 @@ def _certified_table(summary: CertificateSummary, unit_name: str, kinds: Sequenc
     shares = [summary.certified_accuracy[kind.name] for kind in kinds]
     radii = sorted({row.radius for rows in shares for row in rows})
     caption = f"Certified accuracy of clean inputs, {summary.rows} test images. Radius {unit_name}."
-    columns = [RADIUS, *(Column(f"{kind.name} rule", status=kind.status, is_number=True) for kind in kinds)]
+    columns = [RADIUS, *(Column(f"{kind.name} rule", kind.source, kind.status, is_number=True) for kind in kinds)]
     rows: list[list[Entry]] = [
         [f"{radius:g}", *(share_cell(at_radius(found, radius)) for found in shares)] for radius in radii
     ]

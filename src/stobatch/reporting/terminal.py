@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from rich.text import Text
 
 from stobatch.config import CertificationConfig
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.reporting.format import STATUS_STYLES, STATUS_WORDS, percent, unit
-from stobatch.reporting.guarantee import PUBLIC_SEED_MEANS, guarantee_line
+from stobatch.reporting.format import STATUS_STYLES, STATUS_WORDS, percent, protocol_meanings, unit
+from stobatch.reporting.guarantee import STATUS_MEANINGS, about, against, extent, guarantee_line
 from stobatch.reporting.summary import NOT_LOOKED_FOR
 from stobatch.reporting.table import Column, Heading, Table
 from stobatch.reporting.tables import (
@@ -22,7 +23,6 @@ from stobatch.reporting.tables import (
     certified_tables,
     plan_table,
     same_images_table,
-    vouching_table,
 )
 from stobatch.results import (
     Audit,
@@ -32,6 +32,7 @@ from stobatch.results import (
     Health,
     HealthCheck,
     HealthReport,
+    Kind,
     Outcome,
     PlanDocument,
     ProtocolTable,
@@ -53,13 +54,25 @@ def trained_line(run: Path, training_hash: str, training: Training) -> str:
     return f"{done}: the saved model is right on {training.test_accuracy:.1%} of {images}"
 
 
-def guarantee_card(guarantee: PrivacyGuarantee) -> RenderableType:
-    """What is guaranteed, by whom, and what speaks against it."""
+def guarantee_lines(guarantee: PrivacyGuarantee, run: Path) -> RenderableType:
+    """What is guaranteed, what that is worth, and what speaks against it; the verb `guarantee` prints the rest."""
     style = STATUS_STYLES[guarantee.status]
-    lines = [Text(guarantee_line(guarantee), style=f"bold {style}")]
-    if guarantee.status is Status.VOID:
-        lines.append(Text(PUBLIC_SEED_MEANS, style=style))
-    lines.append(Text(f"{guarantee.neighbours} neighbours, per {guarantee.unit}, {guarantee.source}"))
+    rest = f"{extent(guarantee)}: `stobatch guarantee {shlex.quote(str(run))}`"
+    return Group(
+        Text(guarantee_line(guarantee), style=f"bold {style}"),
+        Text(f"{STATUS_MEANINGS[guarantee.status]} {rest}", style=style if guarantee.status is Status.VOID else ""),
+        *(Text(line, style=style) for line in against(guarantee)),
+    )
+
+
+def guarantee_card(guarantee: PrivacyGuarantee) -> RenderableType:
+    """A guarantee in full, with everything it assumes and everything that speaks against it."""
+    style = STATUS_STYLES[guarantee.status]
+    lines = [
+        Text(guarantee_line(guarantee), style=f"bold {style}"),
+        Text(STATUS_MEANINGS[guarantee.status], style=style),
+        Text(about(guarantee)),
+    ]
     lines += [Text(f"assumes: {line}") for line in guarantee.assumptions]
     lines += [Text(f"against it: {line}", style=style) for line in guarantee.objections]
     lines += [Text(f"audit, {line}") for line in guarantee.audits]
@@ -100,19 +113,30 @@ def plan_parts(plan: PlanDocument) -> RenderableType:
 
 
 def certificate_parts(summary: CertificateSummary) -> RenderableType:
-    """Certified accuracy on clean test inputs, a column for each kind of certificate, and who vouches for it."""
+    """Certified accuracy on clean test inputs, a column for each kind of certificate, and how far it reaches."""
     verified = summary.verified_accuracy
     votes = summary.kinds[0].function == "vote"
     draws = f" with {CertificationConfig.from_dict(summary.settings).noise_draws} draws" if votes else ""
     said = [
         f"{'verified inference' if votes else 'the network itself'}{draws}: "
-        f"{verified.correct_without_abstaining} correct, {verified.abstained} abstained"
+        f"{verified.correct_without_abstaining} correct, {verified.abstained} abstained; "
+        f"{'; '.join(map(_reliability, summary.kinds))}"
     ]
+    reached = ", ".join(f"{kind.name} {summary.largest_radius[kind.name]:.4f}" for kind in summary.kinds)
+    said.append(f"largest radius, any label: {reached}")
     if chosen := summary.chosen:
         means = ", ".join(f"{name} {mean:.4f}" for name, mean in chosen.mean_radius.items())
         said.append(f"certificate: {chosen.certificate}, the larger mean radius on {chosen.compared_on} ({means})")
-    tables = [*certified_tables(summary, summary.kinds), vouching_table(summary, summary.kinds)]
-    return Group(*(table.to_rich() for table in tables), *map(Text, said))
+    return Group(*(table.to_rich() for table in certified_tables(summary, summary.kinds)), *map(Text, said))
+
+
+def _reliability(kind: Kind) -> str:
+    """How often a certificate of this kind may be wrong, in words."""
+    if kind.failure_probability is None:
+        return f"the {kind.name} rule states no probability of failure"
+    if kind.failure_probability == 0:
+        return f"a certificate by {kind.name} does not fail by chance"
+    return f"each {kind.name} certificate fails with probability at most {kind.failure_probability:g}"
 
 
 def attack_parts(under: ProtocolTable) -> RenderableType:
@@ -131,8 +155,7 @@ def score_parts(scores: Scores) -> RenderableType:
     for block in scores.same_images:
         kinds = {rule: statuses[rule] for rule in block.certified}
         parts.append(same_images_table(block, kinds, unit(scores.norm, scores.input_range)).to_rich())
-    meanings = {under.protocol.name: under.protocol.meaning for under in scores.under_attack}
-    parts += [Text(f"{name}: {meaning}") for name, meaning in meanings.items()]
+    parts += [Text(f"{name}: {meaning}") for name, meaning in protocol_meanings(scores).items()]
     parts.append(Text(f"accuracies assume: {scores.test_records or NOT_LOOKED_FOR}"))
     return Group(*parts, flag_panel(scores.flags))
 
@@ -209,7 +232,7 @@ def _health_verdict(document: HealthReport) -> Text:
 _PARTY_HEADINGS = ("records", "sampling rate", "noise multiplier", "rounds", "at most", "ε", "δ")
 
 
-def party_table(federation: FederationAccount | FederatedTraining) -> RenderableType:
+def party_table(federation: FederationAccount | FederatedTraining, run: Path) -> RenderableType:
     """The table behind a federation's guarantee, and the guarantee."""
     guarantee = federation.guarantee
     rows = [
@@ -227,4 +250,4 @@ def party_table(federation: FederationAccount | FederatedTraining) -> Renderable
     ]
     columns: list[Heading] = ["party", *(Column(heading, is_number=True) for heading in _PARTY_HEADINGS)]
     caption = f"parties; every ε is {STATUS_WORDS[guarantee.status]}, for that party's records"
-    return Group(Table.of(caption, columns, rows).to_rich(), guarantee_card(guarantee))
+    return Group(Table.of(caption, columns, rows).to_rich(), guarantee_lines(guarantee, run))

@@ -123,6 +123,17 @@ class ShardFolder(Document):
         return [f"{self.folder}: {self.dataset.num_train} training examples of {self.dataset.name}"]
 
 
+class RunGuarantee(Document):
+    """What `guarantee` prints: what a run guarantees about its training data, in full."""
+
+    run: Text
+    training_hash: Text
+    guarantee: Guarantee
+
+    def lines(self) -> list[str]:
+        return [f"{self.run} ({self.training_hash})", *repr(self.guarantee).splitlines()]
+
+
 class TrainedRun(Document):
     """What `train` prints: the training, and the guarantee of its run."""
 

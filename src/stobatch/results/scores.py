@@ -146,6 +146,14 @@ class Scores(Document, ScoreSummary, _Evaluated):
     images: Pictures | None = None
     certificates: CertificateSummary | None = None
 
+    @property
+    def has_noise(self) -> bool | None:
+        """Whether what is deployed adds noise to its inputs; None where no document says so."""
+        kinds = self.certificates.kinds if self.certificates else ()
+        if "vote" in {under.function for under in self.under_attack} | {kind.function for kind in kinds}:
+            return True
+        return False if kinds else None
+
     def lines(self) -> list[str]:
         found = [f"{self.rows} test examples, clean: {self.clean_accuracy}"]
         for table in self.under_attack:

@@ -72,6 +72,13 @@ class StartedRun(Document):
         seed: int | None = self.config["seed"]
         return seed
 
+    @property
+    def trained_radius(self) -> float | None:
+        """The radius that training aims at, l-infinity over [-1, 1]; None where the method has none of its own."""
+        own = self.config["method"]
+        found = next((own[name] for name in ("radius", "train_attack_radius") if name in own), None)
+        return float(found) if isinstance(found, (int, float)) else None
+
     def lines(self) -> list[str]:
         return [f"configuration {self.training_hash}: method {self.method} on {self.dataset.name}"]
 

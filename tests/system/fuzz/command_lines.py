@@ -28,6 +28,7 @@ _CALLS: tuple[tuple[str, ...], ...] = (
     ("shard", "--check", "RUN"),
     ("federate", "--out", "RUN", "--set", 'method.parties=["north:0"]'),
     ("parties", "RUN"),
+    ("guarantee", "RUN"),
     ("where", "Theorem 99", "--json"),
     ("doctor", "--only", "nothing"),
     ("nothing", "--json"),

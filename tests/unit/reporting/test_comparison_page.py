@@ -16,6 +16,7 @@ from rich.console import Console
 
 from stobatch.comparison.page import write_comparison
 from stobatch.reporting.comparison import comparison_tables
+from stobatch.reporting.page import LIGHT
 from stobatch.results import Comparison
 
 
@@ -106,23 +107,39 @@ def test_the_figure_marks_claims_and_proofs_apart(tmp_path: Path) -> None:
     assert "certified (proved)" in words
     assert "certified (claimed, not proved)" in words
     assert "open (no privacy), single pass" in words
-    hollow = re.findall(r'style="fill: none; stroke: #b5711a', text) + re.findall(
-        r"fill-opacity: 0; stroke: #b5711a", text
-    )
+    claimed = LIGHT["claimed"]
+    hollow = re.search(f"(fill: none|fill-opacity: 0); stroke: {claimed}", text)
     assert hollow, "what is claimed is hollow"
-    assert not re.search(r'style="fill: #b5711a[^"]*stroke', text)
+    assert not re.search(f'style="fill: {claimed}[^"]*stroke', text)
 
 
 def test_t_tests_say_how_many_would_be_chance(tmp_path: Path) -> None:
-    found = written(tmp_path)
+    over_three = document()
+    for test in over_three["t_tests"]:
+        test["t_test"] = {**test["t_test"], "num_seeds": [3, 3]}
+    found = written(tmp_path, over_three)
     assert "2 two-tailed t-tests over seeds: 2 have p < 0.05, where 0.1 would by chance" in found.prose
     rows = found.table("First minus second")
     assert rows[1] == [
         "open (no privacy), single pass", "paper ε=1.25 (claimed, not proved), single pass", "clean",
-        "5.4 points [1.0, 9.8]", "0.032", "paired", "2 and 2",
+        "5.4 points [1.0, 9.8]", "0.032", "paired", "3 and 3",
     ]  # fmt: skip
     assert rows[2][2] == "adaptive protocol at radius 0.2"
-    assert "0.1 would by chance" in printed(document())
+    assert "0.1 would by chance" in printed(over_three)
+
+
+def test_t_tests_over_two_seeds_are_withheld_and_it_is_said_why(tmp_path: Path) -> None:
+    found, text = written(tmp_path), " ".join(printed(document()).split())
+    assert not [table for table in found.tables if "First minus second" in table["caption"]]
+    for words in (found.prose, text):
+        assert "2 two-tailed t-tests over two seeds are withheld: two seeds leave one degree of freedom" in words
+        assert "0.032" not in words
+    some = document()
+    some["t_tests"][0]["t_test"] = {**some["t_tests"][0]["t_test"], "num_seeds": [3, 4]}
+    seen = written(tmp_path, some)
+    assert [row[6] for row in seen.table("First minus second")[1:]] == ["3 and 4"]
+    assert "1 two-tailed t-tests over seeds: 1 have p < 0.05" in seen.prose
+    assert "1 two-tailed t-tests over two seeds are withheld" in seen.prose
 
 
 def test_one_seed_has_no_spread_and_no_t_test(tmp_path: Path) -> None:

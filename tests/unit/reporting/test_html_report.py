@@ -167,7 +167,8 @@ def test_what_stands_side_by_side_is_of_the_images_that_all_have(path):
     assert "clean accuracy 93.5%" in overview["caption"]
     for place, row in enumerate(overview["rows"][1:]):
         assert row[1:3] == [shown(block["attacked"][name][place]) for name in ("published", "adaptive")]
-        assert row[4:] == ["–", shown(block["certified"]["corrected"][place])]
+        assert row[4:] == [shown(block["certified"]["corrected"][place])]
+    assert overview["rows"][0][4:] == ["certified, corrected rule proved"]
     above = seen.prose[: seen.prose.index("Privacy towards")]
     assert set(re.findall(r"\d+ test images", above)) == {"150 test images"}
 
@@ -178,9 +179,10 @@ def test_certificates_of_other_images_do_not_stand_beside_attacks(path):
     old["certificates"] = {**old["certificates"], "rows": 1000}
     seen = page(make(path, old))
     overview = [table for table in seen.tables if table["caption"].startswith("All numbers are of the same 200")][1]
-    assert all(row[4:] == ["–", "–"] for row in overview["rows"][1:])
+    assert overview["rows"][0] == ["radius", "published, worst", "adaptive, worst", "gap"]
     rows = seen.table("Certified accuracy of clean inputs, 1000 test images.")
-    assert rows[0][1:] == ["published rule claimed, not proved", "corrected rule proved"]
+    sources = ["published rule where published comes from claimed, not proved"]
+    assert rows[0][1:] == [*sources, "corrected rule where corrected comes from proved"]
     assert [row[2] for row in rows[1:]] == [
         shown(row) for row in old["certificates"]["certified_accuracy"]["corrected"]
     ]
@@ -292,7 +294,7 @@ def test_certificates_in_other_units_get_their_own_axis_and_table(path):
     assert "radius, l∞ over [-1, 1]" in seen.text
     rows = seen.table("Certified accuracy of clean inputs, 200 test images. Radius l∞")
     recorded = found["certificates"]["certified_accuracy"]["corrected"]
-    assert rows[0][2] == "corrected rule proved"
+    assert rows[0][2] == "corrected rule where corrected comes from proved"
     assert [row[2] for row in rows[1:]] == [shown(row) for row in recorded]
     overview = next(table for table in seen.tables if table["caption"].startswith("All numbers"))
     assert not any("certified" in heading for heading in overview["rows"][0])
@@ -373,3 +375,69 @@ def test_nothing_private_is_opened(path, monkeypatch):
     page(run)
     assert opened
     assert not any("private" in file.parts for file in opened)
+
+
+@pytest.mark.parametrize(
+    ("method", "radius"),
+    [
+        ({"name": "sound", "radius": 0.5}, 0.6),
+        ({"name": "sound", "radius": 0.05}, 0.05),
+        ({"name": "vanilla", "train_attack_radius": 0.15}, 0.2),
+        ({"name": "plain"}, 0.2),
+    ],
+)
+def test_the_headline_is_at_the_radius_trained_for(path, method, radius):
+    settings = config()
+    settings["config"]["method"] = method
+    assert f"At radius {radius:g} (l∞ over [-1, 1]) on the single pass" in page(make(path, settings=settings)).prose
+
+
+def test_a_radius_trained_for_in_another_unit_leads_nowhere(path):
+    settings = config()
+    settings["config"]["method"] = {"name": "sound", "radius": 0.6}
+    assert "At radius 0.2 (l2 over [-1, 1])" in page(make(path, {**scores(), "norm": "l2"}, settings)).prose
+
+
+def without_noise() -> dict[str, Any]:
+    found = scores(("single_pass",))
+    found["settings"] |= {"vote_draws": 300}
+    for kind in found["certificates"]["kinds"]:
+        kind["function"] = "single_pass"
+    for entry in found["under_attack"]:
+        entry["protocol"]["meaning"] = "attacks on it, in expectation over its fresh noise, with restarts"
+    return found
+
+
+def test_nothing_is_said_about_noise_where_there_is_none(path):
+    quiet, noisy = page(make(path, without_noise())).prose, page(make(path.with_name("noisy"))).prose
+    assert "attacks on it, with restarts" in quiet
+    assert "which has no noise" in quiet
+    for words in ("fresh noise", "fixed noise", "draws"):
+        assert words not in quiet
+    assert "with its fixed noise" in noisy
+    bare = {**without_noise(), "certificates": None}
+    assert "with its fixed noise where it has any" in page(make(path.with_name("bare"), bare)).prose
+
+
+def test_no_table_has_an_empty_column(path):
+    runs = [make(path), audited(path.with_name("audited")), make(path.with_name("quiet"), without_noise())]
+    for found in map(page, runs):
+        assert found.tables
+        for table in found.tables:
+            for column in list(zip(*table["rows"][1:], strict=True))[1:]:
+                assert {cell.strip() for cell in column} - {"", "–"}, table["caption"]
+
+
+def test_the_guarantee_is_two_lines_what_speaks_against_it_and_a_fold(path):
+    found = scores()
+    found["guarantee"]["objections"] = ["one draw of noise is shared", "labels are bare"]
+    text = page(make(path, found)).text
+    card = text[text.index('<section class="card claimed">') :].partition("</section>")[0]
+    shown, fold = card.split("<details>")
+    assert "CLAIMED, NOT PROVED: ε = 1.25" in shown
+    assert "must not be relied on as a guarantee" in shown
+    assert "Against it: one draw of noise is shared (and 1 more)" in shown
+    assert "the bound is enforced" not in shown
+    assert "In full: 1 assumption, 2 objections, 0 audits" in fold
+    for words in ("the bound is enforced", "labels are bare", "replace-one neighbours, per training tuple"):
+        assert words in fold

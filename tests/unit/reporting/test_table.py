@@ -5,13 +5,24 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from compared_document import document
+from jinja2 import UndefinedError
+from made_runs import audit_of_everything, make
+from markupsafe import Markup
 from pages import Page
 from rich.console import Console
 
+from stobatch.comparison.page import write_comparison
 from stobatch.reporting.format import STATUS_WORDS
+from stobatch.reporting.page import render
+from stobatch.reporting.report import write_report
 from stobatch.reporting.table import Cell, Column, Table
+from stobatch.results import Comparison
 from stobatch.types import Status, Verdict
 
 
@@ -89,6 +100,51 @@ def test_markdown_is_a_table_with_numbers_to_the_right() -> None:
 
 def test_a_column_without_anything_is_left_out_and_one_with_something_is_not() -> None:
     rows = [["1", "–", "–", Cell("–", status="none")], ["2", "–", "x", "–"]]
-    table = Table.of("", ["a", "b", "c", "d"], rows).without_empty_columns()
+    table = Table.of("", ["a", "b", "c", "d"], rows)
     assert [column.text for column in table.columns] == ["a", "c", "d"]
     assert [len(row) for row in table.rows] == [3, 3]
+
+
+HOSTILE = "</text></style></title>{{ 7 * 7 }}<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
+
+
+@pytest.mark.parametrize("template", ["report.html", "comparison.html"])
+def test_every_string_that_a_template_is_given_is_escaped(template: str, path: Path, tmp_path: Path) -> None:
+    """Every text of the view says something hostile; none of it reaches the page as markup or as code."""
+    views: dict[str, dict[str, Any]] = {}
+
+    def keep(name: str, **view: Any) -> bytes:
+        views[name] = view
+        return b""
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("stobatch.reporting.report", "stobatch.comparison.page"):
+            patch.setattr(f"{module}.render", keep)
+        run = make(path)
+        run.write("audit", audit_of_everything())
+        write_report([run, make(path.with_name("other"))], tmp_path / "report.html")
+        write_comparison(Comparison.from_dict(document()), tmp_path)
+    text = render(template, **{key: spoilt(value) for key, value in views[template].items()}).decode()
+    assert text.count("&lt;script&gt;alert(1)") > 100
+    assert "{{ 7 * 7 }}" in text
+    assert "<script" not in text
+    assert "<img src=x" not in text
+    assert Page(text).open_tags == []
+
+
+def spoilt(value: Any) -> Any:
+    """The same view with something hostile before every text; drawings are markup already."""
+    if isinstance(value, Markup):
+        return value
+    if isinstance(value, str):
+        return HOSTILE + value
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(spoilt, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: spoilt(getattr(value, one.name)) for one in fields(value)})
+    return value
+
+
+def test_a_name_that_no_view_has_is_an_error() -> None:
+    with pytest.raises(UndefinedError):
+        render("comparison.html", title="a page without content")

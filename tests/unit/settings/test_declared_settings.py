@@ -247,9 +247,12 @@ def changed(config: RunConfig, key: str) -> RunConfig:
         section = getattr(section, part)
     present, field = getattr(section, name), declared(type(section))[name]
     candidates: list[Any] = list(field.choices or [])
-    candidates += {int: [17, 19, 230], float: [0.5, 0.25, 1.25, 0.75], bool: [True, False], str: ["cpu:0", "linear", "8x8"]}[
-        field.kind
-    ]
+    candidates += {
+        int: [17, 19, 230],
+        float: [0.5, 0.25, 1.25, 0.75],
+        bool: [True, False],
+        str: ["cpu:0", "linear", "8x8"],
+    }[field.kind]
     for value in candidates:
         if present in (value, (value,)):
             continue
