@@ -294,7 +294,8 @@ def show_value(value: Any) -> str:
 
 def unknown_key(key: str, known: Sequence[str]) -> SettingError:
     # Of a long text only the beginning: matching takes time that grows with the square of the length.
-    near = get_close_matches(key[:100], known, n=3, cutoff=0.6)
+    ends = [name for name in known if name.endswith(f".{key}")]
+    near = ends[:3] or get_close_matches(key[:100], known, n=3, cutoff=0.6)
     remedy = f"Nearest: {', '.join(near)}." if near else "Run `stobatch settings` for all of them."
     return SettingError(f"there is no setting '{key}'.", remedy=remedy)
 

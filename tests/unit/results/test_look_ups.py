@@ -25,7 +25,7 @@ MESSAGE = "a message of another library, or of the other side"
 SETTINGS = "settings that may be changed, by their dotted names"
 ALLOWED: dict[str, dict[str, str]] = {
     "auditing": {r"(self\.|attempt\.)?(columns|records)|table": COLUMNS, r"metadata|tensors": TENSORS},
-    "cli": {r"changes|overrides": SETTINGS},
+    "cli": {r"changes|overrides": SETTINGS, r"row(\['minutes'\])?|found\[0\]": "the reference, made from declarations"},
     "comparison": {
         r"run\.read\('data', private=True\)": PRIVATE,
         r"read_json\(path, TEST_DATA\)": "the digest of the test data of a comparison",

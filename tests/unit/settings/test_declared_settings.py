@@ -333,6 +333,8 @@ def test_unknown_keys_list_their_nearest_names():
     values["training"]["learningrate"] = values["training"].pop("learning_rate")
     with pytest.raises(SettingError, match="learning_rate"):
         RunConfig.from_dict(values)
+    with pytest.raises(SettingError, match="Run `stobatch settings`"):
+        recipe("demo").override("qqqq", 3)
     for name in ("stobach", "publishd"):
         values["method"] = {"name": name}
         with pytest.raises(SettingError, match=r"method\.name=published"):
