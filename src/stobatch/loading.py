@@ -74,6 +74,13 @@ class TrainedModel:
 
 def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
     """The method's plan for data of these sizes and this network; the one place that says whether seeds are public."""
+    if network is not None and not isinstance(network, Classifier):
+        raise ModelError(
+            f"your network is a {type(network).__name__}, which does not say the shape of its inputs.",
+            why=f"The data are {info.input_shape}.",
+            remedy=f"Wrap layers in a row: stobatch.models.Layered([...], input_shape={info.input_shape}); or name the "
+            "first, the last and what is between: stobatch.from_layers.",
+        )
     if isinstance(network, Network) and network.last_hidden_size != config.model.last_hidden_size:
         raise ModelError(
             f"your network's last hidden layer has {network.last_hidden_size} neurons, "

@@ -93,7 +93,7 @@ def _train(
     trained_on = dataset.train.fingerprint()
     if run.has("data", private=True) and run.read("data", private=True).get("sha256") != trained_on:
         raise RunError(f"{run.path} was started with other training data.", remedy="Hand over the same data to resume.")
-    first = tensors_digest(dict(net.named_parameters()))
+    first, size_at_start = tensors_digest(dict(net.named_parameters())), _size(net)
     # A digest of private data confirms guesses; one that is mixed with the seeds does not.
     mixed = f"{seeds.child('training data', trained_on).root:064x}"[:12]
     engine.require_equal("start", {"training data": mixed, "first parameters": first}, REMEDIES)
@@ -110,6 +110,7 @@ def _train(
             state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
+                _warn_if_diverged(size_at_start, _size(net))
                 facts = {
                     "data": described_data(run, dataset, given),
                     "network": describe_network(net, handed_over=network is not None),
@@ -123,6 +124,24 @@ def _train(
             # Killed after the model and before its manifest.
             seal(run, "train", environment(device))
     return load(run.path, network=network, device=str(device), threads=config.machine.threads)
+
+
+def _size(network: Classifier) -> float:
+    """The length of all parameters as one vector."""
+    return float(torch.stack([p.detach().double().norm() for p in network.parameters()]).norm())
+
+
+_DIVERGED = 1000
+"""How many times as long parameters become in no training that learns something."""
+
+
+def _warn_if_diverged(before: float, after: float) -> None:
+    if not after <= _DIVERGED * before:
+        print(
+            f"stobatch: the training has diverged: its parameters are {after / before:.2g} times as large as at the "
+            "start. Its privacy holds, its accuracy is luck. Lower training.learning_rate.",
+            file=sys.stderr,
+        )
 
 
 def _write_end(

@@ -69,8 +69,7 @@ def main() -> None:
             try:
                 _require_encodable(sys.argv[1:])
                 code = app(standalone_mode=False)
-                if isinstance(code, int) and code:
-                    raise SystemExit(code)
+                raise SystemExit(code if isinstance(code, int) else 0)
             finally:
                 sys.stdout.flush()
     except EndedElsewhere as error:
