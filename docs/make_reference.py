@@ -168,10 +168,10 @@ def _recipes_page(rows: list[dict[str, Any]]) -> str:
         )
         for row in rows
     ]
-    headings = ("recipe", "purpose", "method", "data", "privacy", "steps", "min on 2 CPU cores", "min on an H200")
+    headings = ("recipe", "purpose", "method", "data", "privacy", "steps", "min on one CPU core", "min on an H200")
     return (
         "# Recipes\n\nComplete configurations by name: `stobatch train --recipe NAME --out RUN`; "
-        "`stobatch recipes NAME` prints what one sets. Minutes are of training alone: on two CPU cores from a few "
+        "`stobatch recipes NAME` prints what one sets. Minutes are of training alone: on one CPU core from a few "
         "steps of each (`benchmarks/recipe_times.py`), on a GPU from committed records of whole trainings; empty where "
         "nothing was measured. Privacy is what the plan says with secret seeds, before any audit.\n\n"
         + _table(headings, cells)

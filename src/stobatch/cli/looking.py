@@ -88,7 +88,7 @@ def recipes(
         )
         for row in found
     ]
-    title = "`stobatch recipes NAME` prints what one sets; minutes are of training, on 2 CPU cores and on an H200"
+    title = "`stobatch recipes NAME` prints what one sets; minutes are of training, on one CPU core and on an H200"
     _print_rows(title, ("recipe", "purpose", "privacy", "CPU", "GPU"), cells)
     if len(found) == 1:
         for setting, value in found[0].get("settings", {}).items():
