@@ -73,7 +73,7 @@ def test_attacks_use_all_of_each_ball(name: str, norm: Norm) -> None:
     nn.init.normal_(model.weight, generator=seeded(5))
     # Far in front, so that no example is let go before the end.
     model.bias.copy_(torch.tensor([1000.0, 0.0, 0.0]))
-    attack, goal = ATTACKS[name](Budget(steps=40, queries=300)), Goal(torch.zeros(len(SHARES)).long())
+    attack, goal = ATTACKS[name](Budget(steps=20, queries=150)), Goal(torch.zeros(len(SHARES)).long())
     victim = Plain(model)
     found = attack.run(victim, many, goal, seeded(6))
     for one, point in zip(alone, each(found), strict=True):

@@ -147,6 +147,7 @@ def not_normal(sample: Floats, mean: float, stddev: float) -> bool:
 # Without noise.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("canary", "batch"), [("gradient", 9), ("gradient", COUNT), ("input", COUNT)])
 def test_without_noise_the_two_sides_fall_apart(canary: str, batch: int) -> None:
     """Of a sample that may miss the canary in every step, once in 4^6 trainings, the seeds here have none."""

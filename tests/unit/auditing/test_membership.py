@@ -225,6 +225,7 @@ def test_the_mirrored_direction_is_found() -> None:
 # --- coverage ---
 
 
+@pytest.mark.slow
 def test_no_signal_is_found_where_there_is_none() -> None:
     """Scores know nothing of membership, but share a shift in each model. False-alarm rate 1e-6.
 
@@ -267,6 +268,7 @@ def pairs_as_units(result: MembershipResult, members: int, rate: float) -> tuple
     return (area - reach, area + reach), (float(lower[0]), float(upper[0]))
 
 
+@pytest.mark.slow
 def test_intervals_cover_what_more_targets_would_show() -> None:
     """Against 4000 more targets of the same shadows. False-alarm rate 1e-6; the twin takes pairs for trials."""
     generator, rate, share = np.random.default_rng(2), 0.1, 25 / 85
@@ -294,6 +296,7 @@ def test_intervals_cover_what_more_targets_would_show() -> None:
     assert (twins_missed > allowed(200, 0.05)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [coins, halves])
 def test_the_bound_never_exceeds_a_known_epsilon(draw: Draw) -> None:
     """Randomised response tells membership with ε = 1. False-alarm rate 1e-6; the twin ignores the confidence."""
@@ -309,6 +312,7 @@ def test_the_bound_never_exceeds_a_known_epsilon(draw: Draw) -> None:
     assert sum(twin > 1 for twin in twins) > allowed(60, 0.05)
 
 
+@pytest.mark.slow
 def test_targets_that_tell_all_at_once_are_no_epsilon() -> None:
     """(0, 0.6)-DP: a model tells all with probability 0.6, and nothing otherwise. False-alarm rate 1e-6.
 
@@ -435,6 +439,7 @@ def test_models_that_share_a_draw_are_refused() -> None:
         infer(unfair, scores, delta=DELTA, confidence=0.95)
 
 
+@pytest.mark.slow
 def test_fair_draws_are_never_refused() -> None:
     """False-alarm rate 1e-6: each of the two checks refuses one fair draw in 1e9."""
     generator = np.random.default_rng(0)

@@ -487,6 +487,7 @@ def for_audits(out: Path, noise: str, norm: str) -> None:
     stobatch.train(config_of(method, **changes), out, dataset=pictures(), quiet=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_an_audit_of_certificates_refutes_none_that_is_proved(norm: str, noise: str, tmp_path: Path) -> None:
@@ -501,6 +502,7 @@ def test_an_audit_of_certificates_refutes_none_that_is_proved(norm: str, noise: 
             assert finding["verdict"] != "refuted"
 
 
+@pytest.mark.slow
 def test_an_audit_refutes_a_rule_that_claims_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: radii of the published rule forty times too large."""
 

@@ -139,7 +139,9 @@ OBJECTIVES: dict[str, Callable[[Network], tuple[Batch, Losses]]] = {
     "noise between": with_noise_between,
 }
 CASES = [
-    *((name, norm, objective) for name in list(SHAPES)[:3] for norm in NORMS for objective in OBJECTIVES),
+    *((name, norm, objective) for name in ("mnist_cnn", "small_cnn") for norm in NORMS for objective in OBJECTIVES),
+    # Three million weights: all terms together, and noise in the middle.
+    *(("cifar10_cnn", norm, objective) for norm in NORMS for objective in ("all and reconstruction", "noise between")),
     *((name, "none", objective) for name in OWN for objective in OBJECTIVES),
     *(("resnet18", norm, "noise between") for norm in NORMS),
 ]
