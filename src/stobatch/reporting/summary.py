@@ -161,9 +161,11 @@ class Facts:
 
     @property
     def main_radius(self) -> float:
-        """The radius measured that is nearest to the one trained for; the middle one where there is none."""
+        """The smallest radius measured that is not below the one trained for; the middle one where there is none."""
         aim = self.started.trained_radius if self.unit == unit("linf", "[-1, 1]") else None
-        return middle(self.radii) if aim is None else min(self.radii, key=lambda radius: abs(radius - aim))
+        if aim is None:
+            return middle(self.radii)
+        return next((radius for radius in self.radii if radius >= aim), self.radii[-1])
 
     def entry(self, protocol: str, function: str) -> ProtocolTable | None:
         wanted = (protocol, function)

@@ -382,6 +382,8 @@ def test_nothing_private_is_opened(path, monkeypatch):
     [
         ({"name": "sound", "radius": 0.5}, 0.6),
         ({"name": "sound", "radius": 0.05}, 0.05),
+        ({"name": "sound", "radius": 0.06}, 0.2),
+        ({"name": "sound", "radius": 1.5}, 0.6),
         ({"name": "vanilla", "train_attack_radius": 0.15}, 0.2),
         ({"name": "plain"}, 0.2),
     ],

@@ -121,9 +121,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 TOO_WIDE = """
 [...document.querySelectorAll("main *")].filter(one => {
-  const box = one.getBoundingClientRect();
-  return box.width && box.right > document.documentElement.clientWidth + 1
-    && !one.closest(".scroll, .chart, svg, details:not([open])");
+  const box = one.getBoundingClientRect(), limit = document.documentElement.clientWidth + 1;
+  return box.width && box.right > limit && !one.closest(".scroll, .chart, svg, details:not([open])");
 }).map(one => one.tagName + "." + one.className)
 """
 HIDDEN_SCROLLING = """

@@ -1,0 +1,49 @@
+"""`stobatch guarantee`: the guarantee of a run in full, with its status, before and after an evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import stobatch
+
+
+def words(text: str) -> str:
+    return " ".join(text.replace("│", " ").split())
+
+
+def test_it_prints_everything_that_a_guarantee_rests_on(cli, finished_run: Path) -> None:
+    held = stobatch.load(finished_run).guarantee
+    result = cli("guarantee", finished_run)
+    assert result.code == 0
+    said = words(result.out)
+    assert f"REFUTED: ε = {held.epsilon:g}" in said
+    assert "An audit or a counterexample shows that this does not hold." in said
+    assert held.assumptions
+    assert held.objections
+    assert held.audits
+    for line in (*held.assumptions, *held.objections, *held.audits, held.source):
+        assert " ".join(line.split()) in said, line
+
+
+def test_json_is_the_guarantee_of_the_model(cli, finished_run: Path, tiny, tmp_path: Path) -> None:
+    assert cli("train", "--out", tmp_path / "run", "--json", *tiny).code == 0
+    for run in (finished_run, tmp_path / "run"):
+        found = cli("guarantee", run, "--json").json()
+        assert found["guarantee"] == stobatch.load(run).guarantee.to_dict()
+        assert found["training_hash"] == json.loads((run / "config.json").read_text())["training_hash"]
+
+
+def test_verbs_say_it_in_short_with_the_command_for_the_rest(cli, finished_run: Path) -> None:
+    said = words(cli("evaluate", finished_run, "--resume").out)
+    held = stobatch.load(finished_run).guarantee
+    assert f"REFUTED: ε = {held.epsilon:g}" in said
+    assert f"against it: {held.objections[0]}" in said
+    assert f"`stobatch guarantee {finished_run}`" in said.replace(" ", "").replace(
+        "stobatchguarantee", "stobatch guarantee "
+    )
+    assert f"assumes: {held.assumptions[0]}" not in said
+
+
+def test_what_is_no_run_is_refused(cli, tmp_path: Path) -> None:
+    assert "is not a run" in cli("guarantee", tmp_path / "nothing", "--json").refusal()
