@@ -68,6 +68,7 @@ def main() -> None:
     arguments = parser.parse_args()
     content: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"recipes": {}}
     recorded = recorded_seconds()
+    cpu_seconds_per_step(recipe("demo"), arguments.data_root)  # imports and first uses, which are nobody's step
     for name in RECIPES:
         config, own = recipe(name), content["recipes"].setdefault(name, {})
         hashes = {config.override("seed", seed).training_hash for seed in SEEDS}

@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import DatasetInfo
+from stobatch.data.pixels import PictureRule
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
 from stobatch.methods import can_certify, method_of, verifiers_of
 from stobatch.models import Classifier, Network, build
-from stobatch.results import Audit, CertificateSummary, NetworkFacts, StartedRun, Training, recheck
+from stobatch.prediction import best_kind, describe_kind, name_pictures, predictions
+from stobatch.results import (
+    CERTIFICATES,
+    Audit,
+    CertificateSummary,
+    Kind,
+    NetworkFacts,
+    Prediction,
+    Predictions,
+    StartedRun,
+    Training,
+    recheck,
+)
 from stobatch.runs import Run, commit
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import use_device
 from stobatch.training.ledger import require_possible_count
+from stobatch.types import Verdict
 from stobatch.verifier import Certificates, Verifier
 
 
@@ -39,6 +55,7 @@ class TrainedModel:
     run: Run
     accounted_steps: int = 0
     """Steps that have looked at the training data, as far as the method counts them."""
+    class_names: tuple[str, ...] = ()
     weights_sha256: str = ""
     """Digest of the weights (`files.tensors_sha256`): what tables and certificates are bound to."""
 
@@ -63,13 +80,64 @@ class TrainedModel:
         """The ways to certify this model's answers in the norm of its evaluation, one per kind of certificate."""
         return verifiers_of(self.config, self.plan, self.network)
 
-    def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Certificates:
-        """A label with its certificates for a batch of inputs in [-1, 1], by the way that `certify` chose."""
+    @property
+    def verifier(self) -> Verifier:
+        """The way to certify that `certify` chose, or the first."""
         ways = self.verifiers()
         certified = CertificateSummary.read_if_there(self.run)
         chosen = certified.chosen.certificate if certified and certified.chosen else None
-        verifier = next((way for way in ways if way.kinds[0].name == chosen), ways[0])
-        return verifier.verify(inputs, (seeds or Seeds.secret()).generator("verify"))
+        return next((way for way in ways if way.kinds[0].name == chosen), ways[0])
+
+    def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Certificates:
+        """A label with its certificates for a batch of inputs in [-1, 1], by the way that `certify` chose."""
+        return self.verifier.verify(inputs, (seeds or Seeds.secret()).generator("verify"))
+
+    def predict(
+        self,
+        pictures: Any,
+        *,
+        radius: float | None = None,
+        norm: str | None = None,
+        rule: PictureRule | None = None,
+        seeds: Seeds | None = None,
+    ) -> Predictions:
+        """Label pictures, with certified radii: files, folders, arrays (bytes, or in [-1, 1]) or tensors.
+
+        With `radius`, over [-1, 1], an answer says whether its label holds there, and is found with less work. Files
+        are brought to the network's shape by the rule of the training data, or by the one given.
+        """
+        kind, rows = self.answers(pictures, radius=radius, norm=norm, rule=rule, seeds=seeds)
+        return Predictions(
+            run=str(self.run.path),
+            weights_sha256=self.weights_sha256,
+            class_names=self.class_names,
+            certificate=kind,
+            asked_radius=radius,
+            rows=tuple(rows),
+        )
+
+    def answers(
+        self,
+        pictures: Any,
+        *,
+        radius: float | None = None,
+        norm: str | None = None,
+        rule: PictureRule | None = None,
+        seeds: Seeds | None = None,
+    ) -> tuple[Kind | None, Iterator[Prediction]]:
+        """As `predict`, one answer after the other, for more pictures than fit into memory."""
+        asked = {"evaluation.radii": [radius], "certification.attack_radius": radius} if radius is not None else {}
+        changed = replace(self, config=self.config.override_all(asked | ({"evaluation.norm": norm} if norm else {})))
+        verifier = changed.verifier if self.certifies else None
+        named = name_pictures(pictures, self.network.input_shape)
+        kind = describe_kind(best_kind(verifier.kinds), self._refuted_kinds()) if verifier else None
+        return kind, predictions(self, verifier, named, radius=radius, rule=rule, seeds=seeds)
+
+    def _refuted_kinds(self) -> frozenset[str]:
+        audit = Audit.read_if_there(self.run)
+        findings = recheck(audit.findings) if audit else ()
+        broken = (one for one in findings if one.instrument == CERTIFICATES and one.verdict is Verdict.REFUTED)
+        return frozenset(one.about for one in broken)
 
 
 def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
@@ -185,7 +253,7 @@ def load(
     if training.accounted_steps is not None:
         accounted = require_possible_count(training.accounted_steps, training.steps, directory.path)
     recorded = the_plan.recorded(training.rounds or {}, training.excluded or {})
-    return TrainedModel(network, config, recorded, directory, accounted, weights_sha256)
+    return TrainedModel(network, config, recorded, directory, accounted, info.class_names, weights_sha256)
 
 
 def _require_own(run: Run, training: Training, weights_sha256: str) -> None:

@@ -58,6 +58,7 @@ from stobatch.results.comparison import (
 from stobatch.results.data_check import ClassCount, DataCheck, DataFault
 from stobatch.results.document import Document, Part
 from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
+from stobatch.results.prediction import Prediction, Predictions
 from stobatch.results.scores import (
     WORST,
     Attack,
@@ -106,6 +107,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "report": ReportSummary,
     "shards": ShardFolder,
     "data-check": DataCheck,
+    "predictions": Predictions,
 }
 """Every document, by the name of its schema in docs/schemas."""
 
@@ -166,6 +168,8 @@ __all__ = [
     "Pictures",
     "PlanDocument",
     "PlannedNumber",
+    "Prediction",
+    "Predictions",
     "PrivacyDetails",
     "ProbeRecords",
     "Protocol",

@@ -27,6 +27,8 @@ from stobatch.verifier import CertificateKind, Verifier, require_same_scores, re
 from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSettings
 from stobatch.votes.noise import GaussianNoise, HiddenGaussian, SmoothingNoise, vote_samples
 
+_FINEST = PAPER_RANGE.width / 2550
+"""A tenth of a pixel value: how finely the largest radius is searched for."""
 _PILOT = 100
 """Inputs on which two ways to certify are compared."""
 
@@ -54,6 +56,12 @@ class BoundsVerifier(Verifier):
 
     def verify(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
         return self.certifier.certificates(inputs, self.radii, self._unit)
+
+    def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
+        found = self.certifier.certified_radius(
+            inputs.to(self.network.device), largest=PAPER_RANGE.width, tolerance=_FINEST
+        )
+        return BoundCertificates(found.prediction.cpu().numpy(), found.radius.cpu().numpy(), bound_kind(self._unit))
 
 
 @final
@@ -105,6 +113,13 @@ class VotesVerifier(Verifier):
             rows = self.settings.rows_at_once
             require_same_scores(self.network, lambda part: self.behind_noise(self.noise.seen(part)), inputs, rows)
         return found
+
+    def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> VoteCertificates:
+        """All draws are made: a vote that stops early knows its radius only up to those asked about."""
+        patient = VotesVerifier(
+            self.network, self.behind_noise, self.noise, self.norm, self.radii, self.settings, stop_early=False
+        )
+        return patient.verify(inputs, generator)
 
     def samples(self) -> dict[str, Sample]:
         return vote_samples(self.network, self.behind_noise, self.noise)

@@ -1,0 +1,208 @@
+"""Label pictures, and say how far no change of them can alter the label.
+
+Pictures are read as the training data were: by the rule in the settings, which is public and fixed. A picture that
+cannot be read is an answer of its own and stops nobody else's. Votes draw fresh secret noise for every call, so that
+nobody can prepare for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stobatch.config import RunConfig
+from stobatch.data.image_folder import SUFFIXES
+from stobatch.data.pixels import PictureRule, image_shape, read_image, scale
+from stobatch.errors import DataError, SettingError
+from stobatch.models import Classifier
+from stobatch.results import Kind, Prediction
+from stobatch.seeds import Seeds
+from stobatch.types import PAPER_RANGE, Status
+from stobatch.verifier import CertificateKind, Certificates, Verifier
+
+Picture = Path | Tensor
+"""A file, or values in [-1, 1] of the network's shape."""
+Named = tuple[str, Picture]
+_ROWS = 64
+"""Pictures that pass at once: few enough for large ones, enough to fill the machine."""
+_PIXEL = PAPER_RANGE.width / 255
+
+
+class Predictor(Protocol):
+    """What predicting needs of a trained model."""
+
+    @property
+    def network(self) -> Classifier: ...
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+
+def picture_rule(config: RunConfig) -> PictureRule:
+    """How the pictures of the training data were brought to one shape; only folders of images have a rule."""
+    if config.data.name != "image_folder":
+        return PictureRule()
+    return PictureRule(config.data.size is not None, config.data.fit == "crop", config.data.colour is not None)
+
+
+def name_pictures(pictures: Any, shape: tuple[int, ...]) -> Iterator[Named]:
+    """Go through files, folders, arrays or tensors, each picture with a name; opens nothing yet."""
+    if isinstance(pictures, str | Path):
+        yield from _files(Path(pictures))
+    elif isinstance(pictures, Sequence) and all(isinstance(one, str | Path) for one in pictures):
+        for one in pictures:
+            yield from _files(Path(one))
+    else:
+        for place, one in enumerate(_as_batch(pictures, shape)):
+            yield str(place), one
+
+
+def _files(path: Path) -> Iterator[Named]:
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
+        if not found:
+            raise DataError(f"{path} has no images.", remedy=f"Give a folder with {', '.join(SUFFIXES)} files.")
+        yield from ((str(file), file) for file in found)
+    else:
+        yield str(path), path
+
+
+def _as_batch(values: Any, shape: tuple[int, ...]) -> Tensor:
+    """Arrays and tensors as a batch of the network's shape in [-1, 1]; bytes are scaled, another layout is named."""
+    try:
+        found = torch.as_tensor(np.asarray(values) if isinstance(values, list | tuple) else values).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"these are no pictures: {reason}.", remedy="Give files, an array or a tensor.") from None
+    if found.ndim == len(shape):
+        found = found[None]
+    if found.shape[1:] != shape:
+        last = found.ndim == 4 and tuple(found.permute(0, 3, 1, 2).shape[1:]) == shape
+        moved = "They seem to be [N, H, W, C]: give inputs.permute(0, 3, 1, 2)." if last else ""
+        axes = {3: "[N, C, H, W]"}.get(len(shape), f"[N, {', '.join(map(str, shape))}]")
+        raise DataError(
+            f"pictures of shape {tuple(found.shape)} are not {axes} with {shape} after N.",
+            remedy=moved or f"Give an array of shape (N, {', '.join(map(str, shape))}).",
+        )
+    found = scale(found) if found.dtype == torch.uint8 else found.float()
+    low, high = (float(value) for value in found.aminmax()) if found.numel() else (0.0, 0.0)
+    if not (low >= PAPER_RANGE.low and high <= PAPER_RANGE.high):
+        raise DataError(
+            f"values span [{low:g}, {high:g}], not {PAPER_RANGE}.",
+            why="Certificates are about inputs in that range.",
+            remedy="Give bytes (uint8) from 0 to 255, or divide them by 127.5 and subtract 1.",
+        )
+    return found
+
+
+def best_kind(kinds: Sequence[CertificateKind]) -> CertificateKind:
+    """Of a verifier's kinds the one that is proved, if any is."""
+    return next((kind for kind in kinds if kind.status is Status.PROVED), kinds[0])
+
+
+def describe_kind(kind: CertificateKind, refuted: frozenset[str]) -> Kind:
+    """A kind of certificate for a document; refuted where an audit broke it."""
+    return Kind(
+        name=kind.name,
+        function=kind.function,
+        column=kind.column,
+        status=Status.REFUTED if kind.name in refuted else kind.status,
+        source=kind.source,
+        norm=kind.unit.norm,
+        input_range=str(kind.unit.range),
+        failure_probability=kind.failure_probability,
+        assumptions=kind.assumptions,
+    )
+
+
+def predictions(
+    model: Predictor,
+    verifier: Verifier | None,
+    pictures: Iterable[Named],
+    *,
+    radius: float | None = None,
+    rule: PictureRule | None = None,
+    seeds: Seeds | None = None,
+) -> Iterator[Prediction]:
+    """Answer picture by picture, a few read at a time: any number of them fits into memory.
+
+    **Guarantee.** Where `radius` of an answer is above 0, what its certificate's kind says holds: no input of [-1, 1]
+    within it, in the kind's norm, gets another label from the function that the kind names. With `radius` given, the
+    verifier must have been made for it.
+    """
+    if radius is not None and not radius > 0:
+        raise SettingError(f"a radius of {radius:g} says nothing.", remedy="Ask about a radius above 0.")
+    shape = model.network.input_shape
+    generator = (seeds or Seeds.secret()).generator("predict")
+    rest = iter(pictures)
+    while part := list(islice(rest, _ROWS)):
+        read = [_read(picture, shape, rule or picture_rule(model.config)) for _, picture in part]
+        good = [values for values in read if isinstance(values, Tensor)]
+        answers = iter(_answer(model, verifier, torch.stack(good), radius, generator) if good else ())
+        for (name, _), values in zip(part, read, strict=True):
+            is_read = isinstance(values, Tensor)
+            yield next(answers).replace(name=name) if is_read else Prediction(name=name, error=str(values))
+
+
+def _read(picture: Picture, shape: tuple[int, ...], rule: PictureRule) -> Tensor | str:
+    """A picture's values, or what is wrong with it."""
+    if isinstance(picture, Tensor):
+        return picture
+    channels, height, width = shape
+    try:
+        found = image_shape(picture)
+        if found[1:] != (height, width) and not rule.resize:
+            return f"is {found[1]}x{found[2]} (height x width), and the network takes {height}x{width}; see --fit"
+        if found[0] > channels and not rule.recolour:
+            return "is in colour, and the network takes grey; see --fit"
+        return read_image(picture, (channels, height, width), rule)
+    except DataError as error:
+        return " ".join(part for part in (error.what.removeprefix(f"{picture} "), error.why) if part).rstrip(".")
+
+
+def _answer(
+    model: Predictor, verifier: Verifier | None, inputs: Tensor, radius: float | None, generator: torch.Generator
+) -> list[Prediction]:
+    network = model.network
+    with torch.no_grad():
+        scores = network(inputs.to(network.device, network.dtype)).double().cpu()
+    if verifier is None:
+        labels = scores.argmax(1).tolist()
+        return [
+            Prediction(name="", label=label, class_name=_class(model, label), scores=tuple(row.tolist()))
+            for label, row in zip(labels, scores, strict=True)
+        ]
+    found = verifier.verify(inputs, generator) if radius is not None else verifier.verify_farthest(inputs, generator)
+    radii = _radii(found, best_kind(verifier.kinds))
+    answers = []
+    for place, label in enumerate(found.label.tolist()):
+        abstains = bool(found.abstain[place])
+        size = 0.0 if abstains else float(radii[place])
+        answers.append(
+            Prediction(
+                name="",
+                label=label,
+                class_name=_class(model, label),
+                abstains=abstains,
+                scores=tuple(scores[place].tolist()),
+                radius=size,
+                radius_of_255=size / _PIXEL,
+                is_safe=None if radius is None else size > 0 and size >= radius,
+            )
+        )
+    return answers
+
+
+def _radii(found: Certificates, kind: CertificateKind) -> Any:
+    return found.columns()[kind.column]
+
+
+def _class(model: Predictor, label: int) -> str:
+    return model.class_names[label] if label < len(model.class_names) else str(label)
