@@ -17,7 +17,8 @@ def prepare(*modules: str) -> None:
 
     torch.set_num_threads(1)
     # What a first training would import, a second each time: the optimiser pulls in the compiler.
-    for module in ("scipy.stats", "torch._dynamo", "stobatch.federated", "stobatch.cli", *modules):
+    training = ("scipy.stats", "torch._dynamo", "rich.progress", "safetensors.torch")
+    for module in (*training, "stobatch.federated", "stobatch.cli", *modules):
         importlib.import_module(module)
 
     from stobatch import data, runs
