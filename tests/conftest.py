@@ -1,4 +1,4 @@
-"""For every test: one thread, no deadlines, and the embedded images unpacked once."""
+"""For every test: one thread, no deadlines, the embedded images unpacked once, and every figure drawn once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import functools
 import gc
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 # Of the processes that tests start, too: their threads would wait for a core that another worker has.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +17,7 @@ import torch
 from hypothesis import settings
 
 from stobatch.data import mnist
+from stobatch.reporting import figures
 
 collect_ignore_glob = ["*conftest.py", "support/extension/*"]
 """For doctests: two modules of one name cannot be collected, nor a package that is only installed where it is tried."""
@@ -47,3 +49,19 @@ def unpack_once() -> Iterator[None]:
     original, mnist.unpack = mnist.unpack, functools.cache(mnist.unpack)
     yield
     mnist.unpack = original
+
+
+@pytest.fixture(scope="session", autouse=True)
+def draw_once() -> Iterator[Callable[..., Any]]:
+    """Pages of one run show the same curves, and drawing them takes half a second; gives what draws them anew."""
+    original, drawn = figures.draw, dict[str, Any]()
+
+    def draw(*given: Any, **named: Any) -> Any:
+        key = repr((given, named))
+        if key not in drawn:
+            drawn[key] = original(*given, **named)
+        return drawn[key]
+
+    figures.draw = draw
+    yield original
+    figures.draw = original

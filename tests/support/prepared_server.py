@@ -12,20 +12,22 @@ from itertools import pairwise
 
 
 def prepare(*modules: str) -> None:
-    """Import, unpack the embedded images, and leave what is there out of every child's garbage collection."""
+    """Import, unpack the embedded images, ask git for the commit, and leave all that out of garbage collections."""
     import torch
 
     torch.set_num_threads(1)
     # What a first training would import, a second each time: the optimiser pulls in the compiler.
-    for module in ("scipy.stats", "torch._dynamo", "stobatch.federated", "stobatch.cli", *modules):
+    training = ("scipy.stats", "torch._dynamo", "rich.progress", "safetensors.torch")
+    for module in (*training, "stobatch.federated", "stobatch.cli", *modules):
         importlib.import_module(module)
 
-    from stobatch import data
+    from stobatch import data, runs
     from stobatch.config import DataConfig
     from stobatch.data import mnist
 
     mnist.unpack = functools.cache(mnist.unpack)
     data.load(DataConfig(train_limit=1, test_limit=1))
+    runs.source()
     gc.freeze()
 
 
