@@ -1,0 +1,174 @@
+"""Predictions: the label that is deployed, a radius that holds, and an answer for every picture."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+from support.command_line import call
+
+import stobatch
+from stobatch import data
+from stobatch.config import DataConfig
+from stobatch.data.pixels import PictureRule
+from stobatch.errors import DataError, SettingError
+from stobatch.loading import TrainedModel
+from stobatch.results import Predictions
+from stobatch.types import Status
+from stobatch_recipes import recipe
+
+SMALL = {"data.train_limit": 400, "data.test_limit": 60, "method.batch_size": 100, "training.steps": 8}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
+    config = recipe("demo").override_all({**SMALL, "method.epsilon": 50.0})
+    return stobatch.train(config, tmp_path_factory.mktemp("runs") / "sound", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def voting(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
+    draws = {"certification.noise_draws": 200, "certification.selection_draws": 20}
+    config = recipe("sound.mnist_l2").override_all({**SMALL, **draws, "training.steps": 3})
+    return stobatch.train(config, tmp_path_factory.mktemp("runs") / "votes", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def inputs() -> torch.Tensor:
+    return data.load(DataConfig(name="mnist", train_limit=1, test_limit=20)).test.inputs
+
+
+@pytest.fixture
+def folder(tmp_path: Path, inputs: torch.Tensor) -> Path:
+    for place, picture in enumerate(inputs):
+        Image.fromarray(((picture[0] + 1) * 127.5).round().byte().numpy()).save(tmp_path / f"{place:02}.png")
+    return tmp_path
+
+
+def test_labels_are_those_of_the_deployed_network(model: TrainedModel, inputs: torch.Tensor) -> None:
+    found = model.predict(inputs)
+    with torch.no_grad():
+        scores = model.network(inputs)
+    assert [row.label for row in found.rows] == scores.argmax(1).tolist()
+    assert torch.allclose(torch.tensor([row.scores for row in found.rows]), scores.double().float())
+    assert found.weights_sha256 == model.weights_sha256
+    assert found.certificate is not None
+    assert found.certificate.status is Status.PROVED
+
+
+def test_no_attack_breaks_a_label_inside_its_radius(model: TrainedModel, inputs: torch.Tensor) -> None:
+    """And one of twice the radius does, for some: the radius is not idle."""
+    found = model.predict(inputs)
+    radii = torch.tensor([row.radius for row in found.rows])
+    assert (radii > 0).float().mean() > 0.5
+    labels = torch.tensor([row.label for row in found.rows])
+    for share, may_break in ((1.0, False), (6.0, True)):
+        broken = 0
+        for picture, label, radius in zip(inputs, labels, radii, strict=True):
+            if radius == 0:
+                continue
+            ball = stobatch.attacks.attack(model.network, picture[None], label[None], min(2.0, share * float(radius)))
+            broken += int(ball.success.sum())
+        assert (broken > 0) is may_break
+
+
+def test_a_radius_asked_about_is_answered_as_the_largest_one_says(model: TrainedModel, inputs: torch.Tensor) -> None:
+    largest = [row.radius or 0.0 for row in model.predict(inputs).rows]
+    asked = float(np.median(largest))
+    safe = [row.is_safe for row in model.predict(inputs, radius=asked).rows]
+    # The search for the largest goes by steps of a tenth of a pixel value.
+    assert all(one for one, radius in zip(safe, largest, strict=True) if radius >= asked + 0.001)
+    assert not any(one for one, radius in zip(safe, largest, strict=True) if radius < asked - 0.001)
+    assert {True, False} == set(safe)
+
+
+def test_votes_answer_with_their_chance_of_failure(voting: TrainedModel, inputs: torch.Tensor) -> None:
+    found = voting.predict(inputs[:4])
+    assert found.certificate is not None
+    assert found.certificate.name == "votes"
+    assert found.certificate.failure_probability
+    assert "wrong with probability at most" in found.meaning()
+    assert all(row.radius == 0 for row in found.rows if row.abstains)
+
+
+def test_files_bytes_and_tensors_are_the_same_pictures(model: TrainedModel, inputs: torch.Tensor, folder: Path) -> None:
+    as_bytes = ((inputs + 1) * 127.5).round().to(torch.uint8)
+    answers = [
+        model.predict(given).rows for given in (inputs, as_bytes, as_bytes.numpy(), folder, sorted(folder.iterdir()))
+    ]
+    plain = [[row.replace(name="") for row in rows] for rows in answers]
+    assert all(rows == plain[0] for rows in plain[1:])
+    assert answers[3][0].name == str(folder / "00.png")
+    assert model.predict(inputs[0]).rows[0].label == plain[0][0].label
+
+
+def test_a_picture_that_cannot_be_read_stops_nobody(model: TrainedModel, folder: Path) -> None:
+    (folder / "05.png").write_bytes(b"no picture")
+    Image.new("RGB", (40, 30)).save(folder / "06.png")
+    rows = model.predict(folder).rows
+    assert [place for place, row in enumerate(rows) if row.error] == [5, 6]
+    assert "not a whole image" in str(rows[5].error)
+    assert "30x40" in str(rows[6].error)
+    mended = model.predict(folder, rule=PictureRule(True, False, True)).rows
+    assert mended[6].error is None
+
+
+@pytest.mark.parametrize(
+    ("pictures", "said"),
+    [
+        (torch.zeros(2, 28, 28, 1), r"\[N, H, W, C\]"),
+        (torch.zeros(2, 1, 8, 8), r"\(N, 1, 28, 28\)"),
+        (torch.full((1, 1, 28, 28), 2.0), "values span"),
+        (torch.full((1, 1, 28, 28), torch.nan), "values span"),
+        ([object()], "no pictures"),
+    ],
+)
+def test_what_is_no_picture_is_refused(model: TrainedModel, pictures: object, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        model.predict(pictures)
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0])
+def test_a_radius_that_says_nothing(model: TrainedModel, inputs: torch.Tensor, radius: float) -> None:
+    with pytest.raises(SettingError):
+        model.predict(inputs, radius=radius)
+
+
+def test_the_verb_prints_a_line_for_each_and_writes_tables(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    run = model.run.path
+    done = call("predict", run, folder)
+    assert done.code == 0, done.err
+    assert done.out.count(".png: ") == 20
+    assert "radii are proved" in done.out
+    document = Predictions.from_dict(call("predict", run, folder / "00.png", "--radius", "0.05", "--json").json())
+    assert document.rows[0].is_safe is not None
+    for name in ("found.csv", "found.parquet"):
+        assert call("predict", run, folder, "--out", tmp_path / name).code == 0
+    with (tmp_path / "found.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = pyarrow.parquet.read_table(tmp_path / "found.parquet")
+    assert [int(row["label"]) for row in rows] == table["label"].to_pylist()
+    assert json.loads(rows[0]["certificate"])["status"] == "proved"
+    assert json.loads(table.schema.metadata[b"certificate"])["status"] == "proved"
+    assert "neither .csv nor .parquet" in call("predict", run, folder, "--out", tmp_path / "x.txt").refusal()
+
+
+def test_the_verb_ends_with_1_where_a_picture_failed(model: TrainedModel, folder: Path) -> None:
+    (folder / "03.png").write_bytes(b"")
+    done = call("predict", model.run.path, folder)
+    assert done.code == 1
+    assert done.out.count(".png: ") == 20
+
+
+def test_a_model_without_certificates_labels_all_the_same(tmp_path: Path, inputs: torch.Tensor) -> None:
+    config = recipe("baselines.dpsgd").override_all({**SMALL, "training.steps": 2})
+    found = stobatch.train(config, tmp_path / "run", quiet=True).predict(inputs[:3])
+    assert found.certificate is None
+    assert [row.radius for row in found.rows] == [None] * 3
+    assert "no certificate" in str(found)
