@@ -1,6 +1,6 @@
 """`stobatch plan | train | certify | attack | evaluate | audit | report | where | demo`.
 
-`shard`, `federate`, `parties`, `verify`, `sign` and `doctor` have files of their own.
+`compare`, `federate`, `parties` and `guarantee` have files of their own.
 
 Results go to standard output (as JSON with `--json`), progress and errors to standard error. Exit codes: 0 done,
 1 an audit refuted a claim, a proved certificate was broken, or `verify` found a difference,

@@ -13,7 +13,7 @@ PUBLIC_SEED_MEANS = (
 )
 STATUS_MEANINGS = {
     "claimed": "Its source says so. Nobody has proved it here, and it must not be relied on as a guarantee.",
-    "proved": "A proof stands behind this, under the assumptions listed.",
+    "proved": "A proof stands behind this, under its assumptions.",
     "refuted": "An audit or a counterexample shows that this does not hold.",
     "void": PUBLIC_SEED_MEANS,
     "none": "This method promises nothing about its training data.",
