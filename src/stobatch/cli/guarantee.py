@@ -9,6 +9,7 @@ import typer
 
 from stobatch.cli.app import Json, _print, app
 from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.files import as_written
 from stobatch.reporting.terminal import guarantee_card
 from stobatch.results import RunGuarantee, StartedRun
 from stobatch.runs import Run
@@ -27,7 +28,8 @@ def _of(run: Run) -> PrivacyGuarantee:
     if run.has("scores"):
         from stobatch.reporting.summary import Facts
 
-        return Facts.read(run).guarantee
+        with as_written(run.path):
+            return Facts.read(run).guarantee
     import stobatch
 
     return stobatch.load(run.path).guarantee

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stobatch.dp.guarantee import PUBLIC_SEED, PrivacyGuarantee
+from stobatch.reporting.page import Note
 from stobatch.types import Status, Verdict
 
 PUBLIC_SEED_MEANS = (
@@ -18,14 +19,6 @@ STATUS_MEANINGS = {
     "void": PUBLIC_SEED_MEANS,
     "none": "This method promises nothing about its training data.",
 }
-
-
-@dataclass(frozen=True)
-class Note:
-    """A line beside the matter, and the command that does something about it."""
-
-    text: str
-    command: str = ""
 
 
 @dataclass(frozen=True)
