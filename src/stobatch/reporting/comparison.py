@@ -91,8 +91,9 @@ def methods_table(document: Comparison, radius: float) -> Table:
         f"right and certified at that radius, clean inputs. {over_seeds(document).capitalize()}. "
         "Seconds and memory of training are those since its last start; memory of different things does not compare."
     )
-    headings = ["method and what is deployed", "privacy", "clean", "published protocol", "adaptive protocol"]
-    headings += ["certified", "training", "peak memory"]
+    numbers = [Column(text, is_number=True) for text in ("clean", "published protocol", "adaptive protocol")]
+    headings: list[Heading] = ["method and what is deployed", "privacy", *numbers, "certified"]
+    headings += [Column("training", is_number=True), "peak memory"]
     return Table.of(caption, headings, [_row(document, row, radius) for row in document.rows])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stobatch.dp.guarantee import PUBLIC_SEED, PrivacyGuarantee
+from stobatch.reporting.page import Note
 from stobatch.types import Status, Verdict
 
 PUBLIC_SEED_MEANS = (
@@ -13,19 +14,11 @@ PUBLIC_SEED_MEANS = (
 )
 STATUS_MEANINGS = {
     "claimed": "Its source says so. Nobody has proved it here, and it must not be relied on as a guarantee.",
-    "proved": "A proof stands behind this, under the assumptions listed.",
+    "proved": "A proof stands behind this, under its assumptions.",
     "refuted": "An audit or a counterexample shows that this does not hold.",
     "void": PUBLIC_SEED_MEANS,
     "none": "This method promises nothing about its training data.",
 }
-
-
-@dataclass(frozen=True)
-class Note:
-    """A line beside the matter, and the command that does something about it."""
-
-    text: str
-    command: str = ""
 
 
 @dataclass(frozen=True)

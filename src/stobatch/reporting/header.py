@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stobatch.reporting.format import interval, percent, points, spoken
-from stobatch.reporting.guarantee import GuaranteeCard, Note, card_of, guarantee_line
+from stobatch.reporting.guarantee import GuaranteeCard, card_of, guarantee_line
+from stobatch.reporting.page import Note
 from stobatch.reporting.summary import Facts
 from stobatch.results import Difference, Share, at_radius
 

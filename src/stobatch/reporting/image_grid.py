@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, tensors_sha256
-from stobatch.reporting.guarantee import Note
+from stobatch.reporting.page import Note
 from stobatch.reporting.summary import Facts
 from stobatch.results import Pictures as KeptPictures
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,14 @@ PALETTE = {
 """Light and dark value of each colour. The light ones differ, so a figure's colours can be told apart by value."""
 
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line beside the matter, and the command that does something about it."""
+
+    text: str
+    command: str = ""
 
 
 @cache

@@ -20,7 +20,7 @@ from stobatch.reporting.image_grid import Pictures, pictures_of
 from stobatch.reporting.methods import Measuring, measuring
 from stobatch.reporting.page import render
 from stobatch.reporting.provenance import Provenance, provenance
-from stobatch.reporting.several import several_runs
+from stobatch.reporting.several_runs import several_runs
 from stobatch.reporting.summary import Facts
 from stobatch.results import ReportSummary, Verification
 from stobatch.runs import MANIFEST, SIGNATURE_FILES, Run, seal

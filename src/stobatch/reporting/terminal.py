@@ -16,11 +16,12 @@ from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.reporting.format import STATUS_STYLES, STATUS_WORDS, percent, protocol_meanings, unit
 from stobatch.reporting.guarantee import STATUS_MEANINGS, about, against, extent, guarantee_line
 from stobatch.reporting.summary import NOT_LOOKED_FOR
-from stobatch.reporting.table import Column, Heading, Table
+from stobatch.reporting.table import Cell, Column, Heading, Table
 from stobatch.reporting.tables import (
     attack_table,
     attacked_function,
     certified_tables,
+    kind_unit,
     plan_table,
     same_images_table,
 )
@@ -83,7 +84,7 @@ def audit_tables(audit: Audit) -> list[RenderableType]:
     """A panel for each finding, then what was not tested; nothing that was survived is called proved."""
     panels: list[RenderableType] = []
     for finding in audit.findings:
-        style = {"refuted": "red", "consistent": "green"}.get(finding.verdict, "yellow")
+        style = STATUS_STYLES[finding.verdict]
         lines = [
             Text(finding.verdict.upper(), style=f"bold {style}"),
             Text(finding.statement),
@@ -122,8 +123,11 @@ def certificate_parts(summary: CertificateSummary) -> RenderableType:
         f"{verified.correct_without_abstaining} correct, {verified.abstained} abstained; "
         f"{'; '.join(map(_reliability, summary.kinds))}"
     ]
-    reached = ", ".join(f"{kind.name} {summary.largest_radius[kind.name]:.4f}" for kind in summary.kinds)
-    said.append(f"largest radius, any label: {reached}")
+    reached = [
+        Cell(f"{kind.name} {summary.largest_radius[kind.name]:.4f}", kind_unit(kind), kind.status)
+        for kind in summary.kinds
+    ]
+    said.append(f"largest radius, any label: {', '.join(map(str, reached))}")
     if chosen := summary.chosen:
         means = ", ".join(f"{name} {mean:.4f}" for name, mean in chosen.mean_radius.items())
         said.append(f"certificate: {chosen.certificate}, the larger mean radius on {chosen.compared_on} ({means})")

@@ -387,8 +387,9 @@ def test_a_guarantee_that_survived_is_what_it_was(cli, tmp_path):
     assert line.startswith("consistent: 300 gradient canaries")
     for verb, words in said_by(cli, run).items():
         assert f"proved: ε = {before.epsilon:g}, δ = 1e-05" in words, verb
-        assert "audit, consistent: 300 gradient canaries" in words, verb
+        assert "1 audit: `stobatch guarantee" in words, verb
         assert "REFUTED" not in words, verb
+    assert "audit, consistent: 300 gradient canaries" in " ".join(cli("guarantee", run).out.replace("│", " ").split())
 
 
 def test_the_published_claim_is_refuted_for_a_trained_run_too(cli, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import stobatch
@@ -47,3 +48,12 @@ def test_verbs_say_it_in_short_with_the_command_for_the_rest(cli, finished_run: 
 
 def test_what_is_no_run_is_refused(cli, tmp_path: Path) -> None:
     assert "is not a run" in cli("guarantee", tmp_path / "nothing", "--json").refusal()
+
+
+def test_a_damaged_run_is_refused_in_one_line(cli, finished_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    scores = json.loads((run / "scores.json").read_text())
+    for damaged in ({**scores, "guarantee": {"status": "proven"}}, {**scores, "under_attack": 3}, []):
+        (run / "scores.json").write_text(json.dumps(damaged))
+        message = cli("guarantee", run, "--json").refusal()
+        assert "scores.json" in message or str(run) in message
