@@ -133,7 +133,7 @@ def test_resuming_keeps_finished_parts_and_starting_again_does_not(cli, run):
 
 
 WRONG = {
-    "unknown attack": (["--attack", "pgd"], ["adaptive_attacks=pgd", "Use one of fgsm"]),
+    "unknown attack": (["--attack", "cw"], ["adaptive_attacks=cw", "Use one of fgsm"]),
     "not of the paper": (["--attack", "square", "--protocol", "published"], ["attacks=square", "fgsm, ifgsm"]),
     "unknown norm": (["--norm", "l3"], ["norm=l3", "linf, l2, l1"]),
     "no radius": (["--radius", "0"], ["radii=0", "above 0"]),

@@ -318,7 +318,7 @@ def test_a_method_that_claims_nothing_cannot_be_refuted(cli, vanilla_run, instru
 
 def test_a_recipe_is_not_audited_into_another_run(cli, sound_run):
     before = files(sound_run)
-    assert "holds configuration" in cli("audit", sound_run, *STRICT, "--resume").refusal()
+    assert "was started with other settings" in cli("audit", sound_run, *STRICT, "--resume").refusal()
     assert files(sound_run) == before
 
 
