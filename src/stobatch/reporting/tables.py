@@ -45,7 +45,7 @@ def same_images_table(block: SameImages, kinds: Mapping[str, str], unit_name: st
 
     `kinds` has the status of each rule that certifies this function.
     """
-    columns = [RADIUS, *(Column(f"{protocol}, worst", is_number=True) for protocol in block.attacked)]
+    columns = [RADIUS, *(Column(f"{protocol} protocol", is_number=True) for protocol in block.attacked)]
     columns += [Column("gap", is_number=True)] if len(block.attacked) == 2 else []
     columns += [Column(f"certified, {rule} rule", status=status, is_number=True) for rule, status in kinds.items()]
     rows = []

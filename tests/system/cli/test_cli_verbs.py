@@ -185,7 +185,7 @@ def test_certify_shows_a_table_and_progress_apart(cli, run):
     assert result.code == 0
     assert "60/60" in result.err
     assert "60/60" not in result.out
-    assert "linf over [-1, 1]" in result.out
+    assert "l∞ over [-1, 1]" in result.out
     assert "claimed" in result.out
     assert "proved" in result.out
 
@@ -242,7 +242,7 @@ def test_evaluate_reports_attacks_beside_certificates(cli, run):
     assert "published protocol" in text.out
     assert "adaptive protocol" in text.out
     assert "20/20" in text.err
-    assert "certified accuracy" in text.out
+    assert "Certified accuracy" in text.out
 
 
 def test_demo_writes_a_report_says_where_and_resumes_to_the_same_result(cli, tiny, finished_run):

@@ -179,7 +179,7 @@ def test_certificates_of_other_images_do_not_stand_beside_attacks(path):
     old["certificates"] = {**old["certificates"], "rows": 1000}
     seen = page(make(path, old))
     overview = [table for table in seen.tables if table["caption"].startswith("All numbers are of the same 200")][1]
-    assert overview["rows"][0] == ["radius", "published, worst", "adaptive, worst", "gap"]
+    assert overview["rows"][0] == ["radius", "published protocol", "adaptive protocol", "gap"]
     rows = seen.table("Certified accuracy of clean inputs, 1000 test images.")
     sources = ["published rule where published comes from claimed, not proved"]
     assert rows[0][1:] == [*sources, "corrected rule where corrected comes from proved"]
