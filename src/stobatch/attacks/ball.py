@@ -94,7 +94,10 @@ class Ball:
         """The point of each ball at this offset in units of its radius; the centres without one."""
         if offsets is None:
             return self.centre.clone()
-        offsets = offsets.to(self.centre)
+        if self.centre.is_cuda and offsets.is_cpu:
+            # From pinned memory a copy waits for its turn on the GPU, and nobody waits for the copy.
+            offsets = offsets.pin_memory()
+        offsets = offsets.to(self.centre, non_blocking=True)
         return self.project(self.centre + self.size_for(offsets) * offsets)
 
     def distance(self, points: Tensor) -> Tensor:

@@ -40,6 +40,10 @@ class ReferenceNorm(nn.Module):
         if self.calibrating:
             self.mean = torch.empty_like(values[:1]).copy_(values.mean(0, keepdim=True))[0]
             self.spread = (values - self.mean).square().mean().add(_VARIANCE_FLOOR).sqrt()
+        kind = values.device.type
+        if torch.is_autocast_enabled(kind):
+            # What is normalised has a size of 1, so the layers after it may have it in the lower precision.
+            return ((values - self.mean) / self.spread).to(torch.get_autocast_dtype(kind))
         return (values.sub_(self.mean) if self.overwrites else values - self.mean).div_(self.spread)
 
     def of_shift(self, shift: Tensor) -> Tensor:
@@ -132,9 +136,10 @@ class Network(Classifier):
         self.hidden_noise.copy_(hidden_noise)
 
     def noisy_hidden(self, noisy_inputs: Tensor) -> Tensor:
-        """h̄ = θ1ᵀx̄ + 2χ2/m."""
-        hidden: Tensor = self.encoder(noisy_inputs)
-        return hidden.add_(self.hidden_noise)
+        """h̄ = θ1ᵀx̄ + 2χ2/m, never in mixed precision: beside noise of 10, bfloat16 rounds to multiples of 0.06."""
+        with torch.autocast(noisy_inputs.device.type, enabled=False):
+            hidden: Tensor = self.encoder(noisy_inputs)
+            return hidden.add_(self.hidden_noise)
 
     def scores_of_noisy(self, noisy_inputs: Tensor) -> Tensor:
         """Class scores of inputs that already carry χ1/m: all that training ever sees of the data."""

@@ -32,6 +32,7 @@ from stobatch.seeds import Seeds
 from stobatch.training import Trainable, encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.engines.base import PIECES, DeviceRank, split_rows
+from stobatch.training.fused import frozen, fuse
 from stobatch.training.trainable import Reader
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.verifier import Verifier
@@ -64,6 +65,7 @@ class PublishedTrainable(Trainable):
         *,
         memory_mb: int = 512,
         pieces: int = PIECES,
+        fused: bool = False,
     ) -> None:
         device = network.encoder.weight.device
         self.config, self.network, self.noise, self.seeds, self.pieces = config, network, noise, seeds, pieces
@@ -75,6 +77,7 @@ class PublishedTrainable(Trainable):
         self.reader = Reader(train, device, network.dtype)
         self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
         self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
+        self.head = fuse(network.head) if fused else network.head
         self.after_update()
 
     def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
@@ -110,27 +113,33 @@ class PublishedTrainable(Trainable):
         radius = Radius(size, Norm.LINF, PAPER_RANGE)
         ball = Ball.around(noisy_inputs, radius, shift=self.network.input_noise)
         whole = self.config.batch_size if piece else None
-        scores = self.network.scores_of_noisy
-        return craft(scores, ball, self.ensemble, generator, chunk=self.chunk, piece=piece, batch_size=whole)
+        with frozen(self.network):
+            return craft(self._scores, ball, self.ensemble, generator, chunk=self.chunk, piece=piece, batch_size=whole)
+
+    def _scores(self, noisy_inputs: Tensor) -> Tensor:
+        return self.head(self.network.noisy_hidden(noisy_inputs))
 
     def check_data(self, share: DeviceRank) -> None:
         """Batches are drawn from all of the data, so every device may read every shard."""
         self.reader.examples.require()
 
     def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
-        """Adversarial pieces first, which cost most; benign ones go to the devices in the opposite order."""
+        """Benign pieces first: a GPU works on them while attacks draw their starts on the CPU.
+
+        Adversarial ones cost most, so they are dealt to the devices in the opposite order.
+        """
         benign, source = self.batches[task.benign_batch], self.batches[task.adversarial_batch]
         weights = example_weights(len(benign), len(source), self.config.adversarial_weight)
         pieces = split_rows(self.config.batch_size, self.chunk, self.network.device, share, self.pieces)
+        for number, piece in enumerate(pieces):
+            if share.takes(len(pieces) - 1 - number):
+                yield self._gradients(*self.noisy(benign[piece]), float(weights[0]))
         for number, piece in enumerate(pieces):
             if share.takes(number):
                 generator = self.seeds.generator("step", step, "trainer", task.trainer)
                 noisy_inputs, labels = self.noisy(source[piece])
                 adversarial = self.craft(noisy_inputs, generator, piece)
                 yield self._gradients(adversarial, labels, float(weights[-1]))
-        for number, piece in enumerate(pieces):
-            if share.takes(len(pieces) - 1 - number):
-                yield self._gradients(*self.noisy(benign[piece]), float(weights[0]))
         if share.first:
             weight = self.network.head.output.weight
             # Every example carries χ3/m and the weights sum to 1, so the whole batch carries it once.
@@ -144,7 +153,7 @@ class PublishedTrainable(Trainable):
             hidden = network.noisy_hidden(noisy_inputs)
             encoder = reconstruction_gradient(network.encoder, noisy_inputs, hidden.to(noisy_inputs))
         head = {name: p for name, p in network.named_parameters() if name.startswith("head.")}
-        loss = weight * taylor_loss(network.head(hidden), labels, self.config.taylor).sum()
+        loss = weight * taylor_loss(self.head(hidden), labels, self.config.taylor).sum()
         return {
             "encoder.weight": encoder,
             **dict(zip(head, torch.autograd.grad(loss, list(head.values())), strict=True)),
@@ -190,8 +199,10 @@ class Published(Method):
         assert isinstance(plan, PublishedPlan)
         require_per_example(network := _split(network))
         noise = self.draw_noise(config.method, plan, network, seeds)
-        memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
-        trainable = PublishedTrainable(config.method, network, train, noise, seeds, memory_mb=memory_mb, pieces=pieces)
+        machine = config.machine
+        fused = machine.precision == "bfloat16" and network.device.type == "cuda"
+        sizes = {"memory_mb": machine.memory_mb, "pieces": machine.pieces}
+        trainable = PublishedTrainable(config.method, network, train, noise, seeds, fused=fused, **sizes)
         require_per_example_at_size(config, network, min(trainable.chunk, config.method.batch_size))
         return trainable
 

@@ -75,9 +75,10 @@ class ExactSum:
             return
         for name, value in part.items():
             whole = value.detach().reshape(-1)
-            # Block by block: what is computed on the way stays in the cache.
-            for start in range(0, len(whole), _BLOCK):
-                block = slice(start, start + _BLOCK)
+            # Block by block: what is computed on the way stays in a CPU's cache. A GPU pays for every call instead.
+            size = _BLOCK if whole.is_cpu else max(1, len(whole))
+            for start in range(0, len(whole), size):
+                block = slice(start, start + size)
                 _add(whole[block].to(torch.float64), self._coarse[name][block], self._fine[name][block])
 
     def carry(self) -> None:

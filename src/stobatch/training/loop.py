@@ -104,8 +104,10 @@ def train(
 def descend(
     parameters: dict[str, torch.nn.Parameter], gradients: Gradients, optimisers: list[torch.optim.Optimizer]
 ) -> None:
-    for name, gradient in gradients.items():
-        if not bool(torch.isfinite(gradient).all()):
+    # One look at all of them: each waits for the GPU.
+    sound = torch.stack([gradient.isfinite().all() for gradient in gradients.values()]).tolist()
+    for (name, gradient), finite in zip(gradients.items(), sound, strict=True):
+        if not finite:
             raise ModelError(
                 f"what was released of {name} is not a number.",
                 why="The parameters have diverged.",

@@ -1,0 +1,140 @@
+"""A step of `published.cifar10` with this source beside that of another commit, taking turns on one device.
+
+    git worktree add BASE COMMIT
+    python benchmarks/published_step.py --device cuda --precision bfloat16 --base BASE/src
+
+Each source works in a process of its own, on the same made-up images and seeds; while one makes its steps the other
+waits. A turn is timed from its first step to the end of its last, with the device's queue empty at both ends.
+`--profile` lists where the device's time goes in a turn of this source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).resolve()
+
+
+def stepper(device: str, precision: str, batch_size: int) -> Callable[[], None]:
+    """Return what makes the recipe's next step, as the training loop makes it."""
+    from stobatch.data import DatasetInfo, Examples
+    from stobatch.models import build
+    from stobatch.published.training import Published
+    from stobatch.seeds import Seeds
+    from stobatch.training.device import use_device
+    from stobatch.training.engines import InProcessEngine
+    from stobatch.training.loop import descend
+    from stobatch.training.trainable import working_precision
+    from stobatch_recipes import published
+
+    recipe, shape, rows = published.cifar10(), (3, 28, 28), 4 * batch_size
+    config = recipe.replace(
+        method=recipe.method.replace(batch_size=batch_size),
+        machine=recipe.machine.replace(device=device, precision=precision, memory_mb=60_000),
+    )
+    here = use_device(config.machine)
+    generator, seeds = torch.Generator().manual_seed(0), Seeds.reproducible(1)
+    images = torch.randint(256, (rows, *shape), generator=generator) / 127.5 - 1
+    train = Examples(images, torch.arange(rows) % 10, 10)
+    info = DatasetInfo("made up", shape, 10, rows, 0, tuple("0123456789"))
+    network = build(config.model, shape, 10, generator).to(here)
+    method = Published()
+    trainable = method.prepare(config, method.plan(config, info, None), network, train, seeds)
+    optimisers, parameters = trainable.optimisers(config), dict(network.named_parameters())
+    engine, made = InProcessEngine(), 0
+
+    def step() -> None:
+        nonlocal made
+        with working_precision(precision, here):
+            gradients = trainable.release(made, engine).gradients
+        descend(parameters, gradients, optimisers)
+        trainable.after_update()
+        made += 1
+
+    return step
+
+
+def turn(step: Callable[[], None], steps: int, device: str) -> float:
+    """Milliseconds a step."""
+    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    wait()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    wait()
+    return 1e3 * (time.perf_counter() - start) / steps
+
+
+def work(options: argparse.Namespace) -> None:
+    """Make a turn for every line of standard input, and answer with its time."""
+    step = stepper(options.device, options.precision, options.batch_size)
+    turn(step, options.steps, options.device)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(turn(step, options.steps, options.device), flush=True)
+
+
+def profile(options: argparse.Namespace) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    step = stepper(options.device, options.precision, options.batch_size)
+    turn(step, options.steps, options.device)
+    with profiler(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        turn(step, options.steps, options.device)
+    on_gpu = options.device.startswith("cuda")
+    order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    print(seen.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=70))
+
+
+def compare(options: argparse.Namespace) -> None:
+    sources = {"this source": HERE.parents[1] / "src"} | ({"base": options.base} if options.base else {})
+    workers: dict[str, subprocess.Popen[str]] = {}
+    for name, source in sources.items():
+        command = [sys.executable, str(HERE), *sys.argv[1:], "--work"]
+        path = os.pathsep.join([str(source.resolve()), os.environ.get("PYTHONPATH", "")])
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        workers[name] = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, text=True, **pipes)
+        assert workers[name].stdout.readline() == "ready\n", name
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    for _ in range(options.rounds):
+        for name, worker in workers.items():
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+            times[name].append(float(worker.stdout.readline()))
+    for worker in workers.values():
+        worker.stdin.close()
+        worker.wait()
+    device = torch.cuda.get_device_name() if options.device.startswith("cuda") else "cpu"
+    medians = {name: round(statistics.median(values), 1) for name, values in times.items()}
+    for name, values in times.items():
+        print(f"{name:<12} {medians[name]:8.1f} ms a step, turns of {options.steps}: {[round(v, 1) for v in values]}")
+    print(json.dumps({"device": device, "torch": torch.__version__, "precision": options.precision, "ms": medians}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--batch-size", type=int, default=1851)
+    parser.add_argument("--steps", type=int, default=10, help="in a turn")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--base", type=Path, help="the src folder of the commit to compare with")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    (work if options.work else profile if options.profile else compare)(options)
+
+
+if __name__ == "__main__":
+    main()
