@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,8 @@ def report(
     """One HTML file that can be mailed: curves, the guarantee with its status, the flags; computed again from rows."""
     import stobatch
 
+    if not as_json:
+        print("computing again what the page will say ...", file=sys.stderr, flush=True)
     document = stobatch.report(runs, out, images=images, signers=signers, identity=identity)
     show(document, as_json, f"report: {document.report}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,9 @@ def _certify(
     begin(model, "certificates.json")
     test = test_examples(model, dataset, settings.limit, quiet)
     asked = {"norm": norm, "radii": list(model.config.evaluation.radii)}
+    if len(verifiers) > 1 and not quiet:
+        names = " and ".join(one.kinds[0].name for one in verifiers)
+        print(f"comparing {names} on a few inputs ...", file=sys.stderr, flush=True)
     verifier, chosen = best_of(verifiers, test.inputs.to(model.network.device), model.config.evaluation.radii)
 
     def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
