@@ -211,6 +211,9 @@ class Euclidean(_Coupled):
         return length
 
     def shrink(self, offset: Tensor, low: Tensor, high: Tensor, size: Size) -> Tensor:
+        # With a multiplier λ >= 0 of the ball, the nearest point of ball and box solves value by value
+        # min (o - offset)² + λ o² over [low, high]: it is clamp(offset / (1 + λ)). Its length falls with λ, so it is
+        # the point of the clamped ray t · offset whose length is the radius.
         return self.steepest(offset, low, high, size)
 
     def climb(self, ball: Ball, points: Tensor, gradient: Tensor, size: Size) -> Tensor:
@@ -259,7 +262,11 @@ class SumNorm(_Coupled):
         return offset.abs().flatten(1).sum(1)
 
     def shrink(self, offset: Tensor, low: Tensor, high: Tensor, size: Size) -> Tensor:
-        """Soft thresholding, clamped to the room; the threshold by bisection, ending on the feasible side."""
+        """Soft thresholding, clamped to the room; the threshold by bisection, ending on the feasible side.
+
+        With a multiplier λ >= 0 of the ball, the nearest point solves value by value min (o - offset)² / 2 + λ |o| over
+        the room, which contains 0: soft thresholding by λ, then clamping. Its length falls with λ.
+        """
         enough = per_example(offset.abs().flatten(1).amax(1), offset)
         short = torch.zeros_like(enough)
         for _ in range(_BISECTIONS):
@@ -280,6 +287,8 @@ class SumNorm(_Coupled):
         return points + share.clamp(max=1) * way
 
     def steepest(self, gradient: Tensor, low: Tensor, high: Tensor, size: Size) -> Tensor:
+        # A linear function over box and l1 ball: fill values to the end of their room, steepest first, until the radius
+        # is spent. Values without slope get nothing.
         slope = gradient.abs().flatten(1)
         room = torch.where(gradient > 0, high, -low).flatten(1) * (slope > 0)
         order = slope.argsort(1, descending=True)
