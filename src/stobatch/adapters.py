@@ -26,7 +26,7 @@ from stobatch.types import PAPER_RANGE, UNIT_RANGE
 
 
 def as_foolbox(model: TrainedModel | nn.Module) -> Any:
-    """A `foolbox.PyTorchModel` with bounds (-1, 1), for tensors on the model's own device.
+    """Return a `foolbox.PyTorchModel` with bounds (-1, 1), for tensors on the model's own device.
 
     `epsilons` are radii over [-1, 1]: hand over `radius.to(PAPER_RANGE).size`.
     """
@@ -36,7 +36,7 @@ def as_foolbox(model: TrainedModel | nn.Module) -> Any:
 
 
 def as_art(model: TrainedModel | nn.Module, *, input_shape: tuple[int, ...] | None = None) -> Any:
-    """An ART `PyTorchClassifier` with the cross-entropy loss and clip values (-1, 1), for NumPy arrays.
+    """Return an ART `PyTorchClassifier` with the cross-entropy loss and clip values (-1, 1), for NumPy arrays.
 
     `eps` and `eps_step` are sizes over [-1, 1]: hand over `radius.to(PAPER_RANGE).size`. A stobatch network knows the
     shape of its inputs; any other module needs `input_shape`, the shape of one input.
@@ -66,7 +66,7 @@ def as_art(model: TrainedModel | nn.Module, *, input_shape: tuple[int, ...] | No
 
 
 def as_torchattacks(model: TrainedModel | nn.Module) -> nn.Module:
-    """A module from inputs in [0, 1] to logits, the only kind that torchattacks can attack.
+    """Return a module from inputs in [0, 1] to logits, the only kind that torchattacks can attack.
 
     Images go in as `(inputs + 1) / 2` and come back as `2 * images - 1`. A radius has to be converted too, in any norm:
     `eps` is `radius.to(UNIT_RANGE).size`, half of what it is over [-1, 1], and so is `alpha`.

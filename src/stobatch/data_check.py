@@ -90,7 +90,7 @@ def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: b
 
 
 def _list(folder: Path, faults: _Faults) -> dict[str, dict[str, list[Path]]]:
-    """The files of each class of each part, with what is wrong about folders."""
+    """Return the files of each class of each part, with what is wrong about folders."""
     files: dict[str, dict[str, list[Path]]] = {}
     for part in PARTS:
         place = folder / part

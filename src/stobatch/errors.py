@@ -21,7 +21,7 @@ LONGEST = 2000
 
 
 def _printable(text: str) -> str:
-    r"""One line that every terminal takes: other characters are written as in Python source.
+    r"""Return one line that every terminal takes: other characters are written as in Python source.
 
     >>> print(_printable("two\nlines"))
     two\nlines

@@ -36,7 +36,9 @@ def make_folder(folder: Path, *, private: bool) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a file that nobody else can read from its first moment on, and none of an older one either."""
+    """Return a descriptor of a file that nobody else can read from its first moment on, and none of an older one
+    either.
+    """
     descriptor = os.open(path, flags | os.O_CREAT, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor
@@ -141,7 +143,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str,
 
 
 def serialise_tensors(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    """The bytes of a safetensors file, the same for the same content: the library writes metadata in a random order."""
+    """Return the bytes of a safetensors file, the same for the same content: the library writes metadata in a random
+    order.
+    """
     from safetensors.torch import save
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -237,7 +241,7 @@ class Records:
         }
 
     def has(self, start: int) -> bool:
-        """Whether the part that begins at this row is whole and was written for this very table."""
+        """Return whether the part that begins at this row is whole and was written for this very table."""
         try:
             self._read_part(self._part(start), start)
         except (OSError, RunError):
@@ -254,7 +258,7 @@ class Records:
             parquet.write_table(table, temporary, write_page_checksum=True)
 
     def read(self, limits: Limits = lambda column: None) -> dict[str, list[Any]]:
-        """All columns, in row order, or an error that names the file and the command which mends it."""
+        """Return all columns, in row order, or an error that names the file and the command which mends it."""
         import pyarrow as arrow
 
         tables: list[Any] = []
@@ -274,7 +278,7 @@ class Records:
         return columns
 
     def parts(self) -> list[Path]:
-        """The files of the table in the order of their rows; a file that is no part is refused."""
+        """Return the files of the table in the order of their rows; a file that is no part is refused."""
         there = sorted(path for path in self.folder.glob("*") if not path.name.startswith("."))
         for path in there:
             if not re.fullmatch(r"rows-\d{8}\.parquet", path.name):
@@ -282,7 +286,7 @@ class Records:
         return there
 
     def _read_part(self, path: Path, start: int, limits: Limits = lambda column: None) -> Any:
-        """One part as a table: its pages match their checksums, its rows are numbered from `start` on."""
+        """Return one part as a table: its pages match their checksums, its rows are numbered from `start` on."""
         from pyarrow import parquet
 
         try:
@@ -314,7 +318,7 @@ class Records:
 
 
 def _outside(values: list[Any], limits: tuple[float, float] | None) -> str:
-    """The first value that is not a finite number within the limits, as text; nothing where all are."""
+    """Return the first value that is not a finite number within the limits, as text; nothing where all are."""
     if limits is None:
         return ""
     low, high = limits

@@ -77,7 +77,9 @@ class TrainedModel:
         return can_certify(self.config)
 
     def verifiers(self) -> tuple[Verifier, ...]:
-        """The ways to certify this model's answers in the norm of its evaluation, one per kind of certificate."""
+        """Return the ways to certify this model's answers in the norm of its evaluation, one per kind of
+        certificate.
+        """
         return verifiers_of(self.config, self.plan, self.network)
 
     @property
@@ -89,7 +91,7 @@ class TrainedModel:
         return next((way for way in ways if way.kinds[0].name == chosen), ways[0])
 
     def predict_verified(self, inputs: torch.Tensor, *, seeds: Seeds | None = None) -> Certificates:
-        """A label with its certificates for a batch of inputs in [-1, 1], by the way that `certify` chose."""
+        """Return a label with its certificates for a batch of inputs in [-1, 1], by the way that `certify` chose."""
         return self.verifier.verify(inputs, (seeds or Seeds.secret()).generator("verify"))
 
     def predict(
@@ -141,7 +143,9 @@ class TrainedModel:
 
 
 def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
-    """The method's plan for data of these sizes and this network; the one place that says whether seeds are public."""
+    """Return the method's plan for data of these sizes and this network; the one place that says whether seeds are
+    public.
+    """
     if network is not None and not isinstance(network, Classifier):
         raise ModelError(
             f"your network is a {type(network).__name__}, which does not say the shape of its inputs.",
@@ -166,7 +170,7 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) 
 
 
 def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Classifier | None) -> Classifier:
-    """A fresh network, or a copy of the one handed over."""
+    """Return a fresh network, or a copy of the one handed over."""
     if given is None:
         network = build(config.model, info.input_shape, info.num_classes, seeds.generator("initial weights"))
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -183,13 +187,13 @@ def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Clas
 
 
 def read_config(run: Run) -> RunConfig:
-    """The settings that a run was started with."""
+    """Return the settings that a run was started with."""
     with as_written(run.path / "config.json"):
         return RunConfig.from_dict(StartedRun.read(run).config)
 
 
 def as_certified(config: RunConfig, document: CertificateSummary) -> RunConfig:
-    """The settings that certificates were made with, whatever the run's own are."""
+    """Return the settings that certificates were made with, whatever the run's own are."""
     return config.replace(
         certification=CertificationConfig.from_dict(document.settings),
         evaluation=config.evaluation.replace(norm=document.kinds[0].norm, radii=document.radii()),
@@ -197,14 +201,14 @@ def as_certified(config: RunConfig, document: CertificateSummary) -> RunConfig:
 
 
 def describe_network(network: Classifier, *, handed_over: bool) -> NetworkFacts:
-    """The network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
+    """Return the network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
     layers = tuple(str(layer) for layer in network.modules() if not list(layer.children()))
     count = sum(parameter.numel() for parameter in network.parameters())
     return NetworkFacts(handed_over=handed_over, layers=layers, parameters=count)
 
 
 def seeds_of(config: RunConfig, run: Run) -> Seeds:
-    """The run's seeds: public if asked for, else those in its private folder, else new secret ones."""
+    """Return the run's seeds: public if asked for, else those in its private folder, else new secret ones."""
     if config.seed is not None:
         return Seeds.reproducible(config.seed)
     if run.has("seeds", private=True):

@@ -58,7 +58,7 @@ class Method(ABC):
 
     @abstractmethod
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
-        """Every number that a guarantee depends on, from public sizes only; raises what is impossible.
+        """Return every number that a guarantee depends on, from public sizes only; raises what is impossible.
 
         `network` is one that was handed over; without it the configuration says what will be built.
         """
@@ -78,11 +78,11 @@ class Method(ABC):
         """Give a loaded network what its deployment needs beside its weights."""
 
     def certifies(self, config: RunConfig) -> bool:
-        """Whether there is verified inference for what this method trains with these settings."""
+        """Return whether there is verified inference for what this method trains with these settings."""
         return True
 
     def releases(self, plan: Plan) -> tuple[Release, ...]:
-        """What the method's proof says is released on the way, each to be attacked by itself."""
+        """Return what the method's proof says is released on the way, each to be attacked by itself."""
         return ()
 
     def stack(
@@ -99,7 +99,7 @@ class Method(ABC):
 
     @abstractmethod
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-        """The method's own ways to certify, for the norm and radii of the evaluation; at least one."""
+        """Return the method's own ways to certify, for the norm and radii of the evaluation; at least one."""
 
 
 def method_of(config: RunConfig) -> Method:
@@ -114,7 +114,7 @@ def can_certify(config: RunConfig) -> bool:
 
 
 def verifiers_of(config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-    """The ways to certify a trained network: the method's own, or the one that the settings name instead."""
+    """Return the ways to certify a trained network: the method's own, or the one that the settings name instead."""
     if _names_another_way(config):
         return make_verifiers((config.certification.certificate,), config, plan, network)
     return method_of(config).verifiers(config, plan, network)
@@ -125,7 +125,7 @@ def _names_another_way(config: RunConfig) -> bool:
 
 
 def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-    """The certificates of these names that have something to say about this network; raises if none has."""
+    """Return the certificates of these names that have something to say about this network; raises if none has."""
     found = []
     for name in names:
         verifier = CERTIFICATES.require(name)(config, plan, network)
@@ -158,14 +158,16 @@ def require_per_example_at_size(config: RunConfig, network: Classifier, rows: in
 
 
 def split_network(network: Classifier, method: str) -> Network:
-    """The network in two parts: some methods put noise between its first affine layer and the rest."""
+    """Return the network in two parts: some methods put noise between its first affine layer and the rest."""
     if not isinstance(network, Network):
         raise _unfit(method, f"a {type(network).__name__}")
     return network
 
 
 def encoder_of(config: RunConfig, info: DatasetInfo, network: Classifier | None, method: str) -> AffineEncoder:
-    """The first affine layer, of the network handed over or of what will be built: all that a plan needs to know."""
+    """Return the first affine layer, of the network handed over or of what will be built: all that a plan needs to
+    know.
+    """
     if network is not None:
         return split_network(network, method).encoder
     if config.model.layers is not None:

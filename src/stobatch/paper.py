@@ -34,7 +34,7 @@ class PaperItem:
 
 
 def equations(first: int, last: int) -> list[str]:
-    """The names of a run of equations, steps of one proof that share one home."""
+    """Return the names of a run of equations, steps of one proof that share one home."""
     return [f"Eq. {number}" for number in range(first, last + 1)]
 
 
@@ -49,7 +49,7 @@ def implements(*names: str, verdict: str) -> Callable[[T], T]:
 
 @cache
 def items() -> Mapping[str, PaperItem]:
-    """Every item that has a home, in the order of the paper's numbering."""
+    """Return every item that has a home, in the order of the paper's numbering."""
     found: dict[str, PaperItem] = {}
     for file in sorted(_PACKAGE.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ def items() -> Mapping[str, PaperItem]:
 
 
 def _items_of(file: Path, tree: ast.Module) -> Iterator[PaperItem]:
-    """The items of one file. Names and verdicts are made of literals, texts of the file's own and `equations`."""
+    """Yield the items of one file. Names and verdicts are made of literals, texts of the file's own and `equations`."""
     known: dict[str, Any] = {"equations": equations}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
@@ -94,7 +94,7 @@ def _definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Defin
 
 
 def where(name: str) -> PaperItem:
-    """The home of one item, as in `where("Theorem 5")`."""
+    """Return the home of one item, as in `where("Theorem 5")`."""
     known = items()
     wanted = " ".join(name.split()).casefold().replace("equation", "eq.").replace("thm.", "theorem")
     for item in known.values():
@@ -108,5 +108,5 @@ def where(name: str) -> PaperItem:
 
 
 def relative_file(item: PaperItem) -> str:
-    """The item's file as a path inside the package, the same on every machine."""
+    """Return the item's file as a path inside the package, the same on every machine."""
     return str(Path(item.file).relative_to(_PACKAGE.parent))

@@ -46,7 +46,7 @@ class Predictor(Protocol):
 
 
 def picture_rule(config: RunConfig) -> PictureRule:
-    """How the pictures of the training data were brought to one shape; only folders of images have a rule."""
+    """Return how the pictures of the training data were brought to one shape; only folders of images have a rule."""
     if config.data.name != "image_folder":
         return PictureRule()
     return PictureRule(config.data.size is not None, config.data.fit == "crop", config.data.colour is not None)
@@ -108,7 +108,7 @@ def best_kind(kinds: Sequence[CertificateKind]) -> CertificateKind:
 
 
 def describe_kind(kind: CertificateKind, refuted: frozenset[str]) -> Kind:
-    """A kind of certificate for a document; refuted where an audit broke it."""
+    """Return a kind of certificate for a document; refuted where an audit broke it."""
     return Kind(
         name=kind.name,
         function=kind.function,
@@ -152,7 +152,7 @@ def predictions(
 
 
 def _read(picture: Picture, shape: tuple[int, ...], rule: PictureRule) -> Tensor | str:
-    """A picture's values, or what is wrong with it."""
+    """Return a picture's values, or what is wrong with it."""
     if isinstance(picture, Tensor):
         return picture
     channels, height, width = shape

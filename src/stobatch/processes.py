@@ -6,12 +6,12 @@ import os
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of a group. One that torchrun started alone is a group of one."""
+    """Return whether this process is one of a group. One that torchrun started alone is a group of one."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
 def attempt() -> int:
-    """How many times torchrun has replaced processes that failed."""
+    """Return how many times torchrun has replaced processes that failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -20,7 +20,7 @@ def one_of_several() -> bool:
 
 
 def leads() -> bool:
-    """Whether this is the process that writes and talks."""
+    """Return whether this is the process that writes and talks."""
     return not started_by_torchrun() or os.environ["RANK"] == "0"
 
 

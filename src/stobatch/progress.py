@@ -67,7 +67,7 @@ class _Lines(Progress):
 
 
 def spoken_time(seconds: float) -> str:
-    """A duration as people say it.
+    """Return a duration as people say it.
 
     >>> spoken_time(42), spoken_time(600), spoken_time(7000)
     ('42 s', '10 min', '1 h 57 min')

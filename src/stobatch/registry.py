@@ -173,7 +173,7 @@ def read_location(location: str) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """What a stranger's code raised, without line breaks and without a full stop."""
+    """Return what a stranger's code raised, without line breaks and without a full stop."""
     return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".: ")
 
 

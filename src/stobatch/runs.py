@@ -102,7 +102,7 @@ class Run:
         private: bool = False,
         weights_sha256: str | None = None,
     ) -> Records:
-        """The per-example table of a verb; another configuration of the verb gets another folder."""
+        """Return the per-example table of a verb; another configuration of the verb gets another folder."""
         base = self.path / PRIVATE if private else self.path
         return Records(
             base / "records" / f"{verb}-{config_hash}",
@@ -147,7 +147,9 @@ class Run:
             ) from None
 
     def _was_barely_started(self) -> bool:
-        """Whether a start was killed before its settings were there: it leaves hidden files, and its key at most."""
+        """Return whether a start was killed before its settings were there: it leaves hidden files, and its key at
+        most.
+        """
         own = {self.path / PRIVATE, self._file(COMMITMENT_KEY, private=True)}
         return self.path.is_dir() and all(p in own for p in self.path.rglob("*") if not p.name.startswith("."))
 
@@ -213,7 +215,7 @@ WRITES = {
 
 
 def public_files(run: Run) -> Iterator[str]:
-    """Names of all files of a run that others may see, relative to it; temporary and signing files left out."""
+    """Yield names of all files of a run that others may see, relative to it; temporary and signing files left out."""
     for path in sorted(run.path.rglob("*")):
         name = path.relative_to(run.path)
         hidden = any(part.startswith(".") for part in name.parts)
@@ -272,7 +274,7 @@ NOT_LISTED = "is not in the manifest"
 
 
 def differences(run: Run) -> Iterator[tuple[str, str]]:
-    """Each public file that is not as the manifest says, with how it differs."""
+    """Yield each public file that is not as the manifest says, with how it differs."""
     listed, there = entries(run), set(public_files(run))
     for name in sorted(there | listed.keys()):
         path = run.path / name
@@ -287,7 +289,7 @@ def differences(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def entries(run: Run) -> dict[str, dict[str, Any]]:
-    """The manifest's list of files; raises where it is not one."""
+    """Return the manifest's list of files; raises where it is not one."""
     files = run.read(MANIFEST).get("files")
     if not isinstance(files, dict) or not all(
         isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and isinstance(entry.get("size"), int)
@@ -298,7 +300,7 @@ def entries(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a verb writes files of this name."""
+    """Return whether a verb writes files of this name."""
     return any(name.startswith(names) for names in WRITES.values())
 
 
@@ -323,7 +325,7 @@ def commit(run: Run, *content: bytes | str) -> str | None:
 
 
 def mark(run: Run) -> str:
-    """A short name for this very run, for private files that another run of the same settings must not use."""
+    """Return a short name for this very run, for private files that another run of the same settings must not use."""
     return (commit(run, "mark") or "")[:16]
 
 
@@ -333,7 +335,7 @@ def _now() -> str:
 
 @cache
 def source() -> dict[str, str | None]:
-    """The program's version, and its commit where it runs from a checkout of its own repository."""
+    """Return the program's version, and its commit where it runs from a checkout of its own repository."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

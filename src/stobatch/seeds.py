@@ -49,7 +49,9 @@ class Seeds:
         return cls(secrets.randbits(128), public=False)
 
     def child(self, *path: str | int) -> Seeds:
-        """The root of a run of its own, as public as this one; audits train thousands of models from one root."""
+        """Return the root of a run of its own, as public as this one; audits train thousands of models from one
+        root.
+        """
         return Seeds(int.from_bytes(self._digest("child", *path), "little"), self.public)
 
     def _digest(self, *path: str | int) -> bytes:
@@ -64,11 +66,11 @@ class Seeds:
         return torch.Generator().manual_seed(int.from_bytes(self._digest(*path)[:8], "little") >> 1)
 
     def stream(self, *path: str | int) -> Stream:
-        """The cryptographic stream of this path, for noise and samples that privacy rests on."""
+        """Return the cryptographic stream of this path, for noise and samples that privacy rests on."""
         return Stream(self._digest(*path))
 
     def philox(self, *path: str | int) -> np.random.Generator:
-        """A generator with a key of 128 bits (Philox), for what is drawn often and need not be secret."""
+        """Return a generator with a key of 128 bits (Philox), for what is drawn often and need not be secret."""
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self._digest(*path)[:16], "little")))
 
     def normal(self, shape: tuple[int, ...], *path: str | int) -> torch.Tensor:

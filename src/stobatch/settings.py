@@ -182,7 +182,7 @@ class Settings(BaseModel):
         return value
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return plain data, ready for JSON."""
         known, plain = declared(type(self)), dict[str, Any]()
         for name, value in self:
             one = known.get(name)
@@ -192,7 +192,7 @@ class Settings(BaseModel):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; an unknown key is an error that lists its nearest names."""
+        """Return the inverse of `to_dict`; an unknown key is an error that lists its nearest names."""
         if not isinstance(values, Mapping):
             raise SettingError(
                 f"{show_value(values)} is not a section of settings.", remedy="Write a table of key = value pairs."
@@ -207,11 +207,11 @@ class Settings(BaseModel):
         return type(self)(**{**dict(self), **own_names(type(self), changes)})
 
     def override(self, key: str, value: Any) -> Self:
-        """A copy with one dotted key changed, as in `override("training.steps", 100)`."""
+        """Return a copy with one dotted key changed, as in `override("training.steps", 100)`."""
         return self.override_all({key: value})
 
     def override_all(self, assignments: Mapping[str, Any]) -> Self:
-        """A copy with dotted keys changed at once: values that only fit together may come in any order."""
+        """Return a copy with dotted keys changed at once: values that only fit together may come in any order."""
         assignments = own_names(type(self), assignments)
         known = list(type(self).model_fields)
         changes: dict[str, Any] = {}
@@ -238,13 +238,13 @@ class Settings(BaseModel):
 
 
 def names_of(kind: type[Settings]) -> dict[str, str]:
-    """The field that each accepted name means: its own, and the one in files where that is another."""
+    """Return the field that each accepted name means: its own, and the one in files where that is another."""
     stored = {one.stored: one.name for one in declared(kind).values() if one.stored}
     return {name: name for name in kind.model_fields} | stored
 
 
 def own_names(kind: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by the fields' own names, where some may stand by the name in files; both at once are refused."""
+    """Return values by the fields' own names, where some may stand by the name in files; both at once are refused."""
     names, found = names_of(kind), dict[str, Any]()
     for key, value in values.items():
         name = names.get(key, key)
@@ -256,7 +256,7 @@ def own_names(kind: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _explain(section: type[Settings], error: ValidationError) -> SettingError:
-    """What pydantic finds first, in the words of every other error."""
+    """Return what pydantic finds first, in the words of every other error."""
     first = error.errors(include_url=False)[0]
     name, value = str(first["loc"][0]), first["input"]
     if first["type"] == "missing":
@@ -285,7 +285,9 @@ def _not_allowed(one: Setting, value: Any) -> SettingError:
 
 
 def show_value(value: Any) -> str:
-    """A value as a message shows it; a number of thousands of digits has no text, nor has a list within itself."""
+    """Return a value as a message shows it; a number of thousands of digits has no text, nor has a list within
+    itself.
+    """
     try:
         return repr(value)
     except (ValueError, RecursionError):
@@ -301,7 +303,7 @@ def unknown_key(key: str, known: Sequence[str]) -> SettingError:
 
 
 def dotted_keys(settings: Settings) -> list[str]:
-    """Every key that `override` takes."""
+    """Return every key that `override` takes."""
     keys: list[str] = []
     for name, value in settings:
         if isinstance(value, Settings):

@@ -40,7 +40,7 @@ from stobatch.types import Neighbours
 
 
 def plan(config: RunConfig, *, dataset: Dataset | None = None, network: Classifier | None = None) -> Plan:
-    """Every number that privacy depends on, before any data is read."""
+    """Return every number that privacy depends on, before any data is read."""
     info = dataset.info if dataset else data.describe(config.data, data_root(config))
     return make_plan(config, info, network)
 
@@ -127,7 +127,7 @@ def _train(
 
 
 def _size(network: Classifier) -> float:
-    """The length of all parameters as one vector."""
+    """Return the length of all parameters as one vector."""
     return float(torch.stack([p.detach().double().norm() for p in network.parameters()]).norm())
 
 
@@ -186,7 +186,7 @@ def _write_end(
 
 
 def described_data(run: Run, dataset: Dataset, given: bool) -> DataDigests:
-    """The data of a run for its manifest: sizes, and digests that confirm no guess about anything private."""
+    """Return the data of a run for its manifest: sizes, and digests that confirm no guess about anything private."""
     train, test = dataset.train.fingerprint(), dataset.test.fingerprint()
     public = not given and is_public(dataset.info.name)
     digest = {"test_sha256": test} if public else {"test_commitment": commit(run, "test data", test)}
@@ -201,12 +201,12 @@ def described_data(run: Run, dataset: Dataset, given: bool) -> DataDigests:
 
 
 def _common_seeds(engine: Engine, own: Seeds) -> Seeds:
-    """Those of the process that leads: secret ones are drawn once."""
+    """Return those of the process that leads: secret ones are drawn once."""
     return own if own.public else Seeds(engine.common_root(own.root), public=False)
 
 
 def _read_by_turns(engine: Engine, config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
-    """One process of each node reads first, since reading may fetch and unpack."""
+    """Return one process of each node reads first, since reading may fetch and unpack."""
     dataset = read_data(config, seeds, quiet or not engine.leads) if first_on_its_node() else None
     engine.exchange("data are there", "")
     return dataset or read_data(config, seeds, quiet=True)
@@ -236,7 +236,9 @@ def write_start(run: Run, config: RunConfig, info: DatasetInfo, the_plan: Plan, 
 
 
 def _with_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network: Classifier, seeds: Seeds) -> Trainable:
-    """The method bound to its data; canaries stand beside them, or in their place where neighbours have one size."""
+    """Return the method bound to its data; canaries stand beside them, or in their place where neighbours have one
+    size.
+    """
     method, train = method_of(config), dataset.train
     if not config.canaries.num:
         return method.prepare(config, the_plan, network, train, seeds)

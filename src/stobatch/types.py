@@ -103,7 +103,7 @@ Convert with radius.to(InputRange(-1, 1)).
 
     @classmethod
     def of(cls, size: Radius | float, norm: Norm | str = Norm.LINF, range: InputRange = PAPER_RANGE) -> Radius:
-        """A radius as it is, or a number with its norm and the range of the inputs.
+        """Return a radius as it is, or a number with its norm and the range of the inputs.
 
         >>> Radius.of(0.3, "l2").norm is Norm.L2, Radius.of(Radius(0.3), "l2").norm is Norm.LINF
         (True, True)
@@ -115,7 +115,7 @@ Convert with radius.to(InputRange(-1, 1)).
         return cls(float(size), Norm(norm), range)
 
     def to(self, range: InputRange) -> Radius:
-        """The same ball, measured on inputs rescaled to another range."""
+        """Return the same ball, measured on inputs rescaled to another range."""
         return Radius(self.size * range.width / self.range.width, self.norm, range)
 
     def _same_unit(self, other: Radius) -> None:

@@ -76,7 +76,7 @@ class Certificates(Protocol):
     def abstain(self) -> Flags: ...
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """All of them, by name; the radii under the names that the kinds of certificate say."""
+        """Return all of them, by name; the radii under the names that the kinds of certificate say."""
 
 
 class Verifier(ABC):
@@ -95,7 +95,9 @@ class Verifier(ABC):
         """Label, abstention and radii for each input in [-1, 1]."""
 
     def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> Certificates:
-        """The same with radii as large as this way can prove, where `verify` looks at those asked about alone."""
+        """Return the same with radii as large as this way can prove, where `verify` looks at those asked about
+        alone.
+        """
         return self.verify(inputs, generator)
 
     @property
@@ -104,11 +106,11 @@ class Verifier(ABC):
         return self.kinds[0].function
 
     def with_draws(self, draws: int) -> Verifier:
-        """The same with another number of draws; for what draws nothing, itself."""
+        """Return the same with another number of draws; for what draws nothing, itself."""
         return self
 
     def samples(self) -> dict[str, Sample]:
-        """What an attacker of a vote differentiates, by name; empty where nothing is drawn."""
+        """Return what an attacker of a vote differentiates, by name; empty where nothing is drawn."""
         return {}
 
     passes_per_draw: int = 1
@@ -121,7 +123,7 @@ _REMEDY = "Certify a stobatch.models.Layered that is made of the layers and is c
 
 
 def require_stack(network: nn.Module) -> nn.Sequential:
-    """The layers whose composition a call of the network computes; raises unless that is certain.
+    """Return the layers whose composition a call of the network computes; raises unless that is certain.
 
     Of the class itself: a subclass may compute anything.
     """

@@ -20,7 +20,7 @@ _INERTIA = 0.75
 
 
 def checkpoints(steps: int) -> list[int]:
-    """The steps before which the step length is reconsidered.
+    """Return the steps before which the step length is reconsidered.
 
     >>> checkpoints(100)
     [22, 41, 57, 70, 80, 87, 93, 99]

@@ -45,7 +45,7 @@ class Ball:
 
     @classmethod
     def around(cls, centre: Tensor, radius: Radius, *, shift: Tensor | None = None) -> Ball:
-        """A ball in the input range; `shift` moves the range for inputs that already carry a fixed noise."""
+        """Return a ball in the input range; `shift` moves the range for inputs that already carry a fixed noise."""
         low: Tensor | float = radius.range.low if shift is None else radius.range.low + shift
         high: Tensor | float = radius.range.high if shift is None else radius.range.high + shift
         lower, upper = (torch.as_tensor(end, dtype=centre.dtype, device=centre.device) for end in (low, high))
@@ -56,7 +56,7 @@ class Ball:
 
     @classmethod
     def around_each(cls, centre: Tensor, sizes: Tensor, unit: Radius) -> Ball:
-        """A ball of its own size around every centre; of `unit` only norm and range matter."""
+        """Return a ball of its own size around every centre; of `unit` only norm and range matter."""
         sizes = sizes.to(device=centre.device, dtype=torch.float64)
         ball = replace(cls.around(centre, Radius(float(sizes.max()), unit.norm, unit.range)), sizes=sizes)
         if unit.norm is not Norm.LINF:
@@ -70,20 +70,20 @@ class Ball:
         return GEOMETRIES[self.radius.norm]
 
     def part(self, which: slice | Tensor) -> Ball:
-        """The balls around some of the centres."""
+        """Return the balls around some of the centres."""
         lower, upper = (end[which] if end.shape == self.centre.shape else end for end in (self.lower, self.upper))
         return Ball(self.centre[which], lower, upper, self.radius, None if self.sizes is None else self.sizes[which])
 
     def size_for(self, like: Tensor) -> Size:
-        """The radius: one for all, or one for each example in a shape and precision that combine with `like`."""
+        """Return the radius: one for all, or one for each example in a shape and precision that combine with `like`."""
         return self.radius.size if self.sizes is None else per_example(self.sizes, like).to(like)
 
     def project(self, points: Tensor) -> Tensor:
-        """The nearest points of the ball."""
+        """Return the nearest points of the ball."""
         return self.geometry.project(self, points)
 
     def climb(self, points: Tensor, gradient: Tensor, size: Size) -> Tensor:
-        """The steepest step of the given length from points of the ball, and back into the ball."""
+        """Return the steepest step of the given length from points of the ball, and back into the ball."""
         return self.geometry.climb(self, points, gradient, size)
 
     def random_offsets(self, count: int, generator: torch.Generator) -> Tensor:
@@ -91,7 +91,7 @@ class Ball:
         return self.geometry.random(torch.Size((count, *self.centre.shape[1:])), generator)
 
     def at(self, offsets: Tensor | None) -> Tensor:
-        """The point of each ball at this offset in units of its radius; the centres without one."""
+        """Return the point of each ball at this offset in units of its radius; the centres without one."""
         if offsets is None:
             return self.centre.clone()
         if self.centre.is_cuda and offsets.is_cpu:
@@ -101,11 +101,11 @@ class Ball:
         return self.project(self.centre + self.size_for(offsets) * offsets)
 
     def distance(self, points: Tensor) -> Tensor:
-        """How far each point is from its centre, in float64."""
+        """Return how far each point is from its centre, in float64."""
         return self.geometry.length(points.double() - self.centre.double())
 
     def settle(self, points: Tensor) -> Tensor:
-        """The same points, up to rounding, and certainly inside."""
+        """Return the same points, up to rounding, and certainly inside."""
         points = torch.minimum(torch.maximum(points, self.lower), self.upper)
         for attempt in range(8):
             # Not "further than": a distance that is not a number is outside, too.
@@ -130,7 +130,7 @@ class Geometry(ABC):
 
     @abstractmethod
     def length(self, offset: Tensor) -> Tensor:
-        """The norm of each example's offset from its centre."""
+        """Return the norm of each example's offset from its centre."""
 
     @abstractmethod
     def project(self, ball: Ball, points: Tensor) -> Tensor: ...
@@ -140,11 +140,13 @@ class Geometry(ABC):
 
     @abstractmethod
     def random(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Offsets spread uniformly over the unit ball."""
+        """Return offsets spread uniformly over the unit ball."""
 
     @abstractmethod
     def tighten(self, ball: Ball, points: Tensor, slack: float) -> Tensor:
-        """Points that rounding put a little too far, moved towards their centre, where needed by a share `slack`."""
+        """Return points that rounding put a little too far, moved towards their centre, where needed by a share
+        `slack`.
+        """
 
 
 @final
@@ -176,11 +178,11 @@ class _Coupled(Geometry):
 
     @abstractmethod
     def shrink(self, offset: Tensor, low: Tensor, high: Tensor, size: Size) -> Tensor:
-        """The nearest offset within the room whose length is the size, for offsets that are longer."""
+        """Return the nearest offset within the room whose length is the size, for offsets that are longer."""
 
     @abstractmethod
     def steepest(self, gradient: Tensor, low: Tensor, high: Tensor, size: Size) -> Tensor:
-        """The offset up to that length, within the room, that gains most along the gradient."""
+        """Return the offset up to that length, within the room, that gains most along the gradient."""
 
     def project(self, ball: Ball, points: Tensor) -> Tensor:
         offset, low, high = points - ball.centre, ball.lower - ball.centre, ball.upper - ball.centre
@@ -308,7 +310,7 @@ GEOMETRIES: dict[Norm, Geometry] = {Norm.LINF: MaxNorm(), Norm.L2: Euclidean(), 
 
 
 def per_example(values: Tensor, like: Tensor) -> Tensor:
-    """One value for each example, in a shape that combines with the examples themselves."""
+    """Return one value for each example, in a shape that combines with the examples themselves."""
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 

@@ -27,7 +27,7 @@ class _Repeated(Attack, ABC):
 
     @abstractmethod
     def goals(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Iterator[Goal]:
-        """The goal of each run, over all examples."""
+        """Return the goal of each run, over all examples."""
 
     def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
         best, rows = Best(ball.centre), torch.arange(len(ball.centre), device=ball.centre.device)
@@ -82,7 +82,7 @@ class Budget:
 
 
 def restarted(attack: GradientAttack, budget: Budget) -> Attack:
-    """The attack from as many random starts as the budget allows."""
+    """Return the attack from as many random starts as the budget allows."""
     return attack if budget.restarts == 1 else Restarts(attack, times=budget.restarts)
 
 
@@ -99,7 +99,7 @@ def make_attack(name: str, budget: Budget) -> Attack:
 
 
 def paper_ensemble(names: tuple[str, ...], steps: int) -> list[GradientAttack]:
-    """The ensemble A of Algorithm 1 and of the paper's tests: T steps of size μ/T each (Eq. 8), Madry's too."""
+    """Return the ensemble A of Algorithm 1 and of the paper's tests: T steps of size μ/T each (Eq. 8), Madry's too."""
     ensemble = []
     for name in names:
         attack = make_attack(name, Budget(steps))

@@ -68,7 +68,7 @@ class Expectation:
 
 
 def _agreement(sample: Sample, draws: int, points: Tensor, goal: Goal, generator: torch.Generator) -> float:
-    """The mean cosine of two gradients from independent draws."""
+    """Return the mean cosine of two gradients from independent draws."""
     gradients = []
     for _ in range(2):
         leaf = points.detach().requires_grad_()
@@ -81,7 +81,7 @@ def _agreement(sample: Sample, draws: int, points: Tensor, goal: Goal, generator
 
 
 def of_module(module: nn.Module) -> Sample:
-    """A module that draws random numbers as it runs (dropout, noise layers): log of its mean probabilities."""
+    """Return a module that draws random numbers as it runs (dropout, noise layers): log of its mean probabilities."""
 
     def sample(draws: int, generator: torch.Generator) -> Scores:
         seed = int(torch.randint(2**62, (), generator=generator))

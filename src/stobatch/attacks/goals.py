@@ -26,7 +26,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """The best other class minus the label's own: positive where the label has lost."""
+    """Return the best other class minus the label's own: positive where the label has lost."""
     own = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
     return others.amax(1) - own[:, 0]
@@ -44,7 +44,9 @@ def difference_of_logits_ratio(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def towards(logits: Tensor, labels: Tensor, aims: Tensor) -> Tensor:
-    """How far the aim is above the label, over the spread of the top four logits: one class at a time is overtaken."""
+    """Return how far the aim is above the label, over the spread of the top four logits: one class at a time is
+    overtaken.
+    """
     lead = (logits.gather(1, aims[:, None]) - logits.gather(1, labels[:, None]))[:, 0]
     if logits.shape[1] < 3:
         return lead
@@ -73,7 +75,7 @@ class Goal:
     aim: Tensor | None = None
 
     def objective(self, logits: Tensor, which: slice | Tensor) -> Tensor:
-        """What the attack maximises, for these of its examples."""
+        """Return what the attack maximises, for these of its examples."""
         labels = logits.detach().argmax(1) if self.labels is None else self.labels[which]
         if self.aim is not None:
             return towards(logits, labels, self.aim[which])
@@ -81,7 +83,7 @@ class Goal:
         return -value if self.targeted else value
 
     def reached(self, logits: Tensor) -> Tensor:
-        """Where the prediction is what the attack wants."""
+        """Return where the prediction is what the attack wants."""
         if self.labels is None:
             raise SettingError("an attack without labels has no success.", remedy="Give the labels it should leave.")
         return (logits.argmax(1) == self.labels) == self.targeted

@@ -39,10 +39,10 @@ class Victim(Protocol):
         """Whether one look at a point settles what the function says there."""
 
     def draw(self, generator: torch.Generator) -> Scores:
-        """The function from points to logits that holds for one step."""
+        """Return the function from points to logits that holds for one step."""
 
     def draw_to_judge(self, generator: torch.Generator) -> Scores:
-        """The same with as many draws as it takes to compare points."""
+        """Return the same with as many draws as it takes to compare points."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Attack(ABC):
 
     @torch.no_grad()
     def run(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, *, chunk: int = 357) -> Tensor:
-        """The worst point found for each example; `chunk` is how many rows pass through the network at once.
+        """Return the worst point found for each example; `chunk` is how many rows pass through the network at once.
 
         **Guarantee.** Every returned point is inside the ball and the input range, checked in float64; every gradient
         was finite.
@@ -84,7 +84,7 @@ class Attack(ABC):
 
     @abstractmethod
     def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
-        """Points of the ball; `run` checks what goes in and what comes out."""
+        """Return points of the ball; `run` checks what goes in and what comes out."""
 
 
 @dataclass(frozen=True)
@@ -96,20 +96,20 @@ class GradientAttack(Attack, ABC):
     loss: str = "cross_entropy"
 
     def step_size(self, ball: Ball) -> Size:
-        """A share of the way that the norm needs; a single step goes straight."""
+        """Return a share of the way that the norm needs; a single step goes straight."""
         path = ball.geometry.path if self.steps > 1 else 1.0
         return self.relative_step * path * ball.size_for(ball.centre) / self.steps
 
     def offsets(self, ball: Ball, count: int, generator: torch.Generator) -> Tensor | None:
-        """Where `count` examples start, relative to centres and radii; None starts them at their centres."""
+        """Return where `count` examples start, relative to centres and radii; None starts them at their centres."""
         return None
 
     @abstractmethod
     def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
-        """The next points, inside the ball; may change what it remembers."""
+        """Return the next points, inside the ball; may change what it remembers."""
 
     def kept(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
-        """Points that may be better than the last ones, and their objectives, if the attack keeps such."""
+        """Return points that may be better than the last ones, and their objectives, if the attack keeps such."""
         return None
 
     def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
@@ -181,7 +181,7 @@ class Best:
         self.points[which], self.reached[which] = points[fresh], True
 
     def resisting(self) -> Tensor:
-        """The rows whose goal is not reached."""
+        """Return the rows whose goal is not reached."""
         return (~self.reached).nonzero()[:, 0]
 
 
@@ -195,7 +195,7 @@ def _walk(
     chunk: int,
     best: Best | None,
 ) -> Tensor:
-    """The loop. With `best` every visited point is judged, and examples that are done are let go."""
+    """Return the loop. With `best` every visited point is judged, and examples that are done are let go."""
     steps = shares[0][0].steps
     memories: list[Memory] = [{} for _ in shares]
     rows = torch.arange(len(points), device=points.device)
@@ -258,7 +258,7 @@ def _look(scores: Scores, points: Tensor, goal: Goal, chunk: int, *, success: bo
 
 @torch.no_grad()
 def outcome(scores: Scores, points: Tensor, goal: Goal, chunk: int) -> tuple[Tensor, Tensor]:
-    """The value of the objective and whether the goal is reached, without gradients."""
+    """Return the value of the objective and whether the goal is reached, without gradients."""
     objectives, reached = [], []
     for start in range(0, len(points), chunk):
         which = slice(start, start + chunk)

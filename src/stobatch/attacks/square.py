@@ -62,7 +62,7 @@ class Square(Attack):
         return ball.project((centre + size * signs).reshape(ball.centre.shape))
 
     def _propose(self, ball: Ball, points: Tensor, share: float, generator: torch.Generator) -> Tensor:
-        """A random patch of ±size; one place for all examples, a sign for each and each channel."""
+        """Return a random patch of ±size; one place for all examples, a sign for each and each channel."""
         centre, images = _as_images(ball.centre), _as_images(points).clone()
         count, channels, height, width = images.shape
         side = max(1, round(sqrt(share * height * width)))
@@ -80,7 +80,7 @@ class Square(Attack):
 
     @staticmethod
     def _length(ball: Ball, values: int) -> float:
-        """The norm of so many ones."""
+        """Return the norm of so many ones."""
         return {Norm.LINF: 1.0, Norm.L2: sqrt(values), Norm.L1: float(values)}[ball.radius.norm]
 
 

@@ -87,7 +87,7 @@ def _audit(audited: Audited, seed: int | None) -> Audit:
 
 
 def _worded(finding: Finding, instrument: str, audited: Audited) -> Finding:
-    """The finding with its evidence; where the seed is public, it says which training its claim is about."""
+    """Return the finding with its evidence; where the seed is public, it says which training its claim is about."""
     finding = finding.replace(evidence=f"evidence/{instrument}.json")
     if finding.about != "privacy" or audited.config.seed is None or finding.claim_status is Status.NONE:
         return finding
@@ -96,13 +96,13 @@ def _worded(finding: Finding, instrument: str, audited: Audited) -> Finding:
 
 
 def _tests(audited: Audited, names: tuple[str, ...]) -> int:
-    """How many findings a call will yield that may each be a false alarm; kinds of certificates share one."""
+    """Return how many findings a call will yield that may each be a false alarm; kinds of certificates share one."""
     releases = len(method_of(audited.config).releases(audited.plan))
     return sum(max(1, releases) if name == "release" else 1 for name in names)
 
 
 def _known(audited: Audited, names: tuple[str, ...]) -> list[Finding]:
-    """What other instruments found before about this very training, from their evidence."""
+    """Return what other instruments found before about this very training, from their evidence."""
     known: list[Finding] = []
     for name in (name for name in MAKERS if name not in names):
         before = Evidence.read_of(audited.run, name)
@@ -115,7 +115,7 @@ def _known(audited: Audited, names: tuple[str, ...]) -> list[Finding]:
 
 
 def summary(audited: Audited, findings: list[Finding]) -> Audit:
-    """All claims of the run, tested or not, and what was found about them."""
+    """Return all claims of the run, tested or not, and what was found about them."""
     certified = CertificateSummary.read_if_there(audited.run)
     claims = judge_claims(audited.claim.status, certified.kinds if certified else (), findings)
     return Audit(
@@ -139,7 +139,7 @@ def open_subject(
     quiet: bool = True,
     device: str | None = None,
 ) -> Audited:
-    """What the instruments work on: a trained run, or settings that nothing was trained with yet."""
+    """Return what the instruments work on: a trained run, or settings that nothing was trained with yet."""
     changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
     if config is not None:
         config = config.override_all(changes)

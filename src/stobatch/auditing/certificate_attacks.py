@@ -107,7 +107,7 @@ class AttackedCertificates:
         )
 
     def certified(self) -> Labels:
-        """The rows about which something is claimed."""
+        """Return the rows about which something is claimed."""
         return np.flatnonzero(self.radius > 0)
 
     def ball(self, network: Classifier) -> Ball:

@@ -72,7 +72,9 @@ def nearest(
     *,
     memory_mb: int = 512,
 ) -> Labels:
-    """The rows worth attacking: certified, and with the smallest lead for the size of their ball, the worst first."""
+    """Return the rows worth attacking: certified, and with the smallest lead for the size of their ball, the worst
+    first.
+    """
     rows = certificates.certified()
     if settings.num_inputs is None or len(rows) <= settings.num_inputs:
         return rows
@@ -147,7 +149,9 @@ def finding_of(
     certified: int,
     num_kinds: int,
 ) -> Finding:
-    """What the attempts on one kind mean; `columns` of all parts, `certified` inputs in all, `num_kinds` tried."""
+    """Return what the attempts on one kind mean; `columns` of all parts, `certified` inputs in all, `num_kinds`
+    tried.
+    """
     broken, attacked = np.asarray(columns["broken"], dtype=bool), len(columns["broken"])
     retests, overclaims = sum(columns["retests"]), sum(columns["overclaims"])
     level = (1 - settings.confidence) / 2 / num_kinds
@@ -270,7 +274,7 @@ _NOTHING: Columns = {name: [] for name in (*COLUMNS, "row", "point")}
 
 
 def of_certificates(audited: Audited) -> list[Finding]:
-    """Every kind of certificate that `certify` left, attacked inside the balls nearest to a border."""
+    """Return every kind of certificate that `certify` left, attacked inside the balls nearest to a border."""
     trained, run = audited.trained(), audited.run
     document = CertificateSummary.read_if_there(run)
     if document is None:

@@ -54,7 +54,7 @@ class EpsilonBound:
         return f"ε ≥ {self.epsilon:.3g} at δ = {self.delta:g} with {100 * self.confidence:.3g}% confidence{assuming}"
 
     def described(self) -> Bound:
-        """The bound as documents hold it, under names that nobody takes for a guarantee."""
+        """Return the bound as documents hold it, under names that nobody takes for a guarantee."""
         return Bound(
             epsilon_at_least=self.epsilon,
             at_delta=self.delta,
@@ -66,7 +66,7 @@ class EpsilonBound:
 
     @classmethod
     def recorded(cls, bound: Bound) -> EpsilonBound:
-        """The inverse of `described`."""
+        """Return the inverse of `described`."""
         return cls(bound.epsilon_at_least, bound.at_delta, bound.confidence, bound.name, bound.assumes, bound.details)
 
 
@@ -146,7 +146,7 @@ def two_sample_bound(
 
 
 def _chosen(member: Family, without: Floats, with_: Floats, delta: float, failure: float) -> float:
-    """The threshold that promises this family the largest bound."""
+    """Return the threshold that promises this family the largest bound."""
     thresholds = _thresholds(np.concatenate((without, with_)))
     false_positives, false_negatives = _errors(without, with_, thresholds)
     fpr = _at_most(false_positives, len(without), _CHOOSING_SHARE * failure)
@@ -155,7 +155,7 @@ def _chosen(member: Family, without: Floats, with_: Floats, delta: float, failur
 
 
 def _halves(scores: Floats, generator: np.random.Generator) -> tuple[Floats, Floats]:
-    """The half that chooses and the half that tests, which gets the odd one."""
+    """Return the half that chooses and the half that tests, which gets the odd one."""
     shuffled, half = generator.permutation(scores), len(scores) // 2
     return shuffled[:half], shuffled[half:]
 
@@ -183,7 +183,7 @@ def _at_most(errors: Floats, trials: int, failure: float) -> Floats:
 
 
 def trainings_needed(epsilon: float, *, delta: float, confidence: float, bounds: int = 1) -> int:
-    """The trainings per side below which not even a perfect attacker gets `clopper_pearson` above this ε.
+    """Return the trainings per side below which not even a perfect attacker gets `clopper_pearson` above this ε.
 
     Without an error in h trials both rates are at most u = 1 - failure^(1/h), and log((1 - δ - u)/u) > ε where
     u < (1 - δ)/(1 + e^ε). One training less than h chooses the threshold. `bounds` is how many share the failure
@@ -220,7 +220,7 @@ def refuse_too_few(given: str, needed: str, unreached: float, epsilon: float) ->
 
 
 def area_under_curve(without: ArrayLike, with_: ArrayLike) -> float:
-    """The probability that a score of `with_` is above one of `without`, ties counted half.
+    """Return the probability that a score of `with_` is above one of `without`, ties counted half.
 
     >>> area_under_curve([0, 1], [1, 2])
     0.875
@@ -231,7 +231,7 @@ def area_under_curve(without: ArrayLike, with_: ArrayLike) -> float:
 
 
 def check_scores(name: str, values: ArrayLike, *, least: int = 1) -> Floats:
-    """One-dimensional scores, infinite ones among them; a score that is no number says nothing."""
+    """Return one-dimensional scores, infinite ones among them; a score that is no number says nothing."""
     scores = np.asarray(values, dtype=np.float64)
     if scores.ndim != 1 or len(scores) < least:
         raise DataError(

@@ -51,7 +51,7 @@ ATTACKS = {
 
 
 def final_scores(logits: Tensor, pair: Pair) -> Floats:
-    """How much each model prefers the canary's label: [models, 1, classes] to [models]."""
+    """Return how much each model prefers the canary's label: [models, 1, classes] to [models]."""
     (label,) = pair.canary[1].tolist()
     at = logits[:, 0].double()
     scores = at[:, label] - at[:, pair.instead] if pair.instead is not None else at.log_softmax(1)[:, label]
@@ -118,7 +118,7 @@ def many_runs_finding(
 
 
 def histogram(without: Floats, with_: Floats, bins: int = 40) -> Histogram:
-    """How the scores of both sides spread, for a picture."""
+    """Return how the scores of both sides spread, for a picture."""
     both = np.concatenate([without, with_])
     low, high = np.quantile(both[np.isfinite(both)], [0.001, 0.999])
     edges = np.linspace(low, high if high > low else low + 1, bins + 1)
@@ -196,7 +196,7 @@ class Trials:
 
     @staticmethod
     def _place(trainable: Trainable) -> GradientCanaries:
-        """The auditor's choice, the same in every training: a coordinate of the last parameters."""
+        """Return the auditor's choice, the same in every training: a coordinate of the last parameters."""
         return GradientCanaries(torch.tensor([sum(p.numel() for p in trainable.network.parameters()) - 1]))
 
     def _steps(self, worlds: Sequence[int], seeds: Sequence[Seeds], tick: Tick) -> Floats:

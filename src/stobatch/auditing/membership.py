@@ -88,7 +88,9 @@ class MembershipResult:
     """For a figure: false-positive rates on a log grid, and the true-positive rates of all targets' pairs together."""
 
     def details(self, claimed: tuple[float | None, float], needed: int | None, reason: str | None) -> MembershipDetails:
-        """The numbers as documents hold them: held against these ε and δ, and why they could not have refuted them."""
+        """Return the numbers as documents hold them: held against these ε and δ, and why they could not have refuted
+        them.
+        """
 
         def named(rates: dict[float, Measured]) -> dict[str, Rate]:
             return {f"{rate:g}": Rate(value=value, low=low, high=high) for rate, (value, low, high) in rates.items()}
@@ -274,7 +276,7 @@ def infer(
 
 
 def targets_needed(epsilon: float, *, delta: float, confidence: float) -> int:
-    """The targets below which not even a perfect attacker gets the bound above this ε.
+    """Return the targets below which not even a perfect attacker gets the bound above this ε.
 
     It has X = 1 and Y = 0 always, so that only the last term of the margin is left: it must be below 1 - δ.
 
@@ -300,7 +302,7 @@ def _epsilon_bound(
     confidence: float,
     guessed: str,
 ) -> EpsilonBound:
-    """The bound in one direction, at the threshold that would give the largest one on the shadows."""
+    """Return the bound in one direction, at the threshold that would give the largest one on the shadows."""
     num_targets, num_examples = held[0].shape
     log_failure = _log_failure(confidence)
 
@@ -360,7 +362,7 @@ def _most_epsilon(num_targets: int, delta: float, log_failure: float) -> float:
 
 
 def _cuts(negatives: Floats, rates: Floats) -> Floats:
-    """The lowest thresholds that at most these shares of the scores are above; -∞ is for all."""
+    """Return the lowest thresholds that at most these shares of the scores are above; -∞ is for all."""
     falling = np.append(np.sort(negatives)[::-1], -np.inf)
     return np.asarray(falling[np.floor(rates * len(negatives) * (1 + _ROUNDING)).astype(np.int64)])
 
@@ -384,7 +386,7 @@ def _over_targets(values: Floats, confidence: float) -> Measured:
 
 
 def _rates(rates: Sequence[float], counts: Floats, totals: Indices, confidence: float) -> dict[float, Measured]:
-    """The mean of each target's rate.
+    """Return the mean of each target's rate.
 
     Its interval is no narrower than that of as many independent pairs: rare guesses may be right in no target at all,
     and no spread over targets is no proof of 0.
@@ -437,7 +439,7 @@ def _split(models: int, target_share: float) -> tuple[int, int]:
 
 
 def _drawing(member: Bools) -> tuple[float, int]:
-    """The probability of being a member, and how many of a target's examples may be guessed."""
+    """Return the probability of being a member, and how many of a target's examples may be guessed."""
     models, examples = member.shape
     sizes = member.sum(axis=1)
     one_size = bool((sizes == sizes[0]).all()) and 0 < sizes[0] < examples

@@ -45,7 +45,7 @@ class Pair:
 
 
 def require_relation(asked: str | None, claimed: Neighbours) -> Neighbours:
-    """The claim's own relation; asking about the other one is an error, because its ε is another number."""
+    """Return the claim's own relation; asking about the other one is an error, because its ε is another number."""
     if asked is not None and Neighbours(asked) is not claimed:
         raise UnitError(
             f"the claim is about {claimed} neighbours, you ask about {asked}.",
@@ -56,7 +56,7 @@ def require_relation(asked: str | None, claimed: Neighbours) -> Neighbours:
 
 
 def worst_case(records: Examples, relation: Neighbours) -> Pair:
-    """All records for the first data set, and a canary whose label no other record has.
+    """Return all records for the first data set, and a canary whose label no other record has.
 
     Replace-one: the last record becomes the pattern, labelled 0 in the first data set and 1 in the second.
     Add-or-remove: the second data set has the pattern, labelled 1, on top.

@@ -33,7 +33,7 @@ ATTACKS = {
 
 
 def input_scores(logits: Tensor, canaries: Planted, relation: Neighbours) -> NDArray[np.float64]:
-    """How much the model prefers each canary's label."""
+    """Return how much the model prefers each canary's label."""
     assert canaries.labels is not None
     scores = logits.double().cpu()
     own = scores.gather(1, canaries.labels[:, None])[:, 0]
@@ -86,7 +86,7 @@ def one_run_finding(
 
 
 def of_one_run(audited: Audited) -> list[Finding]:
-    """The canaries that were planted in this very training."""
+    """Return the canaries that were planted in this very training."""
     model, config, claim = audited.trained(), audited.config, audited.claim
     require_claim(audited)
     relation = require_relation(audited.settings.neighbours, claim.neighbours)

@@ -109,7 +109,9 @@ def bounds_of_guesses(
     confidence: float,
     family: CurveFamily | None,
 ) -> tuple[EpsilonBound, ...]:
-    """The bounds that numbers of guesses give, with how many of each were right: all that evidence has to keep."""
+    """Return the bounds that numbers of guesses give, with how many of each were right: all that evidence has to
+    keep.
+    """
     failure = (1 - confidence) / (len(counts) * (1 if family is None else 2))
 
     def bound(
@@ -118,7 +120,9 @@ def bounds_of_guesses(
         search: Callable[[Callable[[Claim], bool]], float],
         impossible: Callable[[Claim, int, int], bool],
     ) -> EpsilonBound:
-        """One search for the most that any number of guesses refutes: one for each would ask about more claims."""
+        """Return one search for the most that any number of guesses refutes: one for each would ask about more
+        claims.
+        """
         best = 0
 
         def refuted(claim: Claim) -> bool:
@@ -162,7 +166,7 @@ def _correct(coins_by_score: NDArray[np.bool_], guesses: int) -> int:
 
 
 def _p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """The most that (ε, δ)-DP allows for the probability of so many correct guesses."""
+    """Return the most that (ε, δ)-DP allows for the probability of so many correct guesses."""
     share = float(expit(epsilon))
     by_luck = float(binom.sf(correct - 1, guesses, share))
     if delta == 0:
@@ -175,7 +179,7 @@ def _p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: f
 
 
 def _is_impossible(curve: Curve, canaries: int, guesses: int, correct: int, failure: float) -> bool:
-    """Whether so many correct guesses, or more, have a probability below `failure` under a trade-off curve f.
+    """Return whether so many correct guesses, or more, have a probability below `failure` under a trade-off curve f.
 
     **Guarantee.** It is so wherever the answer is yes, for any mechanism whose own curve lies on or above this one.
 
@@ -200,7 +204,7 @@ def _is_impossible(curve: Curve, canaries: int, guesses: int, correct: int, fail
 
 
 def canaries_needed(epsilon: float, *, delta: float, confidence: float, tests: int = DEFAULT_TESTS) -> int:
-    """The canaries below which not even a perfect attacker gets `one_run` above this ε.
+    """Return the canaries below which not even a perfect attacker gets `one_run` above this ε.
 
     It guesses all m, rightly. `tests` is how many pairs of a number of guesses and a bound share the failure
     probability. The part of δ in the p-value hardly shrinks with m: from some ε on, no number is enough.

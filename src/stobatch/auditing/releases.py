@@ -24,7 +24,7 @@ _TUPLES = 16
 
 
 def pair_of_tuples(records: Examples) -> tuple[Tuples, Tuples]:
-    """A few records, and the same with the last one replaced by a pattern and another label."""
+    """Return a few records, and the same with the last one replaced by a pattern and another label."""
     if len(records) < 2:
         raise DataError("a release is looked at with at least two records.", remedy="Raise data.train_limit.")
     few = records.limit(_TUPLES)
@@ -36,7 +36,7 @@ def pair_of_tuples(records: Examples) -> tuple[Tuples, Tuples]:
 def release_finding(
     release: Release, without: Floats, with_: Floats, guarantee: PrivacyGuarantee, confidence: float
 ) -> Finding:
-    """The whole training is claimed to leak no more than ε, so each of its parts is."""
+    """Return the whole training is claimed to leak no more than ε, so each of its parts is."""
     bounds = two_sided_bounds(without, with_, delta=guarantee.delta, confidence=confidence)
     # Zero on both sides is no decision.
     right, trials = int((with_ > 0).sum() + (without < 0).sum()), len(without) + len(with_)
@@ -59,7 +59,7 @@ _TRIALS_AT_ONCE = 500
 
 
 def of_releases(audited: Audited) -> list[Finding]:
-    """Every release that the method's proof names, drawn many times from both of two neighbours."""
+    """Return every release that the method's proof names, drawn many times from both of two neighbours."""
     releases = method_of(audited.config).releases(audited.plan)
     if not releases:
         raise SettingError(

@@ -76,7 +76,7 @@ class Audited:
         return self.model
 
     def table(self, name: str, identity: object, total: int, tile: int, rows_of: PartOf) -> Columns:
-        """A private table of the audit, made or completed: what single trainings leaked stays with the owner."""
+        """Return a private table of the audit, made or completed: what single trainings leaked stays with the owner."""
         if self.model is None:
             # Here and no sooner: an instrument that refuses its settings leaves nothing behind.
             write_start(self.run, self.config, self.info, self.plan, self.seeds)
@@ -89,7 +89,7 @@ class Audited:
         return records.read()
 
     def fresh(self, plan: Plan, train: Examples, seeds: Seeds) -> Trainable:
-        """A training of its own with these records and secrets."""
+        """Return a training of its own with these records and secrets."""
         network = make_network(self.config, self.info, seeds, self.network).to(self.config.machine.device)
         return method_of(self.config).prepare(self.config, plan, network, train, seeds)
 

@@ -46,7 +46,7 @@ class Family(ABC):
 
     @abstractmethod
     def epsilon(self, fpr: float, fnr: float, delta: float) -> float:
-        """The largest ε such that every member with a smaller ε(δ) makes this pair of rates impossible.
+        """Return the largest ε such that every member with a smaller ε(δ) makes this pair of rates impossible.
 
         **Guarantee.** Where the rates are upper bounds on those of a test of a member, the member's ε(δ) is no
         smaller: its curve f falls, so f(fpr) <= f(true FPR) <= true FNR <= fnr, and the pair is possible for it.
@@ -54,7 +54,7 @@ class Family(ABC):
 
     @abstractmethod
     def strongest(self, fpr: Floats, fnr: Floats, delta: float) -> int:
-        """Which of these pairs promises the largest ε. It only chooses a threshold, so any answer is sound."""
+        """Return which of these pairs promises the largest ε. It only chooses a threshold, so any answer is sound."""
 
 
 Curve = Callable[[float], float]
@@ -180,7 +180,7 @@ class PoissonGaussianFamily(CurveFamily):
         return PoissonGaussian(self.sampling_rate, math.exp(cell / _CELLS), self.steps)
 
     def _least_refuted(self, refuted: Callable[[PoissonGaussian], bool], within: int = 1) -> PoissonGaussian | None:
-        """The member with the grid's least σ that is refuted; None if not even that with much noise is.
+        """Return the member with the grid's least σ that is refuted; None if not even that with much noise is.
 
         `within` so many cells, and from above: the member returned is refuted.
         """
@@ -195,7 +195,9 @@ class PoissonGaussianFamily(CurveFamily):
 
 
 def most_refuted(refuted: Callable[[float], bool]) -> float:
-    """A number that is itself refuted, next to one that is not: what leaks less is refuted with it. 0 if none is."""
+    """Return a number that is itself refuted, next to one that is not: what leaks less is refuted with it. 0 if none
+    is.
+    """
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0

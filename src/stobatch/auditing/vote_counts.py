@@ -44,7 +44,7 @@ class Ballots:
         return lead
 
     def chance(self, label: Labels, rival: Labels) -> Floats:
-        """How probable so large a lead of the rival is.
+        """Return how probable so large a lead of the rival is.
 
         **Guarantee.** Where the label's expected share is at least that of a rival named before these draws, the value
         is at most t with probability at most t, for every t: by an exact sign test on whole votes, by Hoeffding's
@@ -61,7 +61,7 @@ class Ballots:
 
 @singledispatch
 def count(verifier: Any, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
-    """What the deployed vote of a verifier says at each point, over fresh draws.
+    """Return what the deployed vote of a verifier says at each point, over fresh draws.
 
     The deployed vote itself and not the smooth form that attacks follow, so that nothing is called broken that a user
     would not see broken. A verifier of your own joins in with `count.register`.
@@ -110,7 +110,7 @@ def counter_of(verifier: VotesVerifier, points: Tensor) -> VoteCounter:
 
 
 def certify_apart(verifier: Verifier, inputs: Tensor, generator: torch.Generator) -> dict[str, Any]:
-    """The columns of `verify`, every input by draws of its own.
+    """Return the columns of `verify`, every input by draws of its own.
 
     Inputs that are verified together share their draws, so their certificates may all fail at once; these cannot.
     """

@@ -119,7 +119,7 @@ class AdLmPlan(Plan):
         )
 
     def relevance_epsilon(self, steps: int) -> float:
-        """What so many steps of the estimation cost when one tuple is replaced, at the δ of the claim.
+        """Return what so many steps of the estimation cost when one tuple is replaced, at the δ of the claim.
 
         The planned number costs ε1. For more, ε' is raised until what is accounted at δ/(1 + e^ε') is within it.
         """

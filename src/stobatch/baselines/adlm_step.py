@@ -185,7 +185,7 @@ class AdLmTrainable(OpenTrainable):
         return self.seeds.generator("step", step, *again, purpose)
 
     def noisy(self, inputs: Tensor, noise: Tensor) -> Tensor:
-        """What training sees of some examples."""
+        """Return what training sees of some examples."""
         return (inputs + noise).clamp(-self.plan.input_bound, self.plan.input_bound)
 
     def _gradients(self, noisy_inputs: Tensor, labels: Tensor) -> Gradients:

@@ -102,7 +102,7 @@ class LayerNoise(SmoothingNoise, ABC):
 
     @abstractmethod
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Draws for the hidden layer, number of draws first."""
+        """Return draws for the hidden layer, number of draws first."""
 
     @property
     @abstractmethod
@@ -161,7 +161,7 @@ class LayerLaplace(LayerNoise):
 
 
 def _positive(name: str, sizes: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A copy of the given shape in float64, on the CPU; one value stands for all."""
+    """Return a copy of the given shape in float64, on the CPU; one value stands for all."""
     if sizes.ndim and tuple(sizes.shape) != shape:
         raise SettingError(
             f"{name} has the shape {tuple(sizes.shape)}, the first layer gives values of shape {shape}.",

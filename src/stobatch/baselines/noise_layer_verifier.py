@@ -41,7 +41,7 @@ _CPU_ROWS = 400
 
 
 def margin_epsilon(top_lower: Floats, runner_up_upper: Floats, delta: Floats) -> Floats:
-    """The ε below which p_A > e^{2ε} p_B + (1 + e^ε) δ (`published.radius.is_robust`); 0 where no ε will do.
+    """Return the ε below which p_A > e^{2ε} p_B + (1 + e^ε) δ (`published.radius.is_robust`); 0 where no ε will do.
 
     A quadratic in e^ε, with its larger root written so that p_B = 0 is no special case.
     """
@@ -53,7 +53,9 @@ def margin_epsilon(top_lower: Floats, runner_up_upper: Floats, delta: Floats) ->
 
 
 def margin_deviations(calibration: Calibration, top_lower: Floats, runner_up_upper: Floats) -> Floats:
-    """The largest shift, in deviations of Gaussian noise, that the margin withstands by this theorem and the best δ."""
+    """Return the largest shift, in deviations of Gaussian noise, that the margin withstands by this theorem and the
+    best δ.
+    """
     top, runner_up = np.asarray(top_lower)[..., None], np.asarray(runner_up_upper)[..., None]
     epsilon = margin_epsilon(top, runner_up, DELTAS)
     withstood: Floats = np.where(epsilon > 0, calibration.deviations(epsilon, DELTAS), 0.0).max(-1)

@@ -121,7 +121,7 @@ class OpenTrainable(Trainable):
         self.reader.examples.require()
 
     def order(self, step: int) -> Tensor:
-        """The examples in the random order of a step; its batches stand at the beginning."""
+        """Return the examples in the random order of a step; its batches stand at the beginning."""
         return torch.randperm(self.num_examples, generator=self.seeds.generator("step", step, "trainer", 0))
 
     def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
@@ -139,6 +139,6 @@ class OpenTrainable(Trainable):
         return found
 
     def weighted(self, scores: Tensor, labels: Tensor, weight: float) -> Gradients:
-        """The gradient of the cross-entropy of some examples, each with this weight."""
+        """Return the gradient of the cross-entropy of some examples, each with this weight."""
         loss, parameters = weight * F.cross_entropy(scores, labels, reduction="sum"), self.parameters
         return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))

@@ -84,7 +84,7 @@ class VanillaTrainable(OpenTrainable):
                 yield self.weighted(self.network(inputs), labels, float(weights[0]))
 
     def _after_order(self, step: int) -> torch.Generator:
-        """The step's generator once the order is drawn: attacks of all pieces start from the same draws."""
+        """Return the step's generator once the order is drawn: attacks of all pieces start from the same draws."""
         generator = self.seeds.generator("step", step, "trainer", 0)
         torch.randperm(self.num_examples, generator=generator)
         return generator

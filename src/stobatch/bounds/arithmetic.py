@@ -84,7 +84,9 @@ def require_plain_float32(layers: Iterable[nn.Module], device: torch.device) -> 
 
 
 def _old_switches(device: torch.device) -> list[str]:
-    """The switches from before PyTorch 2.9. Where newer ones contradict them they cannot be read, and those count."""
+    """Return the switches from before PyTorch 2.9. Where newer ones contradict them they cannot be read, and those
+    count.
+    """
     found = []
     try:
         if torch.get_float32_matmul_precision() != "highest":

@@ -31,7 +31,7 @@ class Box:
 
     @classmethod
     def around(cls, inputs: Tensor, radius: float | Tensor) -> Box:
-        """What an l-infinity attacker can reach without leaving the range of inputs."""
+        """Return what an l-infinity attacker can reach without leaving the range of inputs."""
         low = (inputs - radius).clamp(PAPER_RANGE.low, PAPER_RANGE.high)
         return cls.between(low, (inputs + radius).clamp(PAPER_RANGE.low, PAPER_RANGE.high))
 
@@ -49,7 +49,7 @@ _RESHAPING = (nn.Flatten, nn.Identity, nn.AvgPool2d)
 
 
 def spread(layer: nn.Conv2d | nn.Linear, radius: Tensor) -> Tensor:
-    """How far an affine layer's values can move: |W| times how far its inputs can."""
+    """Return how far an affine layer's values can move: |W| times how far its inputs can."""
     weight = absolute(layer.weight)
     if isinstance(layer, nn.Linear):
         out = F.linear(radius, weight)
@@ -60,7 +60,7 @@ def spread(layer: nn.Conv2d | nn.Linear, radius: Tensor) -> Tensor:
 
 
 def through(layer: nn.Module, box: Box) -> Box:
-    """The smallest box that holds the layer's values, value by value."""
+    """Return the smallest box that holds the layer's values, value by value."""
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
         raise ModelError(
             f"there are no interval bounds for a convolution with padding_mode='{layer.padding_mode}'.",
@@ -94,7 +94,9 @@ def worst_case_scores(layers: nn.Sequential, box: Box, labels: Tensor) -> Tensor
 
 
 def spread_from_label(output: nn.Linear, radius: Tensor, labels: Tensor) -> Tensor:
-    """How far each class's score can move against the label's: |W_j - W_y| times how far the hidden values can."""
+    """Return how far each class's score can move against the label's: |W_j - W_y| times how far the hidden values
+    can.
+    """
     num_classes = output.out_features
     first, second = class_pairs(num_classes, radius.device)
     pairs = F.linear(radius, absolute(output.weight[first] - output.weight[second]))

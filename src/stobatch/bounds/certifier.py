@@ -84,7 +84,7 @@ class BoundCertificates:
         return {"label": self.label, "abstain": self.abstain, "radius": self.radius}
 
     def certified(self, asked: Radius | float) -> Flags:
-        """Whether the label is proved to hold in the ball asked about, by a radius that was checked."""
+        """Return whether the label is proved to hold in the ball asked about, by a radius that was checked."""
         unit = self.kind.unit
         ball = Radius.of(asked, unit.norm, unit.range).to(unit.range)
         if ball.norm is not unit.norm:
@@ -212,7 +212,7 @@ class BoxCertifier:
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
-        """The deployed prediction, the class that certificates are about.
+        """Return the deployed prediction, the class that certificates are about.
 
         Scores of the call itself; they have to lie in the bounds of a ball of radius 0, as those of every pass do that
         the certificate speaks of.
@@ -238,7 +238,7 @@ class BoxCertifier:
 
     @torch.no_grad()
     def certified_at(self, inputs: Tensor, radii: Sequence[float]) -> Tensor:
-        """Whether each example (row) is certified at each radius (column).
+        """Return whether each example (row) is certified at each radius (column).
 
         From small to large; what fails at one radius is not tried, and not claimed, at a larger one.
         """
@@ -266,7 +266,7 @@ class BoxCertifier:
 
     @torch.no_grad()
     def certified_radius(self, inputs: Tensor, *, largest: float, tolerance: float) -> BoundRadii:
-        """The largest multiple of `tolerance` up to `largest` that bisection finds certified; 0 where none is.
+        """Return the largest multiple of `tolerance` up to `largest` that bisection finds certified; 0 where none is.
 
         Sound whether or not bounds fall with the radius: each radius returned is one that was checked.
         """
@@ -326,7 +326,7 @@ class BoxCertifier:
         return min(examples, _CPU_EXAMPLES) if inputs.is_cpu else examples
 
     def _checked(self, inputs: Tensor) -> Tensor:
-        """The inputs where the network is, if they are what certificates speak of."""
+        """Return the inputs where the network is, if they are what certificates speak of."""
         if inputs.dtype != torch.float32:
             raise DataError(f"inputs are {inputs.dtype}, the deployed pass is float32.", remedy="Call inputs.float().")
         if not bool((inputs.abs() <= 1).all()):
@@ -359,7 +359,7 @@ def _checked_radii(radius: float | Tensor, inputs: Tensor) -> Tensor:
 
 
 def _ball(inputs: Tensor, radii: Tensor) -> Box:
-    """Everything in [-1, 1] within the radius, a hair more than all of it."""
+    """Return everything in [-1, 1] within the radius, a hair more than all of it."""
     wide = radii.view(-1, *(1,) * (inputs.dim() - 1)) * (1 + FLOAT32_DISTANCE) + FLOAT32_DISTANCE
     centre = inputs.double()
     return Box((centre - wide).clamp(-1, 1), (centre + wide).clamp(-1, 1))
@@ -389,7 +389,7 @@ def _require_within_bounds(steps: list[Step], inputs: Tensor, scores: Tensor) ->
 
 
 def _leads(head: Passed, predictions: Tensor) -> Rows:
-    """The predicted score less each other one, example by example, in terms of the last hidden layer."""
+    """Return the predicted score less each other one, example by example, in terms of the last hidden layer."""
     assert isinstance(head.step, Dense)
     assert head.rounding is not None
     examples, classes = head.rounding.shape
@@ -426,7 +426,7 @@ _REQUIRED: dict[type[nn.Module], dict[str, object]] = {
 
 
 def _steps(layers: nn.Sequential) -> list[Step]:
-    """The layers as maps of bounds, or why there are none."""
+    """Return the layers as maps of bounds, or why there are none."""
     if not len(layers) or type(layers[-1]) is not nn.Linear or layers[-1].out_features < 2:
         raise ModelError(
             "the last layer has to be linear, with two classes or more.", remedy="End the network with nn.Linear."

@@ -36,7 +36,7 @@ SPARE_ROUNDINGS = 1024
 
 
 def gamma(unit: float, roundings: int) -> float:
-    """The relative error of a sum of products in which no term is rounded more than so many times."""
+    """Return the relative error of a sum of products in which no term is rounded more than so many times."""
     return roundings * unit / (1 - roundings * unit) if roundings * unit < 1 else float("inf")
 
 
@@ -78,7 +78,7 @@ class Rows:
     owner: Tensor
 
     def lowest(self, box: Box) -> Tensor:
-        """The lower bounds over a box of the layer, with the rounding of these very sums taken off."""
+        """Return the lower bounds over a box of the layer, with the rounding of these very sums taken off."""
         # min over the box of c·x is c·m - |c|·r, m its centre and r its radius. Computed, the two sums miss by at most
         # γ|c|·|m| and γ|c|·r, and |m| + r is the reach: a radius that is wider by γ · reach pays for both. n counts
         # every term four times, for the roundings of m, r and the wider radius.
@@ -110,10 +110,10 @@ class Step(ABC):
 
     @abstractmethod
     def forward(self, before: Box) -> Passed:
-        """The box after the layer."""
+        """Return the box after the layer."""
 
     def backward(self, rows: Rows, passed: Passed, lower_slope: LowerSlope) -> Rows | None:
-        """The same lower bounds in terms of the values before the layer; None where boxes are all there is."""
+        """Return the same lower bounds in terms of the values before the layer; None where boxes are all there is."""
         return None
 
 
@@ -236,7 +236,7 @@ def _pair(setting: tuple[int, ...]) -> tuple[int, int]:
 def _spread(
     coefficients: Tensor, weight: Tensor, shape: torch.Size, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """The transpose of a convolution, with the rows and columns that no kernel reached filled up."""
+    """Return the transpose of a convolution, with the rows and columns that no kernel reached filled up."""
     covered = [(coefficients.shape[i] - 1) * stride[i] - 2 * padding[i] + weight.shape[i] for i in (-2, -1)]
     missing = [shape[-2] - covered[0], shape[-1] - covered[1]]
     return F.conv_transpose2d(coefficients, weight, stride=stride, padding=padding, output_padding=missing)
@@ -329,7 +329,7 @@ class Flatten(Step):
 
 
 def lower_bounds(rows: Rows, trace: Sequence[Passed], lower_slope: LowerSlope) -> Tensor:
-    """The best of the bounds that the rows reach on their way back, from the box they stand on to the first."""
+    """Return the best of the bounds that the rows reach on their way back, from the box they stand on to the first."""
     # Every place on the way back gives a lower bound of the same quantity, so the largest holds; the walk ends at the
     # first layer that knows only boxes.
     best = rows.lowest(trace[-1].after)

@@ -93,7 +93,7 @@ def _make(one: Compared, dataset: Dataset | None, quiet: bool) -> None:
 
 
 def _is_certified(one: Compared) -> bool:
-    """Whether there are certificates of this model, made with these settings, for these radii."""
+    """Return whether there are certificates of this model, made with these settings, for these radii."""
     found, asked = CertificateSummary.read_if_there(one.run), one.config.evaluation
     if found is None or not _of_its_weights(one, found):
         return False
@@ -112,7 +112,9 @@ def _of_its_weights(one: Compared, document: CertificateSummary | Scores) -> boo
 
 
 def _is_evaluated(one: Compared) -> bool:
-    """Whether there are scores of this model, made with these settings and beside the certificates that are there."""
+    """Return whether there are scores of this model, made with these settings and beside the certificates that are
+    there.
+    """
     content = one.run.read("scores") if one.run.has("scores") else {}
     if "same_images" not in content:
         # None, or those of an older version, which lack more than that.

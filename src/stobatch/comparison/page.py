@@ -14,7 +14,7 @@ NAMES = ("comparison.html", "comparison.svg")
 
 
 def write_comparison(document: Comparison, folder: Path) -> list[Path]:
-    """The page and its first figure; the same document gives the same bytes."""
+    """Return the page and its first figure; the same document gives the same bytes."""
     page = render(
         "comparison.html",
         title=f"{len({row.name for row in document.rows})} methods compared",

@@ -61,7 +61,7 @@ class Compared:
 
 
 def slug(name: str) -> str:
-    """A row's name as a folder's.
+    """Return a row's name as a folder's.
 
     >>> slug("dpsgd ε=0.2"), slug("Plain, no noise")
     ('dpsgd-eps-0.2', 'plain-no-noise')
@@ -78,7 +78,7 @@ def plan_comparison(
     networks: Mapping[str, Classifier],
     device: str | None,
 ) -> list[Compared]:
-    """Every training of a comparison in order, or an error; nothing is written."""
+    """Return every training of a comparison in order, or an error; nothing is written."""
     _require_names(configs, networks)
     _require_seeds(seeds, repeats)
     if Run(out).exists:

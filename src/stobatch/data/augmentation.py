@@ -21,13 +21,13 @@ BRIGHTNESS = 63 / 127.5
 
 
 def centre_crop(images: Tensor, size: int) -> Tensor:
-    """The middle `size` x `size` pixels of each image."""
+    """Return the middle `size` x `size` pixels of each image."""
     top, left = ((length - size) // 2 for length in images.shape[2:])
     return images[:, :, top : top + size, left : left + size]
 
 
 def random_crop(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """A `size` x `size` window of each image, at a place of its own."""
+    """Return a `size` x `size` window of each image, at a place of its own."""
     count, channels, height, width = images.shape
     tops = torch.randint(height - size + 1, (count, 1, 1, 1), generator=generator)
     lefts = torch.randint(width - size + 1, (count, 1, 1, 1), generator=generator)
@@ -37,7 +37,7 @@ def random_crop(images: Tensor, size: int, generator: torch.Generator) -> Tensor
 
 
 def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image, or with probability one half its mirror image."""
+    """Return each image, or with probability one half its mirror image."""
     mirrored = torch.rand((len(images), 1, 1, 1), generator=generator) < 0.5
     return torch.where(mirrored, images.flip(3), images)
 
@@ -45,20 +45,20 @@ def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
 def random_contrast(
     images: Tensor, generator: torch.Generator, *, low: float = CONTRAST[0], high: float = CONTRAST[1]
 ) -> Tensor:
-    """Each channel stretched about its own mean by one factor per image, then cut off at the range."""
+    """Return each channel stretched about its own mean by one factor per image, then cut off at the range."""
     factor = low + (high - low) * torch.rand((len(images), 1, 1, 1), generator=generator)
     mean = images.mean((2, 3), keepdim=True)
     return ((images - mean) * factor + mean).clamp_(PAPER_RANGE.low, PAPER_RANGE.high)
 
 
 def random_brightness(images: Tensor, generator: torch.Generator, *, most: float = BRIGHTNESS) -> Tensor:
-    """Each image shifted by one amount in [-most, most], then cut off at the range."""
+    """Return each image shifted by one amount in [-most, most], then cut off at the range."""
     shift = most * (2 * torch.rand((len(images), 1, 1, 1), generator=generator) - 1)
     return (images + shift).clamp_(PAPER_RANGE.low, PAPER_RANGE.high)
 
 
 def three_copies(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image, its mirror image, and the image at a random brightness; record i stems from original i // 3.
+    """Return each image, its mirror image, and the image at a random brightness; record i stems from original i // 3.
 
     **Paper.** Appendix P makes 45,000 training samples of 15,000 images with flip and brightness and does not say how.
     """

@@ -59,7 +59,7 @@ def read(
 
 
 def records(folder: Path, name: str, digests: Mapping[str, str]) -> Tensor:
-    """The checked records [N, 3073] of one file."""
+    """Return the checked records [N, 3073] of one file."""
     path = folder / name
     try:
         raw = path.read_bytes()
@@ -81,7 +81,7 @@ def split(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _training_view(pixels: Tensor, generator: torch.Generator | None) -> Tensor:
-    """The centre, or a random crop, flip and contrast (Appendix P): one record from one image either way."""
+    """Return the centre, or a random crop, flip and contrast (Appendix P): one record from one image either way."""
     if generator is None:
         return scale(centre_crop(pixels, SIZE))
     cropped = random_flip(random_crop(pixels, SIZE, generator), generator)

@@ -81,7 +81,7 @@ class TrainingExamples(ABC):
 
     @abstractmethod
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs (float32) and labels (int64) at these positions, in this order; reads nothing else."""
+        """Return the inputs (float32) and labels (int64) at these positions, in this order; reads nothing else."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -89,7 +89,7 @@ class TrainingExamples(ABC):
 
     @abstractmethod
     def in_memory(self) -> Examples:
-        """All of them as tensors, for what cannot work by positions."""
+        """Return all of them as tensors, for what cannot work by positions."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ class Examples(TrainingExamples):
         return self
 
     def take(self, indices: Tensor | slice) -> Examples:
-        """The examples at these positions, in this order."""
+        """Return the examples at these positions, in this order."""
         return Examples(self.inputs[indices], self.labels[indices], self.num_classes)
 
     def limit(self, count: int | None) -> Examples:
-        """The first `count` examples; all of them where `count` is None or larger than the set."""
+        """Return the first `count` examples; all of them where `count` is None or larger than the set."""
         return self if count is None else self.take(slice(count))
 
 
@@ -194,7 +194,7 @@ def rows_at_once(input_shape: tuple[int, int, int]) -> int:
 
 
 def chunks(examples: TrainingExamples) -> Iterator[Chunk]:
-    """All examples in order, a few at a time."""
+    """Yield all examples in order, a few at a time."""
     rows = rows_at_once(examples.input_shape)
     for start in range(0, len(examples), rows):
         inputs, labels = examples.fetch(torch.arange(start, min(start + rows, len(examples))))
@@ -255,7 +255,7 @@ def _warn_of_half_the_range(inputs: Tensor) -> None:
 
 
 def _plain(values: Any, what: str) -> Tensor:
-    """A tensor that holds its values one beside the other, whatever library they come from."""
+    """Return a tensor that holds its values one beside the other, whatever library they come from."""
     try:
         found = torch.as_tensor(values).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

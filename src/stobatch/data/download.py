@@ -43,7 +43,7 @@ def fetch_folder(url: str, md5: str, target: Path, *, by_hand: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what the system says; messages of ours have one line."""
+    """Return the first line of what the system says; messages of ours have one line."""
     text = str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error) or type(error).__name__
     return f"The reason: {text.splitlines()[0].rstrip('.:')}."
 

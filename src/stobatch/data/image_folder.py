@@ -49,7 +49,9 @@ def describe(config: DataConfig, root: Path) -> DatasetInfo:
 
 
 def picture_shape(config: DataConfig, first: Path) -> tuple[tuple[int, int, int], PictureRule]:
-    """The shape that the settings ask for, and how pictures are brought to it; what they leave open the first has."""
+    """Return the shape that the settings ask for, and how pictures are brought to it; what they leave open the first
+    has.
+    """
     channels, height, width = image_shape(first)
     if config.height_and_width is not None:
         height, width = config.height_and_width
@@ -71,7 +73,7 @@ def read(info: DatasetInfo, root: Path, generator: torch.Generator | None) -> tu
 
 
 def stream(info: DatasetInfo, root: Path) -> Stream:
-    """The same examples in the same order, of which a few at a time are decoded."""
+    """Yield the same examples in the same order, of which a few at a time are decoded."""
     assert isinstance(info, FolderInfo)
 
     def part(name: str, limit: int) -> Iterator[Chunk]:

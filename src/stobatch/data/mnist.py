@@ -70,7 +70,7 @@ def read_small(info: DatasetInfo, root: Path, generator: torch.Generator | None)
 
 
 def unpack(folder: Path, name: str) -> Tensor:
-    """The bytes of one file. Its digest vouches for the header and the length, so neither is parsed again."""
+    """Return the bytes of one file. Its digest vouches for the header and the length, so neither is parsed again."""
     path = folder / f"{name}.gz"
     try:
         raw = gzip.decompress(path.read_bytes())

@@ -50,7 +50,7 @@ def require_apart(dataset: Dataset, config: DataConfig) -> int:
 
 
 def is_own(config: DataConfig) -> bool:
-    """Whether the split into training and test records is the user's, not that of a public data set."""
+    """Return whether the split into training and test records is the user's, not that of a public data set."""
     return not is_public(config.name)
 
 

@@ -61,7 +61,7 @@ def pick_trainers(num_trainers: int, count: int, generator: torch.Generator) -> 
 
 
 def holdings(shards: Sequence[range], num_trainers: int) -> list[tuple[range, ...]]:
-    """What each trainer owns: whole shards, or equal parts of the only one.
+    """Return what each trainer owns: whole shards, or equal parts of the only one.
 
     **Guarantee.** Every position belongs to exactly one trainer.
 

@@ -46,20 +46,20 @@ def scale(pixels: Tensor) -> Tensor:
 
 
 def first_of_classes(pixels: Tensor, labels: Tensor, info: DatasetInfo, limit: int) -> tuple[Tensor, Tensor]:
-    """The first `limit` records among the classes that `info` keeps."""
+    """Return the first `limit` records among the classes that `info` keeps."""
     chosen = (labels < info.num_classes).nonzero().flatten()[:limit]
     return pixels[chosen], labels[chosen]
 
 
 def first_names(names: Sequence[str], wanted: int | None, where: str) -> tuple[str, ...]:
-    """The classes that `num_classes` keeps."""
+    """Return the classes that `num_classes` keeps."""
     if wanted is not None and wanted > len(names):
         raise DataError(f"{where} has {len(names)} classes, not {wanted}.", remedy=f"Set num_classes to {len(names)}.")
     return tuple(names[:wanted])
 
 
 def list_images(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """The image files of a folder by name; lists, opens nothing."""
+    """Return the image files of a folder by name; lists, opens nothing."""
     try:
         found = [p for p in folder.iterdir() if p.suffix.lower() in suffixes and not p.name.startswith(".")]
     except OSError as error:
@@ -103,7 +103,7 @@ def read_images(
 
 
 def read_image(path: Path, shape: tuple[int, int, int], rule: PictureRule) -> Tensor:
-    """One picture as numbers in [-1, 1]."""
+    """Return one picture as numbers in [-1, 1]."""
     from PIL import Image
 
     channels, height, width = shape
@@ -162,7 +162,7 @@ def _scale_deep(path: Path, values: NDArray[Any]) -> Tensor:
 
 
 def _is_transparent(image: Image) -> bool:
-    """Whether some pixel shows what is behind the picture; a channel that is opaque everywhere says nothing."""
+    """Return whether some pixel shows what is behind the picture; a channel that is opaque everywhere says nothing."""
     if "A" not in image.getbands() and "transparency" not in image.info:
         return False
     lowest = image.convert("RGBA").getchannel("A").getextrema()[0]

@@ -36,7 +36,7 @@ WRITE_AGAIN = "Restore it from a copy, or write the folder again with `stobatch 
 
 
 def stem_of(number: int) -> str:
-    """The name that a shard's files begin with."""
+    """Return the name that a shard's files begin with."""
     return f"train-{number:05d}"
 
 
@@ -253,7 +253,7 @@ class ShardedExamples(TrainingExamples):
                 self._checked[number] = stamp
 
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The examples at these positions, in any order and from any shards, on the CPU."""
+        """Return the examples at these positions, in any order and from any shards, on the CPU."""
         if rows.dtype != torch.int64 or rows.ndim != 1:
             raise IndexError(f"positions are one row of int64, not {rows.dtype} of shape {tuple(rows.shape)}")
         wanted = rows.cpu().numpy()
@@ -327,7 +327,7 @@ def mapped(manifest: Manifest, shard: Shard) -> tuple[Array, Array]:
 
 
 def decoded(manifest: Manifest, inputs: Array, labels: Array, positions: Array) -> tuple[Tensor, Tensor]:
-    """What is stored as what is trained on, checked."""
+    """Return what is stored as what is trained on, checked."""
     stored = torch.from_numpy(inputs)
     as_inputs = scale(stored) if manifest.encoding == "uint8" else stored
     as_labels = torch.from_numpy(labels)
@@ -341,7 +341,7 @@ def decoded(manifest: Manifest, inputs: Array, labels: Array, positions: Array) 
 
 
 def read_test(manifest: Manifest, limit: int) -> Examples:
-    """The first test examples, after both files have been compared with their checksums."""
+    """Return the first test examples, after both files have been compared with their checksums."""
     stamp_of(manifest.folder, manifest.test)
     check_sums(manifest, manifest.test)
     stored_inputs, stored_labels = mapped(manifest, manifest.test)
@@ -373,7 +373,7 @@ def describe(config: DataConfig, root: Path) -> DatasetInfo:
 
 
 def read(info: DatasetInfo, root: Path, generator: torch.Generator | None) -> tuple[ShardedExamples, Examples]:
-    """The training examples stay on disk; the test examples are read."""
+    """Return the training examples stay on disk; the test examples are read."""
     manifest = Manifest.read(root)
     return ShardedExamples(manifest), read_test(manifest, info.num_test)
 

@@ -52,12 +52,12 @@ def is_public(name: str) -> bool:
 
 
 def data_root(root: Path | None = None) -> Path:
-    """Where data sets lie: the argument, else STOBATCH_DATA, else ./data."""
+    """Return where data sets lie: the argument, else STOBATCH_DATA, else ./data."""
     return Path(root or os.environ.get("STOBATCH_DATA") or "data").expanduser()
 
 
 def describe(config: DataConfig, root: Path | None = None) -> DatasetInfo:
-    """What `load` will return, without reading an image: the privacy plan is made before the data is.
+    """Return what `load` will return, without reading an image: the privacy plan is made before the data is.
 
     >>> info = describe(DataConfig(name="cifar10", num_classes=2, test_limit=100))
     >>> info.input_shape, info.num_train, info.num_test, info.class_names
@@ -85,7 +85,7 @@ def load(config: DataConfig, *, root: Path | None = None, seeds: Seeds | None = 
 
 
 def stream(config: DataConfig, *, root: Path | None = None, seeds: Seeds | None = None) -> Stream:
-    """What `load` returns, in chunks: never held as a whole where the set may be larger than memory."""
+    """Return what `load` returns, in chunks: never held as a whole where the set may be larger than memory."""
     source = _source(config)
     if source.stream is None:
         return Stream.of(load(config, root=root, seeds=seeds))

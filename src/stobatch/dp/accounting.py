@@ -137,12 +137,12 @@ class PoissonGaussian:
         _check_steps("steps", self.steps)
 
     def epsilon(self, delta: float) -> float:
-        """The ε that the steps cost at this δ: an upper bound, tight to about 1e-3 of itself."""
+        """Return the ε that the steps cost at this δ: an upper bound, tight to about 1e-3 of itself."""
         check_delta(delta)
         return _epsilon(self, float(delta))
 
     def renyi_epsilon(self, delta: float) -> float:
-        """The same by Rényi accounting: looser, computed by other means, so a check on `epsilon`."""
+        """Return the same by Rényi accounting: looser, computed by other means, so a check on `epsilon`."""
         check_delta(delta)
         return _renyi_epsilon(self, float(delta))
 
@@ -211,7 +211,9 @@ def noise_multiplier(*, target_epsilon: float, poisson_sampling_rate: float, ste
 
 
 def _grid_interval(mechanism: PoissonGaussian, log_tail: float) -> float:
-    """A sixteenth of the standard deviation of one step's privacy loss, within what is accurate and small enough."""
+    """Return a sixteenth of the standard deviation of one step's privacy loss, within what is accurate and small
+    enough.
+    """
     q, sigma = mechanism.sampling_rate, mechanism.noise_multiplier
     log_rest = math.log1p(-q) if q < 1 else -math.inf
     furthest = -float(ndtri(0.5 * math.exp(log_tail)))
@@ -253,7 +255,7 @@ def _curve(mechanism: PoissonGaussian) -> tuple[Floats, Floats]:
 
 
 def _privacy_loss(mechanism: PoissonGaussian, delta: float) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The law of all steps' privacy loss, never too low, with tails cut that are small against this δ."""
+    """Return the law of all steps' privacy loss, never too low, with tails cut that are small against this δ."""
     log_tail = math.log(_TAIL_SHARE * delta / mechanism.steps)
     one_step = privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=mechanism.noise_multiplier,
@@ -286,7 +288,7 @@ def _renyi_orders_epsilon(mechanism: PoissonGaussian, delta: float) -> float:
 
 @lru_cache(maxsize=1024)
 def noise_for(target_epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    """The smallest noise multiplier, to a thousandth, whose accounted ε is at most the target.
+    """Return the smallest noise multiplier, to a thousandth, whose accounted ε is at most the target.
 
     The number returned has itself been accounted: its ε is at most the target. Below a multiplier of 0.1 the search
     refuses rather than answers: there the promise would rest on δ, or on a record being left out by luck, and not

@@ -54,7 +54,7 @@ class GradientCanaries:
             value += own.reshape(value.shape).to(value.device)
 
     def read(self, values: dict[str, Tensor], step: int) -> Tensor:
-        """What stands at each canary's coordinate, with the sign of the step."""
+        """Return what stands at each canary's coordinate, with the sign of the step."""
         # Where a parameter is frozen nothing stands, with a canary or without.
         found = torch.zeros(len(self.coordinates), dtype=torch.float64)
         for name, own, places in self._by_parameter(values, self.coordinates):
@@ -84,12 +84,12 @@ class Planted:
 
 
 def coins(num: int, generator: np.random.Generator) -> Tensor:
-    """Which canaries are in: independent and fair."""
+    """Return which canaries are in: independent and fair."""
     return torch.from_numpy(generator.random(num) < 0.5)
 
 
 def draw_canaries(config: CanaryConfig, info: DatasetInfo, num_parameters: int, seeds: Seeds) -> Planted:
-    """The run's canaries and their coins, from its own seeds: secret where those are, and never written down."""
+    """Return the run's canaries and their coins, from its own seeds: secret where those are, and never written down."""
     included = coins(config.num, seeds.philox("canaries", "coins"))
     if config.kind == "gradient":
         stream = seeds.philox("canaries", "places")

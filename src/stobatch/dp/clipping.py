@@ -126,7 +126,7 @@ class _LossOf(nn.Module):
 
 
 def _places(network: nn.Module) -> dict[str, str]:
-    """Where each parameter stands, once for each module that holds it, with its own name.
+    """Return where each parameter stands, once for each module that holds it, with its own name.
 
     `functional_call` would find these itself, but leaves a stand-in behind in a module that is registered twice.
     """
@@ -164,7 +164,7 @@ def clipped_sum_by_example(network: nn.Module, losses: Losses, batch: Batch, cli
 
 
 def is_recorded(network: nn.Module) -> bool:
-    """Whether every parameter belongs to a layer whose gradients are known from what it saw."""
+    """Return whether every parameter belongs to a layer whose gradients are known from what it saw."""
     known = {id(p) for layer in network.modules() if is_known(layer) for p in layer.parameters(recurse=False)}
     return all(id(p) in known for p in network.parameters() if p.requires_grad)
 
@@ -212,7 +212,7 @@ def clipped_sum_in_chunks(
 
 
 def clipper_for(network: nn.Module, losses: Losses, probe: Batch) -> Clipper:
-    """The fast way where it is right, else the way that is always right.
+    """Return the fast way where it is right, else the way that is always right.
 
     A weight that is used outside its layer's call, or shared, escapes the tape, and so do rows in another order than
     the examples'. So the fast way is tried on a public probe first, of several examples: its norms and its sum have to
@@ -230,7 +230,7 @@ def clipper_for(network: nn.Module, losses: Losses, probe: Batch) -> Clipper:
 
 
 def is_right_in_full(network: nn.Module, losses: Losses, batch: Batch, *, rough: bool) -> bool:
-    """Whether the fast way is right for some examples of a batch as large as those of training.
+    """Return whether the fast way is right for some examples of a batch as large as those of training.
 
     Formed gradients of the whole batch would not fit. So the norms of a few of its examples are compared with formed
     ones, and so is what their removal takes from the sum. `rough` is for passes in bfloat16, which keep eight bits.
@@ -347,7 +347,7 @@ _TRIED: WeakKeyDictionary[nn.Module, tuple[ReferenceType[Losses], bool, Clipper]
 
 
 def _way_for(module: nn.Module, losses: Losses, batch: Batch) -> Clipper:
-    """The way that was right for this module and these losses before, or is for this batch.
+    """Return the way that was right for this module and these losses before, or is for this batch.
 
     A private batch may be looked at here: what is found changes the time that a step takes, and the result by rounding.
     """

@@ -34,7 +34,7 @@ def _mills(values: Floats) -> Floats:
 
 
 def gaussian_delta(epsilon: Floats | float, deviations: Floats | float) -> Floats:
-    """The exact δ(ε) of noise that a neighbour shifts by so many deviations m (Balle and Wang, 2018).
+    """Return the exact δ(ε) of noise that a neighbour shifts by so many deviations m (Balle and Wang, 2018).
 
     δ = Φ(m/2 - ε/m) - e^ε Φ(-m/2 - ε/m), the hockey-stick divergence of N(m, 1) and N(0, 1); e^ε φ(u) = φ(t) for
     t = ε/m - m/2 and u = ε/m + m/2, so that no large number appears: δ = φ(t) (M(t) - M(u)) with M the Mills ratio.
@@ -68,7 +68,7 @@ class Calibration(ABC):
     delta_below: ClassVar[float] = 1.0
 
     def stddev(self, epsilon: float, delta: float, sensitivity: float) -> float:
-        """The standard deviation σ of noise on every coordinate of a map of this l2 sensitivity.
+        """Return the standard deviation σ of noise on every coordinate of a map of this l2 sensitivity.
 
         **Guarantee.** The map with such noise is (epsilon, delta)-differentially private.
         """
@@ -87,7 +87,9 @@ class Calibration(ABC):
         return sensitivity / float(self.deviations(epsilon, delta))
 
     def deviations(self, epsilon: Floats | float, delta: Floats | float) -> Floats:
-        """The largest Δ/σ that the theorem calls (ε, δ)-DP; an ε beyond its reach counts as the largest within it."""
+        """Return the largest Δ/σ that the theorem calls (ε, δ)-DP; an ε beyond its reach counts as the largest
+        within it.
+        """
         epsilon, delta = np.asarray(epsilon, dtype=np.float64), np.asarray(delta, dtype=np.float64)
         if not bool(((epsilon >= 0) & (epsilon < inf)).all()):
             raise SettingError(

@@ -64,7 +64,7 @@ class PrivacyGuarantee:
         return replace(self, status=Status.VOID, secret_seed_status=self.status)
 
     def audited(self, findings: Iterable[AboutGuarantee]) -> PrivacyGuarantee:
-        """The guarantee in the light of findings (`results.Finding`): one that refutes it settles it.
+        """Return the guarantee in the light of findings (`results.Finding`): one that refutes it settles it.
 
         Findings never make it more than it was: an attack that failed may have been too weak.
         """
@@ -120,7 +120,7 @@ class PrivacyGuarantee:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyGuarantee:
-        """The inverse of `to_dict`."""
+        """Return the inverse of `to_dict`."""
         status = Status(values["status"])
         none = cls.none(values["source"])
         return cls(

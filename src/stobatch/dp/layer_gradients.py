@@ -40,7 +40,7 @@ class LayerUse:
         return a.reshape(num_examples, -1, a.shape[-1]), g.reshape(num_examples, -1, g.shape[-1])
 
     def turned(self) -> LayerUse:
-        """A use of Wᵀ as one of W: ⟨Wᵀa, g⟩ = ⟨Wg, a⟩, so inputs and gradient change places."""
+        """Return a use of Wᵀ as one of W: ⟨Wᵀa, g⟩ = ⟨Wg, a⟩, so inputs and gradient change places."""
         if self.use.meets is not WeightForm.TRANSPOSE:
             return self
         return LayerUse(replace(self.use, inputs=self.gradient, meets=WeightForm.WEIGHT), self.use.inputs)
@@ -57,7 +57,7 @@ def absolute(weight: Tensor) -> Tensor:
 
 
 def class_pairs(num_classes: int, device: torch.device) -> Tensor:
-    """All j < k, as 2 x pairs."""
+    """Return all j < k, as 2 x pairs."""
     return torch.triu_indices(num_classes, num_classes, 1, device=device)
 
 
@@ -83,7 +83,7 @@ class LayerGradients(ABC):
 
 
 def _joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The rows of several uses as those of one; a single use, which is usual, is not copied."""
+    """Return the rows of several uses as those of one; a single use, which is usual, is not copied."""
     return pairs[0] if len(pairs) == 1 else (torch.cat([a for a, _ in pairs], 1), torch.cat([g for _, g in pairs], 1))
 
 
@@ -103,7 +103,7 @@ def _gram(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit(values: Tensor) -> float:
-    """The most that an operation on such values errs by, relative to its result."""
+    """Return the most that an operation on such values errs by, relative to its result."""
     rough = values.is_cuda and values.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     return 2.0**-11 if rough else torch.finfo(values.dtype).eps / 2
 
@@ -121,7 +121,7 @@ def squared_lengths(values: Tensor) -> Tensor:
 
 
 def _hidden(size: Tensor, num_terms: int, unit: float) -> Tensor:
-    """How much of a squared norm rounding can hide where terms of this size in total cancel, at its worst.
+    """Return how much of a squared norm rounding can hide where terms of this size in total cancel, at its worst.
 
     Without it an example whose rows all but cancel would seem short, and would be added unclipped. Each inner product
     of rows errs by at most nu ‖a_s‖ ‖a_t‖, so Σ (a_s·a_t)(g_s·g_t) errs by that share of (Σ ‖a_s‖ ‖g_s‖)², the size
@@ -182,7 +182,7 @@ class LinearGradients(LayerGradients):
         return total.clamp(min=0) + _hidden(size, sum(self.weight.shape) + pairs + 8, _unit(self.weight))
 
     def _formed(self) -> Tensor:
-        """Each example's gradient of W, as examples x outputs x inputs."""
+        """Return each example's gradient of W, as examples x outputs x inputs."""
         total = torch.bmm(self.g.mT, self.a) + sign(self.weight) * torch.bmm(self.h.mT, self.r)
         first, second = class_pairs(len(self.weight), self.weight.device)
         for met in self.met[WeightForm.DIFFERENCES]:
@@ -279,7 +279,7 @@ class ConvGradients(LayerGradients):
             yield _joined([(a[some].flatten(1, 3).flatten(2), g[some].flatten(1, 3)) for a, g in of_each])
 
     def _patches(self, met: LayerUse) -> Tensor:
-        """A view of the padded images, as images x height x width x the patch there.
+        """Return a view of the padded images, as images x height x width x the patch there.
 
         Channels last, a patch is a few runs of memory: several times faster to copy than by F.unfold.
         """
@@ -301,7 +301,7 @@ class ConvGradients(LayerGradients):
         return torch.cat(parts)
 
     def _formed(self) -> Tensor:
-        """Each example's gradient of W, as examples x patch x maps."""
+        """Return each example's gradient of W, as examples x patch x maps."""
         signs = sign(self.weight).permute(2, 3, 1, 0).flatten(0, 2)
         total = torch.zeros_like(signs)
         if self.met[WeightForm.WEIGHT]:
@@ -375,7 +375,7 @@ def know(kind: type[nn.Module], gradients: type[LayerGradients]) -> None:
 
 
 def is_known(layer: nn.Module) -> bool:
-    """Whether a layer's gradients are known here; of convolutions, the plain ones only."""
+    """Return whether a layer's gradients are known here; of convolutions, the plain ones only."""
     plain = not isinstance(layer, nn.Conv2d) or (
         layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     )

@@ -20,7 +20,7 @@ _MIXING = (nn.modules.batchnorm._BatchNorm,)
 
 
 def mixing_layers(module: nn.Module) -> list[str]:
-    """Names of layers whose outputs depend on the whole batch."""
+    """Return names of layers whose outputs depend on the whole batch."""
     return [
         name
         for name, layer in module.named_modules()
@@ -42,7 +42,7 @@ def require_no_mixing_layers(module: nn.Module, remedy: str) -> None:
 def mixing_experiment(
     scores: Callable[[Tensor], Tensor], probe: Tensor, fills: Sequence[float], generator: torch.Generator
 ) -> str:
-    """Whether rows of a batch reach each other's scores: what was done when they did, or nothing.
+    """Return whether rows of a batch reach each other's scores: what was done when they did, or nothing.
 
     A random half of the rows, the first among them, is replaced, and the scores of the other half are compared with
     what they were. The batches have the same size, so every row is computed by the same instructions, and should have

@@ -51,7 +51,9 @@ class Grid:
 
     @classmethod
     def for_noise(cls, stddev: float, scale: float = 1.0) -> Grid:
-        """The grid for noise of a planned standard deviation: fine enough that its step hardly counts beside it."""
+        """Return the grid for noise of a planned standard deviation: fine enough that its step hardly counts beside
+        it.
+        """
         if not stddev > 0:
             return cls(FINEST, scale)
         step = 2.0 ** (math.frexp(stddev)[1] - 1 - _STEPS_PER_DEVIATION)
@@ -93,7 +95,7 @@ def add_noise(
 
 
 def _nearest(values: Tensor, step: float) -> Tensor:
-    """The nearest multiples of the step, in float64: a power of two, so that scaling by it rounds nothing."""
+    """Return the nearest multiples of the step, in float64: a power of two, so that scaling by it rounds nothing."""
     return (values.detach().to(torch.float64) / step).round_().mul_(step)
 
 
@@ -126,7 +128,7 @@ def rounded_normal(stream: Stream, count: int, stddev: float, step: float) -> ND
 
 
 def _fast(words: NDArray[np.uint64], ratio: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The nearest integers to ratio·R cos θ and ratio·R sin θ (Box and Muller), and where that is not certain.
+    """Return the nearest integers to ratio·R cos θ and ratio·R sin θ (Box and Muller), and where that is not certain.
 
     The first half of the words are the leading bits of U in R = √(-2 ln U), the others those of θ/π in [-1, 1).
     """
@@ -161,7 +163,7 @@ def _fast(words: NDArray[np.uint64], ratio: float) -> tuple[NDArray[np.float64],
 
 
 def certain(stream: Stream, block: int, words: NDArray[np.uint64], ratio: float, place: int) -> float:
-    """The same nearest integer at one place of a block, from as many bits as it takes."""
+    """Return the same nearest integer at one place of a block, from as many bits as it takes."""
     half = len(words) // 2
     positions = (place % half, place % half + half)
     leading = int(words[positions[0]]), int(words.view(np.int64)[positions[1]])
@@ -178,7 +180,9 @@ def certain(stream: Stream, block: int, words: NDArray[np.uint64], ratio: float,
 
 
 def _bounds(of_radius: int, of_angle: int, bits: int, ratio: float, *, sine: bool) -> tuple[int, int]:
-    """The nearest integers to the ends of an interval that holds ratio·R cos θ, given the leading bits of U and θ."""
+    """Return the nearest integers to the ends of an interval that holds ratio·R cos θ, given the leading bits of U
+    and θ.
+    """
     if of_radius == 0:
         return -1, 1  # U may be as small as it likes
     arithmetic = _INTERVALS

@@ -44,11 +44,15 @@ class Plan(ABC):
         return self.claim.with_public_seed() if self.public_seeds else self.claim
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
-        """The claim when so many steps have looked at the data, those that a crash made necessary again included."""
+        """Return the claim when so many steps have looked at the data, those that a crash made necessary again
+        included.
+        """
         return self.claim
 
     def recorded(self, rounds: Mapping[str, int], excluded: Mapping[str, str]) -> Plan:
-        """The plan in the light of what a finished federation says: answers counted by party, and who was excluded."""
+        """Return the plan in the light of what a finished federation says: answers counted by party, and who was
+        excluded.
+        """
         return self
 
     @property
@@ -60,7 +64,7 @@ class Plan(ABC):
     def rows(self) -> list[PlanRow]: ...
 
     def sizes(self) -> dict[str, Any]:
-        """The public numbers that the plan was derived from."""
+        """Return the public numbers that the plan was derived from."""
         return {name: value for name, value in vars(self).items() if name != "public_seeds"}
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,7 +204,7 @@ class DpSgdPlan(Plan):
         return self.noise_multiplier * self.clip_norm
 
     def mechanism(self, steps: int) -> PoissonGaussian:
-        """What the first `steps` steps are, for an accountant."""
+        """Return what the first `steps` steps are, for an accountant."""
         return PoissonGaussian(self.sampling_rate, self.noise_multiplier, steps)
 
     @property
@@ -351,7 +355,7 @@ class TrainersPlan(DpSgdPlan):
         return self.num_trainers // self.per_step
 
     def participations(self, steps: int) -> int:
-        """The most that a trainer takes part in the first `steps` steps."""
+        """Return the most that a trainer takes part in the first `steps` steps."""
         return -(-steps // self.turns)
 
     @property

@@ -38,7 +38,7 @@ class AttackedTable:
         return np.asarray(self.records["label"])
 
     def limit(self, count: int) -> AttackedTable:
-        """The first `count` examples."""
+        """Return the first `count` examples."""
         return replace(self, records={name: values[:count] for name, values in self.records.items()})
 
     def column(self, attack: str, radius: Radius, part: str = "prediction") -> NDArray[Any]:
@@ -64,7 +64,7 @@ class AttackedTable:
         ]
 
     def _share(self, attack: str, radius: Radius, right: Flags) -> AttackedShare:
-        """An accuracy with everything one must know to compare it with another."""
+        """Return an accuracy with everything one must know to compare it with another."""
         return AttackedShare(
             protocol=self.protocol,
             function=self.function,
@@ -119,7 +119,7 @@ def verified_accuracy(records: Columns) -> VerifiedAccuracy:
 
 
 def gaps(published: AttackedTable, adaptive: AttackedTable) -> list[Gap]:
-    """The worst case under both protocols, on the same examples, radius by radius."""
+    """Return the worst case under both protocols, on the same examples, radius by radius."""
     found = []
     for radius in published.radii:
         first, second = published.survives(WORST, radius), adaptive.survives(WORST, radius)

@@ -75,7 +75,7 @@ class _Opened:
         return examples.inputs.to(network.device, network.dtype), examples.labels.to(network.device)
 
     def table(self, protocol_name: str, function_name: str) -> AttackedTable:
-        """The records of one protocol on one function, made or completed."""
+        """Return the records of one protocol on one function, made or completed."""
         protocol, function = PROTOCOLS[protocol_name](self.settings), self.function(function_name)
         test = self.test if function.deterministic else self.test.limit(self.settings.vote_limit)
         radii = radii_of(self.settings, test.inputs[0].numel())
@@ -160,7 +160,7 @@ def evaluate(
     quiet: bool = False,
     device: str | None = None,
 ) -> Scores:
-    """Every protocol on every function that is deployed, the gap between protocols, and the sanity flags."""
+    """Return every protocol on every function that is deployed, the gap between protocols, and the sanity flags."""
     opened = _begin(run, overrides, dataset, network, device, seed=seed, resume=resume, quiet=quiet)
     with opened.model.run.held():
         return _evaluate(opened, dataset)
@@ -197,7 +197,9 @@ def _evaluate(opened: _Opened, dataset: Dataset | None) -> Scores:
 
 
 def _probe(opened: _Opened, tables: list[AttackedTable]) -> tuple[Probe | None, ProbeRecords | None]:
-    """The sanity flags' own attacks on a few inputs, at the radius that breaks about half; and where the rows are."""
+    """Return the sanity flags' own attacks on a few inputs, at the radius that breaks about half; and where the rows
+    are.
+    """
     adaptive = probed(tables)
     if adaptive is None:
         return None, None
@@ -231,7 +233,7 @@ def _probe(opened: _Opened, tables: list[AttackedTable]) -> tuple[Probe | None, 
 
 
 def _certified(opened: _Opened, certificates: CertificateSummary | None) -> list[Certified]:
-    """What `certify` left; read before anything is attacked, so that damage and other data are found in time."""
+    """Return what `certify` left; read before anything is attacked, so that damage and other data are found in time."""
     if certificates is None:
         return []
     require_weights(opened.model, certificates.weights_sha256, "certificates.json", "certify")
@@ -254,7 +256,7 @@ def _certified(opened: _Opened, certificates: CertificateSummary | None) -> list
 
 
 def _keep_images(opened: _Opened) -> Pictures | None:
-    """A few test images, clean and attacked at some radii, as pixels; for people to look at."""
+    """Return a few test images, clean and attacked at some radii, as pixels; for people to look at."""
     few, model = opened.test.limit(opened.settings.num_images), opened.model
     if few.inputs.ndim != 4 or few.inputs.shape[1] not in (1, 3):
         return None

@@ -38,11 +38,11 @@ class Deployed(ABC):
 
     @abstractmethod
     def answer(self, points: Tensor, generator: torch.Generator) -> Columns:
-        """The prediction for each point, and what else the function says about it."""
+        """Return the prediction for each point, and what else the function says about it."""
 
     @abstractmethod
     def victims(self, points: Tensor, goal: Goal, generator: torch.Generator) -> dict[str, Victim]:
-        """What an adaptive attacker differentiates, by name; the name of the function itself is empty."""
+        """Return what an adaptive attacker differentiates, by name; the name of the function itself is empty."""
 
 
 @final

@@ -32,7 +32,7 @@ def _silent(share: float) -> None:
 
 
 def attacked_column(attack: str, radius: float, part: str = "prediction") -> str:
-    """The name of a column of records.
+    """Return the name of a column of records.
 
     >>> attacked_column("madry", 0.2), attacked_column("madry", 0.2, "distance")
     ('madry@0.2', 'madry@0.2/distance')
@@ -41,7 +41,9 @@ def attacked_column(attack: str, radius: float, part: str = "prediction") -> str
 
 
 def radii_of(config: EvaluationConfig, values_per_input: int) -> list[Radius]:
-    """The radii asked for, smallest first, each with its unit; one that is wider than the whole range is refused."""
+    """Return the radii asked for, smallest first, each with its unit; one that is wider than the whole range is
+    refused.
+    """
     norm = Norm(config.norm)
     widest = {Norm.LINF: 1.0, Norm.L2: values_per_input**0.5, Norm.L1: float(values_per_input)}[norm]
     for size in config.radii:
@@ -63,7 +65,7 @@ class Protocol(ABC):
 
     @abstractmethod
     def attack_names(self, function: Deployed) -> tuple[str, ...]:
-        """The attacks that get a column each."""
+        """Return the attacks that get a column each."""
 
     @abstractmethod
     def rows(
@@ -195,7 +197,7 @@ def _answers(function: Deployed, ball: Ball, points: Tensor, attack: str, genera
 
 
 def _gradient_sizes(function: Deployed, inputs: Tensor, labels: Tensor) -> list[float]:
-    """The largest entry of each input's gradient: zero where an attack that follows gradients cannot move."""
+    """Return the largest entry of each input's gradient: zero where an attack that follows gradients cannot move."""
     sizes: list[float] = []
     for points, wanted in zip(torch.split(inputs, function.rows), torch.split(labels, function.rows), strict=True):
         leaf = points.detach().requires_grad_()
@@ -244,7 +246,7 @@ def _without_noise(network: Classifier) -> tuple[nn.Module, ...]:
 
 
 def _without_norms(module: M) -> M:
-    """A copy in which normalisations by a batch or by reference images do nothing."""
+    """Return a copy in which normalisations by a batch or by reference images do nothing."""
     copied = copy.deepcopy(module)
     for path, part in list(copied.named_modules(remove_duplicate=False)):
         if isinstance(part, _SWITCHED_OFF):

@@ -45,7 +45,7 @@ class Flag:
     """The status of the certificates that it refutes, if it does."""
 
     def described(self) -> SanityFlag:
-        """The flag as documents hold it."""
+        """Return the flag as documents hold it."""
         return SanityFlag(
             **vars(self.rule), evidence=self.evidence, refutes=Status(self.refutes) if self.refutes else None
         )
@@ -190,7 +190,7 @@ RULES = (
 
 
 def flags(evidence: Evidence, *, lowest_input: float | None = None) -> list[Flag]:
-    """Every sign that the evidence gives, errors first."""
+    """Return every sign that the evidence gives, errors first."""
     found = [flag for check in _CHECKS for flag in check(evidence)]
     if lowest_input is not None and lowest_input >= 0:
         found.append(Flag(ONE_SIDED_INPUTS, f"the smallest value is {lowest_input:g}"))
@@ -198,7 +198,9 @@ def flags(evidence: Evidence, *, lowest_input: float | None = None) -> list[Flag
 
 
 def _significantly_more(first: NDArray[Any], second: NDArray[Any], *, looks: int = 1) -> bool:
-    """Whether the first is true where the second is not more often than chance allows, if one looks so many times."""
+    """Return whether the first is true where the second is not more often than chance allows, if one looks so many
+    times.
+    """
     return sign_test(int((first & ~second).sum()), int((second & ~first).sum())) < FALSE_ALARM_RATE / looks
 
 

@@ -49,7 +49,7 @@ class Proportion:
         return f"{100 * self.value:.1f}% [{100 * low:.1f}, {100 * high:.1f}]"
 
     def share(self) -> Share:
-        """The share with its interval, as documents hold it."""
+        """Return the share with its interval, as documents hold it."""
         low, high = self.interval
         return Share(value=self.value, count=self.count, total=self.total, low=low, high=high)
 
@@ -58,13 +58,13 @@ class Proportion:
 
 
 def proportion(flags: Any) -> Proportion:
-    """The share of true entries."""
+    """Return the share of true entries."""
     values = np.asarray(flags, dtype=bool)
     return Proportion(int(values.sum()), len(values))
 
 
 def paired_difference(first: Any, second: Any) -> Difference:
-    """How much more often the first is true than the second, with a 95% interval (Agresti and Min, 2005).
+    """Return how much more often the first is true than the second, with a 95% interval (Agresti and Min, 2005).
 
     The interval is normal after two made-up pairs are added, so that it does not vanish where no example differs.
 
@@ -81,13 +81,15 @@ def paired_difference(first: Any, second: Any) -> Difference:
 
 
 def sign_test(first_only: int, second_only: int) -> float:
-    """The probability of at least `first_only` successes if both outcomes were equally likely (one-sided, exact)."""
+    """Return the probability of at least `first_only` successes if both outcomes were equally likely (one-sided,
+    exact).
+    """
     total = first_only + second_only
     return float(stats.binom.sf(first_only - 1, total, 0.5)) if total else 1.0
 
 
 def compare_over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> TTest:
-    """Whether two settings differ: paired where both have the same seeds, else Welch's test.
+    """Return whether two settings differ: paired where both have the same seeds, else Welch's test.
 
     >>> test = compare_over_seeds({1: 0.91, 2: 0.92, 3: 0.93}, {1: 0.81, 2: 0.82, 3: 0.84})
     >>> round(test.difference, 3), test.paired, test.p_value < 0.01
@@ -123,7 +125,7 @@ K = TypeVar("K", bound=tuple[Any, ...])
 
 
 def t_tests_between(groups: Mapping[str, Mapping[int, Mapping[K, float]]]) -> Iterator[tuple[str, str, K, TTest]]:
-    """Two-tailed tests between every two groups with two seeds or more, measure by measure.
+    """Yield two-tailed tests between every two groups with two seeds or more, measure by measure.
 
     `groups` has for each setting and each of its seeds what was measured. A measure that one of the two lacks for some
     seed is not tested between them.

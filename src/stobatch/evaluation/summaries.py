@@ -48,7 +48,7 @@ def certificate_summary(
 
 
 def describe_kind(kind: CertificateKind) -> Kind:
-    """A kind of certificate as documents hold it."""
+    """Return a kind of certificate as documents hold it."""
     return Kind(
         name=kind.name,
         function=kind.function,
@@ -77,7 +77,9 @@ def attack_summary(table: AttackedTable) -> ProtocolTable:
 
 
 def score_summary(evidence: Evidence, lowest_input: float) -> ScoreSummary:
-    """Every table of an evaluation, the gaps between protocols, accuracy class by class, and the sanity flags."""
+    """Return every table of an evaluation, the gaps between protocols, accuracy class by class, and the sanity
+    flags.
+    """
     first = evidence.tables[0]
     functions = dict.fromkeys(table.function for table in evidence.tables)
     unit = first.radii[0]
@@ -109,12 +111,12 @@ def _gaps(tables: Sequence[AttackedTable], function: str) -> tuple[Gap, ...]:
 
 
 def probed(tables: Sequence[AttackedTable]) -> AttackedTable | None:
-    """The table that the sanity flags' own attacks are held against."""
+    """Return the table that the sanity flags' own attacks are held against."""
     return next((t for t in tables if (t.protocol, t.function) == ("adaptive", "single_pass")), None)
 
 
 def probe_radius(adaptive: AttackedTable) -> Radius:
-    """The radius that breaks about half of the inputs: there a stronger attack shows best."""
+    """Return the radius that breaks about half of the inputs: there a stronger attack shows best."""
     return min(adaptive.radii, key=lambda r: abs(float(adaptive.survives(WORST, r).mean()) - 0.5))
 
 

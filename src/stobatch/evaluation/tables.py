@@ -58,7 +58,7 @@ def test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | Non
 
 
 def about_test_records(model: TrainedModel, dataset: Dataset | None) -> str:
-    """What accuracies assume of the test records, from public settings alone."""
+    """Return what accuracies assume of the test records, from public settings alone."""
     if model.config.method.name == "federated" and is_own(model.config.data):
         return "test records are no party's training records: each keeps its own, so copies cannot be looked for"
     return statement(model.config.data, own=dataset is not None or is_own(model.config.data))
@@ -78,7 +78,7 @@ def require_allowed(changes: dict[str, Any]) -> None:
 def open_run(
     run: str | Path, overrides: dict[str, Any] | None, network: Classifier | None, device: str | None
 ) -> TrainedModel:
-    """A trained model with settings changed that leave it what it is."""
+    """Return a trained model with settings changed that leave it what it is."""
     changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
     require_allowed(changes)
     model = load(run, network=network, device=changes.get("machine.device"), threads=changes.get("machine.threads"))

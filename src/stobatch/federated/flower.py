@@ -50,7 +50,7 @@ def unpacked(record: ArrayRecord) -> dict[str, Tensor]:
 
 @cache
 def _opened(run: Path) -> Party:
-    """A process that lives on keeps its parties; what counts, the ledger, is read from disk every time."""
+    """Return a process that lives on keeps its parties; what counts, the ledger, is read from disk every time."""
     return Party.open(run)
 
 
@@ -193,7 +193,9 @@ class FlowerPost:
         return list(self.grid.send_and_receive(messages, timeout=seconds)) if messages else []
 
     def _content(self, reply: Message) -> Any:
-        """What a reply says; a party whose rounds are spent has nothing to say, any other refusal is an error."""
+        """Return what a reply says; a party whose rounds are spent has nothing to say, any other refusal is an
+        error.
+        """
         if reply.has_error():
             raise FederationError(f"a party failed: {reply.error.reason}", remedy="See that party's own log.")
         refusal = reply.content.get("refusal")
@@ -217,7 +219,7 @@ def _named_in_run_config(context: Context) -> Federation:
 
 
 def _registered(context: Context) -> dict[str, int]:
-    """Which node is whose, from `--run-config 'nodes="north=123 east=456"'`; empty where nodes have no keys."""
+    """Return which node is whose, from `--run-config 'nodes="north=123 east=456"'`; empty where nodes have no keys."""
     text = str(context.run_config.get("nodes", ""))
     try:
         return {name: int(node) for name, node in (pair.split("=") for pair in text.split())}

@@ -60,7 +60,9 @@ _MODULE = "from stobatch.federated.flower import client, server\n\n__all__ = ['c
 
 
 def write_app(folder: Path) -> Path:
-    """The Flower app to hand to `flwr run`: two lines, because all code is installed with the parties already."""
+    """Return the Flower app to hand to `flwr run`: two lines, because all code is installed with the parties
+    already.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(_PROJECT)
     (folder / "stobatch_federation.py").write_text(_MODULE)
@@ -116,7 +118,7 @@ def deployed(federation: Federation, directories: Mapping[str, Path], *, quiet: 
 
 
 def superlink_command(host: str, port: int, certificates: TlsCertificates) -> tuple[str, ...]:
-    """The server's process: encrypted, and for nodes only whose key is registered."""
+    """Return the server's process: encrypted, and for nodes only whose key is registered."""
     return (
         *("flower-superlink", "--host", host, "--port", str(port), "--enable-supernode-auth"),
         *("--ssl-ca-certfile", str(certificates.authority), "--ssl-certfile", str(certificates.certificate)),
@@ -125,7 +127,7 @@ def superlink_command(host: str, port: int, certificates: TlsCertificates) -> tu
 
 
 def supernode_command(server: str, port: int, authority: Path, key: Path, party: Path) -> tuple[str, ...]:
-    """A party's process: it believes the authority alone, and signs with its own key."""
+    """Return a party's process: it believes the authority alone, and signs with its own key."""
     return (
         *("flower-supernode", "--superlink", server, "--root-certificates", str(authority)),
         *("--auth-supernode-private-key", str(key), "--host", HERE, "--port", str(port)),
@@ -154,12 +156,12 @@ def register(public_key: Path, environment: Mapping[str, str]) -> int:
 
 
 def told(nodes: Mapping[str, int]) -> str:
-    """Which node is whose, as the server app reads it."""
+    """Return which node is whose, as the server app reads it."""
     return " ".join(f"{name}={node}" for name, node in nodes.items())
 
 
 def _last_words(log: Path) -> str:
-    """The line of a log that names the error, if one does."""
+    """Return the line of a log that names the error, if one does."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if "Error:" in line]
     return lines[-1].partition("Error:")[2].strip() if lines else ""
 

@@ -128,7 +128,7 @@ class Party:
 
     @classmethod
     def open(cls, run: Path) -> Party:
-        """The party that a directory belongs to, with its own records and seeds."""
+        """Return the party that a directory belongs to, with its own records and seeds."""
         directory = Run(run)
         if not directory.has("terms"):
             raise RunError(f"{run} is no party.", remedy="Make one: `stobatch federate`, or Party.found in Python.")

@@ -39,7 +39,7 @@ class PartySizes:
     rounds: int
 
     def takes_part(self, step: int, steps: int) -> bool:
-        """Whether the public timetable has this party in a step: as often as its cap allows, evenly spread.
+        """Return whether the public timetable has this party in a step: as often as its cap allows, evenly spread.
 
         >>> twice = PartySizes("north", 100, 10, rounds=2)
         >>> [twice.takes_part(step, 6) for step in range(6)]
@@ -81,7 +81,7 @@ class FederatedConfig(SoundConfig, name="federated"):
             raise SettingError(f"a party is named twice: {', '.join(names)}.", remedy="Give every party its own name.")
 
     def sizes(self, steps: int) -> tuple[PartySizes, ...]:
-        """The parties of a federation of so many steps.
+        """Return the parties of a federation of so many steps.
 
         >>> [party.expected_batch_size for party in FederatedConfig(batch_size=1200).sizes(10)]
         [700, 350, 150]
@@ -101,7 +101,7 @@ class FederatedConfig(SoundConfig, name="federated"):
         return tuple(found)
 
     def sound(self, party: PartySizes) -> SoundConfig:
-        """What one party's part is by itself: the sound method on its own records."""
+        """Return what one party's part is by itself: the sound method on its own records."""
         shared = {name: getattr(self, name) for name in SoundConfig.model_fields}
         return SoundConfig(**shared | {"batch_size": party.expected_batch_size})
 
@@ -127,7 +127,9 @@ def party_of(terms: RunConfig, name: str) -> PartySizes:
 
 
 def party_config(terms: RunConfig, party: PartySizes) -> RunConfig:
-    """A party's own settings: its part of the terms, its cap as the number of steps, its data in its own hands."""
+    """Return a party's own settings: its part of the terms, its cap as the number of steps, its data in its own
+    hands.
+    """
     return RunConfig(
         method=method_of_terms(terms).sound(party),
         data=DataConfig(name="tensors"),
@@ -139,7 +141,9 @@ def party_config(terms: RunConfig, party: PartySizes) -> RunConfig:
 
 
 def terms_hash(terms: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> str:
-    """What everyone must have agreed on. Machines, certificates and attacks may differ; data keep only their form."""
+    """Return what everyone must have agreed on. Machines, certificates and attacks may differ; data keep only their
+    form.
+    """
     agreed: dict[str, Any] = {key: terms.to_dict()[key] for key in ("method", "model", "training")}
     return content_hash({**agreed, "input_shape": list(input_shape), "num_classes": num_classes})
 
@@ -158,7 +162,7 @@ class Account:
         return self.plan.spent(self.rounds)
 
     def described(self) -> PartyAccount:
-        """The account as documents hold it."""
+        """Return the account as documents hold it."""
         return PartyAccount(
             name=self.name,
             records=self.plan.num_examples,
@@ -306,7 +310,7 @@ class Federated(Method):
 
 
 def party_plan(terms: RunConfig, info: DatasetInfo, name: str) -> DpSgdPlan:
-    """One party's own plan, with its cap as the number of steps: what its noise is chosen for."""
+    """Return one party's own plan, with its cap as the number of steps: what its noise is chosen for."""
     party = party_of(terms, name)
     own = DatasetInfo(
         name, info.input_shape, info.num_classes, party.num_examples, info.num_test, info.class_names, info.copies

@@ -31,13 +31,15 @@ class Transport(Protocol):
     """Carries words between a server and its parties."""
 
     def statements(self) -> dict[str, Statement]:
-        """What every party says of itself."""
+        """Return what every party says of itself."""
 
     def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Said]:
-        """What these parties say to the present step; nothing of those that are silent for `method.answer_within`."""
+        """Return what these parties say to the present step; nothing of those that are silent for
+        `method.answer_within`.
+        """
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """How many answers these parties count, of those that can be reached."""
+        """Return how many answers these parties count, of those that can be reached."""
 
 
 class Rounds(Protocol):
@@ -49,7 +51,7 @@ class Rounds(Protocol):
 
 
 def converse(federation: Federation, post: Transport, *, quiet: bool = True) -> TrainedModel:
-    """All rounds that are left. A stop is obeyed between two rounds, with everything saved."""
+    """Return all rounds that are left. A stop is obeyed between two rounds, with everything saved."""
     with federation.run.held():
         federation.enrol(post.statements())
         steps = federation.terms.training.steps
@@ -86,14 +88,14 @@ class InProcessTransport:
 
 
 def in_process(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:
-    """The reference: all parties in this process, one after the other."""
+    """Return the reference: all parties in this process, one after the other."""
     return converse(
         federation, InProcessTransport({name: Party.open(path) for name, path in directories.items()}), quiet=quiet
     )
 
 
 def parties_of(run: Path) -> Path:
-    """Where a simulation keeps its parties: beside the server's run and never inside it."""
+    """Return where a simulation keeps its parties: beside the server's run and never inside it."""
     return run.with_name(f"{run.name}.parties")
 
 
@@ -117,7 +119,7 @@ def split(terms: RunConfig, train: Examples) -> dict[str, Examples]:
 
 
 def found_parties(terms: RunConfig, folder: Path, dataset: Dataset, *, resume: bool = False) -> dict[str, Path]:
-    """A directory for each party with its share of the data; parties that are there already are kept."""
+    """Return a directory for each party with its share of the data; parties that are there already are kept."""
     directories = {}
     for name, own in split(terms, dataset.train.in_memory()).items():
         Party.found(folder / name, terms, dataset.info, name, own, resume=resume)

@@ -54,7 +54,7 @@ Said = Answer | FederationError | None
 
 
 def statement_of(text: str) -> Statement:
-    """What a party says of itself, from the text that came by the network; whatever is malformed is refused."""
+    """Return what a party says of itself, from the text that came by the network; whatever is malformed is refused."""
     kinds = {"name": str, "terms": str, "sizes": dict, "noise_multiplier": float, "rounds": int, "epsilon": float,
              "seed_mark": str}  # fmt: skip
     try:
@@ -127,7 +127,7 @@ class Federation:
 
     @classmethod
     def open(cls, run: Path) -> Federation:
-        """The federation that a directory belongs to, at the step it has come to."""
+        """Return the federation that a directory belongs to, at the step it has come to."""
         with as_written(run):
             started = StartedRun.read(Run(run))
             watched = read_examples(run / WATCHED)
@@ -143,7 +143,7 @@ class Federation:
         return f"test accuracy {self.history[-1].test_accuracy:.3f}" if self.history else ""
 
     def parameters(self) -> dict[str, Tensor]:
-        """What a round sends to the parties."""
+        """Return what a round sends to the parties."""
         return {name: value.detach().cpu().clone() for name, value in self.network.named_parameters()}
 
     def asked(self) -> list[str]:
@@ -272,7 +272,7 @@ class Federation:
         )
 
     def _checked(self, name: str, answer: Answer) -> Gradients:
-        """An answer that can be right, clipped; its count is taken down."""
+        """Return an answer that can be right, clipped; its count is taken down."""
         wanted = {key: tuple(value.shape) for key, value in self.network.named_parameters()}
         if {key: tuple(value.shape) for key, value in answer.gradients.items()} != wanted:
             raise FederationError(
@@ -312,7 +312,7 @@ class Federation:
             self.history.append(HistoryRow(step=self.step, test_accuracy=right))
 
     def finish(self) -> TrainedModel:
-        """The averaged model, and the guarantee for the answers that the parties themselves have counted."""
+        """Return the averaged model, and the guarantee for the answers that the parties themselves have counted."""
         if not any(self.taken.values()):
             raise FederationError(
                 "no party has answered, so there is no model.",
@@ -406,7 +406,7 @@ def answer_bound(plan: DpSgdPlan, num_parameters: int, num_answers: int) -> floa
 
 
 def norm_of(answer: Gradients) -> float:
-    """The norm of all of an answer as one vector, in float64: float32 squares overflow from 1e19 on."""
+    """Return the norm of all of an answer as one vector, in float64: float32 squares overflow from 1e19 on."""
     return sqrt(sum(float(value.double().square().sum()) for value in answer.values()))
 
 

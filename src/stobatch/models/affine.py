@@ -63,7 +63,7 @@ class AffineEncoder(nn.Module, ABC):
 
     @abstractmethod
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
-        """The gradient of Σᵢ ⟨θ1ᵀxᵢ, hᵢ⟩ with respect to θ1, with x and h held fixed."""
+        """Return the gradient of Σᵢ ⟨θ1ᵀxᵢ, hᵢ⟩ with respect to θ1, with x and h held fixed."""
 
     def copy(self) -> Self:
         return copy.deepcopy(self)

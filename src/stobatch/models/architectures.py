@@ -59,7 +59,7 @@ def mnist_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
 
 
 def small_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
-    """One dense layer: small enough to train thousands side by side, as audits do."""
+    """Return one dense layer: small enough to train thousands side by side, as audits do."""
     return nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(prod(hidden), last_hidden_size), norm((last_hidden_size,)))
 
 
@@ -168,7 +168,7 @@ def build_encoder(config: ModelConfig, input_shape: tuple[int, ...]) -> AffineEn
 def build(
     config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, generator: torch.Generator
 ) -> Classifier:
-    """A network with freshly drawn parameters: one of the paper's, or what a list of layers says."""
+    """Return a network with freshly drawn parameters: one of the paper's, or what a list of layers says."""
     if config.layers is not None:
         return build_layered(config.layers, input_shape, num_classes, generator)
     architecture: Architecture = ARCHITECTURES.require(config.architecture)

@@ -31,7 +31,7 @@ class Classifier(nn.Module, ABC):
 
 @torch.no_grad()
 def bytes_per_row(network: Classifier) -> int:
-    """The size of everything that one example's pass produces, layer by layer."""
+    """Return the size of everything that one example's pass produces, layer by layer."""
     sizes: list[int] = []
 
     def note(module: nn.Module, inputs: object, output: object) -> None:
@@ -48,6 +48,6 @@ def bytes_per_row(network: Classifier) -> int:
 
 
 def rows_in_memory(network: Classifier, memory_mb: int, *, most: int) -> int:
-    """Rows that fit the budget with their gradients; on a CPU at most `most`, beyond which the cache suffers."""
+    """Return rows that fit the budget with their gradients; on a CPU at most `most`, beyond which the cache suffers."""
     rows = max(1, memory_mb * 2**20 // (2 * bytes_per_row(network)))
     return min(rows, most) if network.device.type == "cpu" else rows

@@ -154,7 +154,7 @@ _WINDOW = re.compile(r"(?P<size>[^/+]+)(?:/(?P<stride>[^/+]+))?(?:\+(?P<padding>
 
 
 def build_layered(description: str, input_shape: Shape, num_classes: int, generator: torch.Generator) -> Layered:
-    """A network from its description, with freshly drawn weights.
+    """Return a network from its description, with freshly drawn weights.
 
     >>> net = build_layered("squash 4, conv 8 7/3, relu, linear", (1, 28, 28), 10, torch.Generator())
     >>> [type(layer).__name__ for layer in net.layers]

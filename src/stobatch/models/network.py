@@ -47,7 +47,7 @@ class ReferenceNorm(nn.Module):
         return (values.sub_(self.mean) if self.overwrites else values - self.mean).div_(self.spread)
 
     def of_shift(self, shift: Tensor) -> Tensor:
-        """What a shift of the values becomes: the map is affine between calibrations."""
+        """Return what a shift of the values becomes: the map is affine between calibrations."""
         return shift / self.spread
 
 
@@ -99,7 +99,9 @@ class Head(nn.Module):
         self.grouped = any(isinstance(module, nn.GroupNorm) for module in self.modules())
 
     def scores_of_normalised(self, hidden: Tensor) -> Tensor:
-        """What follows the first normalisation; apart, because verified inference normalises once for many draws."""
+        """Return what follows the first normalisation; apart, because verified inference normalises once for many
+        draws.
+        """
         last_hidden: Tensor = self.body(hidden)
         scores: Tensor = self.output(last_hidden.clamp(-1, 1))
         return scores

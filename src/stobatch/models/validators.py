@@ -21,7 +21,7 @@ from stobatch.models.network import group_norm
 
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:
-    """A copy with every batch normalisation replaced by a GroupNorm over the same channels."""
+    """Return a copy with every batch normalisation replaced by a GroupNorm over the same channels."""
     return _replaced(copy.deepcopy(module), {})
 
 
@@ -121,7 +121,9 @@ def _tensors(network: nn.Module) -> dict[str, Tensor]:
 
 
 def _attributes(network: nn.Module) -> dict[str, object]:
-    """What modules keep beside parameters and buffers, as far as it is plain: numbers, tensors, and lists of them."""
+    """Return what modules keep beside parameters and buffers, as far as it is plain: numbers, tensors, and lists of
+    them.
+    """
     found: dict[str, object] = {}
     for prefix, module in network.named_modules():
         kept = {key: value for key, value in vars(module).items() if key not in _INTERNAL}
@@ -132,7 +134,7 @@ def _attributes(network: nn.Module) -> dict[str, object]:
 
 
 def _frozen(value: object, depth: int) -> object:
-    """A copy that can be compared; of what is not plain only the kind."""
+    """Return a copy that can be compared; of what is not plain only the kind."""
     if isinstance(value, Tensor):
         return tuple(value.shape), str(value.dtype), _bits(value).cpu().numpy().tobytes()
     if isinstance(value, np.ndarray):
@@ -147,7 +149,7 @@ def _frozen(value: object, depth: int) -> object:
 
 
 def untrained(network: nn.Module) -> dict[str, Tensor]:
-    """What `state_dict` holds beside trained parameters; raises at what is no tensor: no model file holds it."""
+    """Return what `state_dict` holds beside trained parameters; raises at what is no tensor: no model file holds it."""
     trained = {id(p) for p in network.parameters() if p.requires_grad}
     found = {name: value for name, value in network.state_dict(keep_vars=True).items() if id(value) not in trained}
     for name, value in found.items():

@@ -59,7 +59,7 @@ TAYLOR_FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def taylor_loss(scores: Tensor, labels: Tensor, form: str) -> Tensor:
-    """One loss per example: the sum over the K classes."""
+    """Return one loss per example: the sum over the K classes."""
     targets = (labels.unsqueeze(1) == torch.arange(scores.shape[1], device=scores.device)).to(scores)
     return TAYLOR_FORMS[form](scores, targets).sum(1)
 
@@ -77,7 +77,7 @@ def label_noise_term(output_weight: Tensor, label_noise: Tensor) -> Tensor:
     verdict="definitions; with noise on the label coefficients only, Eq. 9 is not private (Theorem 3).",
 )
 def example_weights(num_benign: int, num_adversarial: int, adversarial_weight: float) -> Tensor:
-    """What each example's loss counts in L: 1/(m1 + ξ m2) if benign, ξ/(m1 + ξ m2) if adversarial.
+    """Return what each example's loss counts in L: 1/(m1 + ξ m2) if benign, ξ/(m1 + ξ m2) if adversarial.
 
     The benign examples come first. Eq. 9 has m1 = m2 = m; Eq. 15 allows two sizes.
 

@@ -110,7 +110,7 @@ class ShiftScorer:
         return self.logits(part, shifts).softmax(2)
 
     def logits(self, part: slice, shifts: Tensor) -> Tensor:
-        """The same before they become probabilities."""
+        """Return the same before they become probabilities."""
         base = self.base[part]
         if isinstance(self.head.norm, ReferenceNorm):
             shifts = self.head.norm.of_shift(shifts)
@@ -119,7 +119,9 @@ class ShiftScorer:
         return logits.reshape(len(shifts), len(base), -1)
 
     def _sum(self, base: Tensor, shifts: Tensor) -> Tensor:
-        """Every input plus every shift, as one batch, in room that is used again: fresh pages cost as much as sums."""
+        """Return every input plus every shift, as one batch, in room that is used again: fresh pages cost as much as
+        sums.
+        """
         shape = (len(shifts), *base.shape)
         if self._room is None or self._room.shape != shape:
             self._room = base.new_empty(shape)
@@ -158,7 +160,7 @@ class SoftVotes:
         return lambda points: (SHARPNESS * products(points)).log_softmax(2).logsumexp(0) - log(draws)
 
     def _products(self, draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-        """Points to (draws, points, classes): the logarithms of the product scores."""
+        """Return points to (draws, points, classes): the logarithms of the product scores."""
         network = self.network
         at_input, at_hidden = self.noise.draw(network, draws, two_streams(generator))
         with torch.no_grad():

@@ -26,7 +26,7 @@ _HIDDEN = 32
 
 
 def _further(found: Tensor, first: Tensor, second: Tensor) -> float:
-    """How much nearer to the second than to the first."""
+    """Return how much nearer to the second than to the first."""
     return float((found - first).norm() - (found - second).norm())
 
 

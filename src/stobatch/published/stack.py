@@ -81,7 +81,7 @@ class _Encoders:
         return maps.reshape(len(maps), models, -1).permute(1, 2, 0).contiguous()
 
     def weights(self, matrices: Tensor) -> Tensor:
-        """The transpose of `matrices`."""
+        """Return the transpose of `matrices`."""
         models, like = len(matrices), self.like
         if not isinstance(like, ConvEncoder):
             return matrices
@@ -128,7 +128,7 @@ class PublishedStack(ManyModels):
         self._after_update()
 
     def _each(self, function: Callable[..., Any], *arguments: Tensor) -> Any:
-        """A function of (network, ...) for every model with its own tensors."""
+        """Return a function of (network, ...) for every model with its own tensors."""
         module = _Calls(self.network, function)
 
         def one(tensors: Tensors, *rest: Tensor) -> Any:
@@ -158,7 +158,7 @@ class PublishedStack(ManyModels):
             tick(1 / self.config.training.steps)
 
     def _gradients(self, tasks: Sequence[Any], step: int) -> Tensors:
-        """What `PublishedTrainable.gradients` computes for each model."""
+        """Return what `PublishedTrainable.gradients` computes for each model."""
         own = torch.arange(len(tasks))
         benign = self.batches[own, [task.benign_batch for task in tasks]]
         source = self.batches[own, [task.adversarial_batch for task in tasks]]
@@ -242,7 +242,7 @@ class PublishedStack(ManyModels):
 
 
 def _climb(network: Network, points: Tensor) -> Tensor:
-    """The gradient of the loss at the predicted labels, by inputs."""
+    """Return the gradient of the loss at the predicted labels, by inputs."""
 
     def loss(inputs: Tensor) -> Tensor:
         scores = network.scores_of_noisy(inputs)

@@ -126,7 +126,7 @@ class VerifiedInference(Verifier):
         return self.judge(tally)
 
     def _without_noise(self, inputs: Tensor) -> Tensor:
-        """The scores that votes are taken of, without fresh noise."""
+        """Return the scores that votes are taken of, without fresh noise."""
         return ShiftScorer(self.network, inputs).logits(slice(None), torch.zeros_like(self.network.hidden_noise[None]))[
             0
         ]

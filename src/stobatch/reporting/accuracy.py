@@ -91,7 +91,7 @@ def _function(facts: Facts, function: str) -> FunctionTables:
 
 
 def _at_attacked(facts: Facts, entry: ProtocolTable) -> Iterator[FoldedTable]:
-    """Where an attack has moved the input already; the clean input may be certified or not."""
+    """Yield where an attack has moved the input already; the clean input may be certified or not."""
     statuses = {kind.name: str(kind.status) for kind in facts.all_kinds}
     for rule, rows in entry.certified_at_attacked.items():
         status = statuses.get(rule, "status not recorded")

@@ -62,7 +62,7 @@ def comparison_section(document: Comparison) -> ComparisonSection:
 
 
 def comparison_tables(document: Comparison) -> RenderableType:
-    """The same in a terminal; of many t-tests those with the smallest p-values."""
+    """Return the same in a terminal; of many t-tests those with the smallest p-values."""
     from rich.console import Group
     from rich.text import Text
 
@@ -76,7 +76,7 @@ def comparison_tables(document: Comparison) -> RenderableType:
 
 
 def lead(document: Comparison) -> Lead:
-    """One sentence that says how many are private, by whose word."""
+    """Return one sentence that says how many are private, by whose word."""
     statuses = {row.name: row.guarantees for row in document.rows}
     kinds = [privacy_words(held.guarantee.status for held in found) for found in statuses.values()]
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
@@ -85,7 +85,7 @@ def lead(document: Comparison) -> Lead:
 
 
 def methods_table(document: Comparison, radius: float) -> Table:
-    """A row for each setting and deployed function, in the order they were asked for."""
+    """Return a row for each setting and deployed function, in the order they were asked for."""
     caption = (
         f"Accuracy at radius {radius:g} ({radius_unit(document)}), worst attack for each example; certified: "
         f"right and certified at that radius, clean inputs. {over_seeds(document).capitalize()}. "
@@ -110,13 +110,13 @@ def _row(document: Comparison, row: ComparedRow, radius: float) -> list[Entry]:
 
 
 def _certified(row: ComparedRow, radius: float) -> list[Cell]:
-    """What each rule certifies, each with its status; never one number for several."""
+    """Return what each rule certifies, each with its status; never one number for several."""
     found = [Cell(share(entry), f"{entry.rule} rule", entry.status) for entry in row.certified_at(radius)]
     return found or [Cell("no certificate")]
 
 
 def budgets(document: Comparison, row: ComparedRow) -> list[Cell]:
-    """Each guarantee that a seed of the row has; the budget never without its status."""
+    """Return each guarantee that a seed of the row has; the budget never without its status."""
     return [
         Cell(
             guarantee_line(held.guarantee),
@@ -169,12 +169,12 @@ def t_tests_table(tests: Sequence[ComparedTest], of: int | None = None) -> Table
 
 
 def measure(test: ComparedTest) -> str:
-    """What a t-test compares."""
+    """Return what a t-test compares."""
     return "clean" if test.radius is None else f"{test.measure} protocol at radius {test.radius:g}"
 
 
 def guarantee_cards(document: Comparison) -> tuple[GuaranteeCard, ...]:
-    """A card for each guarantee of each method, with its objections."""
+    """Return a card for each guarantee of each method, with its objections."""
     by_name = {row.name: row.guarantees for row in document.rows}
     return tuple(
         card_of(
@@ -187,7 +187,7 @@ def guarantee_cards(document: Comparison) -> tuple[GuaranteeCard, ...]:
 
 
 def sources(document: Comparison) -> tuple[str, ...]:
-    """What each protocol means, and where each rule of certification comes from."""
+    """Return what each protocol means, and where each rule of certification comes from."""
     protocols = [f"{name} protocol: {meaning}." for name, meaning in document.protocols.items()]
     rules = dict.fromkeys(
         f"{entry.rule} rule ({STATUS_WORDS[entry.status]}): {entry.source}."
@@ -198,7 +198,7 @@ def sources(document: Comparison) -> tuple[str, ...]:
 
 
 def over_seeds(document: Comparison) -> str:
-    """What the ± of the numbers means."""
+    """Return what the ± of the numbers means."""
     seeds = document.seeds
     named = document.named_seeds(seeds)
     kind = "public" if document.public_seeds else "secret"
@@ -207,7 +207,7 @@ def over_seeds(document: Comparison) -> str:
 
 
 def share(spread: Spread | None) -> str:
-    """An accuracy over seeds.
+    """Return an accuracy over seeds.
 
     >>> one = Spread(mean=0.9012, stddev=None, min=0.9, max=0.9, per_seed={})
     >>> share(one.replace(stddev=0.0044)), share(one), share(None)
@@ -224,12 +224,14 @@ def amount(spread: Spread | None, factor: float, unit_name: str) -> str:
 
 
 def telling_tests(document: Comparison) -> list[ComparedTest]:
-    """The t-tests over three seeds or more: with two, the interval is wider than any difference of accuracies."""
+    """Return the t-tests over three seeds or more: with two, the interval is wider than any difference of
+    accuracies.
+    """
     return [test for test in document.t_tests if min(test.t_test.num_seeds) >= _FEWEST_SEEDS]
 
 
 def by_chance(document: Comparison) -> str:
-    """How many t-tests there are, how many look like findings, and how many would if there were none."""
+    """Return how many t-tests there are, how many look like findings, and how many would if there were none."""
     tests = telling_tests(document)
     withheld = len(document.t_tests) - len(tests)
     if not document.t_tests:

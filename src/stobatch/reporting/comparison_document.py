@@ -35,7 +35,7 @@ LEVEL = 0.05
 
 
 def build_comparison(groups: Mapping[str, BySeed], radii: Sequence[float], root: Path | None = None) -> Comparison:
-    """Rows in the order of `groups`, which has the trainings of each setting by seed, and t-tests between them.
+    """Return rows in the order of `groups`, which has the trainings of each setting by seed, and t-tests between them.
 
     The first of the radii is the one that figures show; `root` is the folder that holds the runs, where one does.
     """
@@ -93,7 +93,9 @@ def _by_number(same: Sequence[Facts]) -> dict[int, Facts]:
 
 
 def _name(trained: Sequence[Facts]) -> str:
-    """A setting without its seed: method, the largest budget of its runs with its status, and a hash for the rest."""
+    """Return a setting without its seed: method, the largest budget of its runs with its status, and a hash for the
+    rest.
+    """
     first, spent = trained[0], [facts.epsilon for facts in trained if facts.epsilon is not None]
     budget = f", {first.status} ε = {max(spent):g}" if spent else ""
     settings = first.started.config
@@ -102,7 +104,7 @@ def _name(trained: Sequence[Facts]) -> str:
 
 
 def settings_tests(document: Comparison) -> list[SettingsTest]:
-    """The t-tests between two settings on the same deployed function, as `report` lists them."""
+    """Return the t-tests between two settings on the same deployed function, as `report` lists them."""
     rows = {row.label: row for row in document.rows}
     found = []
     for test in document.t_tests:
@@ -125,7 +127,7 @@ def settings_tests(document: Comparison) -> list[SettingsTest]:
 
 
 def _functions(by_seed: BySeed) -> list[str]:
-    """The functions that were attacked in every training of a row."""
+    """Return the functions that were attacked in every training of a row."""
     first, *others = by_seed.values()
     return [function for function in first.functions if all(function in facts.functions for facts in others)]
 
@@ -160,7 +162,7 @@ def _place(facts: Facts, root: Path | None) -> str:
 
 
 def _grouped(by_seed: Mapping[int, PrivacyGuarantee]) -> tuple[SeedsGuarantee, ...]:
-    """What is the same for several seeds once, with the seeds; an audit may have refuted it for one of them."""
+    """Return what is the same for several seeds once, with the seeds; an audit may have refuted it for one of them."""
     groups: list[tuple[PrivacyGuarantee, list[int]]] = []
     for seed, found in by_seed.items():
         same = next((seeds for guarantee, seeds in groups if guarantee == found), None)
@@ -207,12 +209,12 @@ def _certified(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterat
 
 
 def _spread_if_any(values: Mapping[int, float]) -> Spread | None:
-    """The spread of what older records may lack."""
+    """Return the spread of what older records may lack."""
     return _spread(values) if values else None
 
 
 def _spread(values: Mapping[int, float]) -> Spread:
-    """A number for each seed, with mean, standard deviation (of two seeds or more) and range."""
+    """Return a number for each seed, with mean, standard deviation (of two seeds or more) and range."""
     numbers = list(values.values())
     return Spread(
         mean=fmean(numbers),

@@ -129,7 +129,7 @@ def accuracy_curves(facts: Facts, name: str) -> Chart:
 
 
 def attack_curves(facts: Facts, name: str) -> Chart | None:
-    """Each adaptive attack on its own, and the worst of them for each example."""
+    """Return each adaptive attack on its own, and the worst of them for each example."""
     panels = []
     for function in facts.functions:
         entry = facts.entry("adaptive", function)
@@ -224,12 +224,12 @@ def _attack(entry: ProtocolTable, attack: str, place: int) -> Curve:
 
 
 def _from_clean(entry: ProtocolTable, attack: str) -> list[Point]:
-    """One attack's accuracies, beginning at radius 0 with clean inputs."""
+    """Return one attack's accuracies, beginning at radius 0 with clean inputs."""
     return [Point.of(entry.clean_accuracy, 0.0), *(Point.of(row, row.radius) for row in entry.of_attack(attack))]
 
 
 def draw(panels: Sequence[Panel], name: str, *, legend_in_panel: bool = False) -> Chart:
-    """The panels as a part of the page, two in a row, with one legend or one each."""
+    """Return the panels as a part of the page, two in a row, with one legend or one each."""
     with canvas(len(panels), *_size(len(panels))) as (figure, places):
         for axes, panel in zip(places, panels, strict=False):
             for curve in panel.curves:
@@ -281,7 +281,7 @@ def canvas(panels: int, width: float, height: float) -> Iterator[tuple[Figure, l
 
 
 def inline(figure: Figure, name: str) -> Chart:
-    """The figure as a part of the page: no outside names, ids of its own, and the page's colours."""
+    """Return the figure as a part of the page: no outside names, ids of its own, and the page's colours."""
     from markupsafe import Markup
 
     text = _svg(figure, name, transparent=True)
@@ -297,13 +297,13 @@ def inline(figure: Figure, name: str) -> Chart:
 
 
 def standalone(figure: Figure, name: str) -> bytes:
-    """The figure as a file of its own, in the light colours, for a page that has none of ours."""
+    """Return the figure as a file of its own, in the light colours, for a page that has none of ours."""
     figure.set_facecolor(LIGHT["page"])
     return _svg(figure, name, transparent=False).encode()
 
 
 def _svg(figure: Figure, name: str, *, transparent: bool) -> str:
-    """The same figure gives the same bytes."""
+    """Return the same figure gives the same bytes."""
     import matplotlib
 
     out = io.StringIO()

@@ -33,7 +33,7 @@ _NORMS = {"linf": "l∞", "l2": "l2", "l1": "l1"}
 
 
 def status_words(status: str) -> str:
-    """A status or a verdict in words; the same ones on every page and in every terminal."""
+    """Return a status or a verdict in words; the same ones on every page and in every terminal."""
     return STATUS_WORDS.get(status, status)
 
 
@@ -58,7 +58,7 @@ def spoken(function: str) -> str:
 
 
 def protocol_meanings(scores: Scores) -> dict[str, str]:
-    """What each protocol does; nothing about noise where there is none."""
+    """Return what each protocol does; nothing about noise where there is none."""
     gone = _ABOUT_NOISE if scores.has_noise is False else ""
     return {under.protocol.name: under.protocol.meaning.replace(gone, "") for under in scores.under_attack}
 

@@ -53,7 +53,7 @@ def card_of(guarantee: PrivacyGuarantee, eyebrow: str, *notes: Note) -> Guarante
 
 
 def against(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
-    """What speaks against it, in short: the first objection, and the first audit that refuted it."""
+    """Return what speaks against it, in short: the first objection, and the first audit that refuted it."""
     refuting = [line for line in guarantee.audits if line.startswith(Verdict.REFUTED)]
     return tuple(
         f"{word}{lines[0]}{f' (and {len(lines) - 1} more)' if len(lines) > 1 else ''}"
@@ -63,7 +63,7 @@ def against(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
 
 
 def extent(guarantee: PrivacyGuarantee) -> str:
-    """How much a guarantee assumes, and how much was said about it.
+    """Return how much a guarantee assumes, and how much was said about it.
 
     >>> extent(PrivacyGuarantee.none("plain training"))
     '0 assumptions, 0 objections, 0 audits'
@@ -84,7 +84,7 @@ def about(guarantee: PrivacyGuarantee) -> str:
 
 
 def guarantee_line(guarantee: PrivacyGuarantee) -> str:
-    """The budget with its status in front, so that neither can be read without the other."""
+    """Return the budget with its status in front, so that neither can be read without the other."""
     if guarantee.status is Status.NONE:
         return "NO PRIVACY GUARANTEE"
     budget = f"ε = {guarantee.epsilon:g}" + (f", δ = {guarantee.delta:g}" if guarantee.delta else "")

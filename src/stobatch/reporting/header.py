@@ -48,14 +48,16 @@ def opening(facts: Facts) -> Opening:
 
 
 def guarantee_card(facts: Facts) -> GuaranteeCard:
-    """What is guaranteed about the training data, by whom, and what speaks against it; never without its status."""
+    """Return what is guaranteed about the training data, by whom, and what speaks against it; never without its
+    status.
+    """
     notes = [] if facts.guarantee.audits else [_not_audited(facts)]
     notes.append(Note(f"Accuracies assume: {facts.test_records}."))
     return card_of(facts.guarantee, "Privacy towards the training data", *notes)
 
 
 def _not_audited(facts: Facts) -> Note:
-    """How to audit; RUN stands for the directory, whose place is nobody's business once the page is mailed."""
+    """Return how to audit; RUN stands for the directory, whose place is nobody's business once the page is mailed."""
     if facts.findings:
         instrument = "membership" if facts.status == "none" else "many_runs"
         note = "Only certificates were audited so far, not this. To do so:"
@@ -64,7 +66,7 @@ def _not_audited(facts: Facts) -> Note:
 
 
 def headline(facts: Facts) -> Lead:
-    """One sentence: what the published protocol shows, what an adaptive attacker leaves, and the gap."""
+    """Return one sentence: what the published protocol shows, what an adaptive attacker leaves, and the gap."""
     function, radius = facts.main_function, facts.main_radius
     shares = {p: at_radius(facts.worst(p, function), radius) for p in facts.protocols}
     setting = f"At radius {radius:g} ({facts.unit}) on the {spoken(function)}, "
@@ -120,7 +122,7 @@ def _tile(kind: str, title: str, share: Share, of_what: str) -> Tile:
 
 
 def one_line(facts: Facts) -> str:
-    """A run in one line, to fold its section under."""
+    """Return a run in one line, to fold its section under."""
     function = facts.main_function
     gap = facts.gap(function, facts.main_radius)
     parts = [facts.name, guarantee_line(facts.guarantee), f"clean {percent(facts.clean(function))}"]

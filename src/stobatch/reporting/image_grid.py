@@ -66,7 +66,7 @@ def pictures_of(facts: Facts, *, images: bool | None) -> Pictures:
 
 
 def _read(facts: Facts, kept: KeptPictures) -> dict[str, Pixels]:
-    """The pixels, from the run's own folder and nowhere else."""
+    """Return the pixels, from the run's own folder and nowhere else."""
     from safetensors import SafetensorError, safe_open
 
     path = _file(facts, kept)
@@ -96,12 +96,14 @@ def _file(facts: Facts, kept: KeptPictures) -> Path:
 
 
 def _are_public(kept: KeptPictures) -> bool:
-    """Whether anybody can download the test images; not said by old runs, whose pictures have to be asked for."""
+    """Return whether anybody can download the test images; not said by old runs, whose pictures have to be asked
+    for.
+    """
     return bool(kept.public)
 
 
 def _example(facts: Facts, kept: KeptPictures, pixels: dict[str, Pixels], place: int) -> Iterator[Picture]:
-    """One row: the clean picture, then each radius."""
+    """Yield one row: the clean picture, then each radius."""
     for name, predictions in kept.predictions.items():
         label, answer = (facts.started.dataset.class_name(value) for value in (kept.labels[place], predictions[place]))
         where = f"clean, label {label}" if name == "clean" else f"radius {name}"

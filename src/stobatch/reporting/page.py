@@ -48,7 +48,9 @@ class Note:
 
 @cache
 def templates() -> Environment:
-    """The templates beside this file. Whatever they are given is escaped; a name they do not know is an error."""
+    """Return the templates beside this file. Whatever they are given is escaped; a name they do not know is an
+    error.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     found = Environment(
@@ -64,10 +66,10 @@ def templates() -> Environment:
 
 
 def macros() -> Any:
-    """The parts that all pages are made of."""
+    """Return the parts that all pages are made of."""
     return templates().get_template("macros.html").module
 
 
 def render(template: str, **view: object) -> bytes:
-    """A page; the same view gives the same bytes."""
+    """Return a page; the same view gives the same bytes."""
     return templates().get_template(template).render(**view).encode()

@@ -71,7 +71,7 @@ def _checks(checked: Verification) -> Table:
 
 
 def _made(facts: Facts) -> Table | None:
-    """Which verb ran when, by which version and on what."""
+    """Return which verb ran when, by which version and on what."""
     if facts.manifest is None:
         return None
     headings = ["verb", "date (UTC)", "stobatch", "commit", "machine"]

@@ -74,7 +74,7 @@ def report(
 
 
 def _named(runs: Sequence[str | Path]) -> Path:
-    """All runs of a report, as one path for messages: which of them is damaged is not known."""
+    """Return all runs of a report, as one path for messages: which of them is damaged is not known."""
     return Path(", ".join(str(run) for run in runs))
 
 

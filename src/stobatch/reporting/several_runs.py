@@ -34,7 +34,7 @@ def several_runs(runs: Sequence[Facts], comparison: Comparison | None) -> Severa
 
 
 def _lead(runs: Sequence[Facts], function: str, radius: float | None) -> Lead:
-    """One sentence: the span of accuracies under each protocol."""
+    """Return one sentence: the span of accuracies under each protocol."""
     spans: list[str] = []
     for protocol in ("published", "adaptive") if radius is not None else ():
         shares = [share for facts in runs if (share := at_radius(facts.worst(protocol, function), radius or 0.0))]
@@ -85,7 +85,7 @@ def _attacked(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[
 
 
 def _certified(facts: Facts, radius: float, rule: str, function: str) -> Cell:
-    """What one rule certifies at this radius, with its status in this run; a dash where it says nothing."""
+    """Return what one rule certifies at this radius, with its status in this run; a dash where it says nothing."""
     kind = next((kind for kind in facts.kinds(function) if kind.name == rule), None)
     share = at_radius(facts.certified(kind) or facts.all_certified(kind), radius) if kind else None
     if kind is None or share is None:

@@ -177,7 +177,7 @@ class Facts:
         return next(recorded, None) or self._same_numbers(function)
 
     def _same_numbers(self, function: str) -> SameImages:
-        """The same from scores of an older version: certificates for another number of images are left out."""
+        """Return the same from scores of an older version: certificates for another number of images are left out."""
         entries = [entry for entry in self.scores.under_attack if entry.function == function]
         rows = entries[0].rows
         kinds = self.kinds(function) if self.certificates and self.certificates.rows == rows else []
@@ -202,7 +202,7 @@ class Facts:
         return at_radius(self.same_images(function).gaps, radius)
 
     def kinds(self, function: str) -> list[Kind]:
-        """The kinds of certificate that speak about this function, in the units of the attacks."""
+        """Return the kinds of certificate that speak about this function, in the units of the attacks."""
         return [k for k in self.all_kinds if k.function == function and kind_unit(k) == self.unit]
 
     @property
@@ -242,13 +242,13 @@ def middle(radii: Sequence[float]) -> float:
 
 
 def common_function(runs: Sequence[Facts]) -> str:
-    """A function that all runs were attacked on; empty where there is none."""
+    """Return a function that all runs were attacked on; empty where there is none."""
     functions = [f for f in runs[0].functions if all(f in other.functions for other in runs)]
     return runs[0].main_function if runs[0].main_function in functions else (functions or [""])[0]
 
 
 def common_radii(runs: Sequence[Facts]) -> list[float]:
-    """The radii that all runs were attacked at, the main one first; none where functions or units differ."""
+    """Return the radii that all runs were attacked at, the main one first; none where functions or units differ."""
     radii = sorted(set.intersection(*(set(facts.radii) for facts in runs)))
     if not radii or not common_function(runs) or len({facts.unit for facts in runs}) > 1:
         return []

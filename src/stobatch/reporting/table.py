@@ -150,7 +150,7 @@ def _said(cell: Cell) -> dict[str, str]:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown takes for nothing else."""
+    """Return text that Markdown takes for nothing else."""
     for mark in ("\\", "|", "*", "`"):
         text = text.replace(mark, f"\\{mark}")
     return text.replace("<", "&lt;").replace("\n", "<br>")

@@ -24,7 +24,7 @@ RADIUS = Column("radius", is_number=True)
 
 
 def share_cell(share: Share | None) -> Cell:
-    """A value with its 95% interval, or a dash where nothing was measured."""
+    """Return a value with its 95% interval, or a dash where nothing was measured."""
     return Cell(DASH) if share is None else Cell(percent(share), interval(share))
 
 
@@ -33,7 +33,7 @@ def gap_cell(gap: Difference | None) -> Cell:
 
 
 def plan_table(plan: PlanDocument, status: str) -> Table:
-    """A number per line, its formula, and its place in the paper."""
+    """Return a number per line, its formula, and its place in the paper."""
     caption = f"Every number that was fixed before any data was read. Budgets (ε) in it: {status_words(status)}."
     headings: list[Heading] = ["quantity", "symbol", Column("value", is_number=True), "formula", "place in the paper"]
     rows = [[row.name, row.symbol, number(row.value), row.formula, row.paper] for row in plan.rows]

@@ -47,7 +47,7 @@ from stobatch.types import Status, Verdict
 
 
 def trained_line(run: Path, training_hash: str, training: Training) -> str:
-    """What was trained, and how often the saved model is right; runs of older versions did not record that."""
+    """Return what was trained, and how often the saved model is right; runs of older versions did not record that."""
     done = f"trained {run} ({training_hash})"
     if training.test_accuracy is None:
         return f"{done}; how good it is says `stobatch evaluate {run}`"
@@ -56,7 +56,9 @@ def trained_line(run: Path, training_hash: str, training: Training) -> str:
 
 
 def guarantee_lines(guarantee: PrivacyGuarantee, run: Path) -> RenderableType:
-    """What is guaranteed, what that is worth, and what speaks against it; the verb `guarantee` prints the rest."""
+    """Return what is guaranteed, what that is worth, and what speaks against it; the verb `guarantee` prints the
+    rest.
+    """
     style = STATUS_STYLES[guarantee.status]
     rest = f"{extent(guarantee)}: `stobatch guarantee {shlex.quote(str(run))}`"
     return Group(
@@ -67,7 +69,7 @@ def guarantee_lines(guarantee: PrivacyGuarantee, run: Path) -> RenderableType:
 
 
 def guarantee_card(guarantee: PrivacyGuarantee) -> RenderableType:
-    """A guarantee in full, with everything it assumes and everything that speaks against it."""
+    """Return a guarantee in full, with everything it assumes and everything that speaks against it."""
     style = STATUS_STYLES[guarantee.status]
     lines = [
         Text(guarantee_line(guarantee), style=f"bold {style}"),
@@ -81,7 +83,7 @@ def guarantee_card(guarantee: PrivacyGuarantee) -> RenderableType:
 
 
 def audit_tables(audit: Audit) -> list[RenderableType]:
-    """A panel for each finding, then what was not tested; nothing that was survived is called proved."""
+    """Return a panel for each finding, then what was not tested; nothing that was survived is called proved."""
     panels: list[RenderableType] = []
     for finding in audit.findings:
         style = STATUS_STYLES[finding.verdict]
@@ -109,7 +111,7 @@ def audit_tables(audit: Audit) -> list[RenderableType]:
 
 
 def plan_parts(plan: PlanDocument) -> RenderableType:
-    """The plan, and what it promises."""
+    """Return the plan, and what it promises."""
     return Group(plan_table(plan, plan.guarantee.status).to_rich(), guarantee_card(plan.guarantee))
 
 
@@ -135,7 +137,7 @@ def certificate_parts(summary: CertificateSummary) -> RenderableType:
 
 
 def _reliability(kind: Kind) -> str:
-    """How often a certificate of this kind may be wrong, in words."""
+    """Return how often a certificate of this kind may be wrong, in words."""
     if kind.failure_probability is None:
         return f"the {kind.name} rule states no probability of failure"
     if kind.failure_probability == 0:
@@ -153,7 +155,9 @@ def attack_parts(under: ProtocolTable) -> RenderableType:
 
 
 def score_parts(scores: Scores) -> RenderableType:
-    """The worst case under every protocol and what is certified, of the same images side by side; and the flags."""
+    """Return the worst case under every protocol and what is certified, of the same images side by side; and the
+    flags.
+    """
     statuses = {kind.name: str(kind.status) for kind in (scores.certificates.kinds if scores.certificates else ())}
     parts: list[RenderableType] = []
     for block in scores.same_images:
@@ -165,7 +169,7 @@ def score_parts(scores: Scores) -> RenderableType:
 
 
 def flag_panel(flags: Sequence[SanityFlag]) -> RenderableType:
-    """What makes these numbers doubtful, with what to do about it."""
+    """Return what makes these numbers doubtful, with what to do about it."""
     if not flags:
         return Text("sanity flags: none raised")
     lines = []
@@ -186,7 +190,7 @@ _OUTCOME_STYLES = {"agrees": "green", "differs": "bold red", "not checked": "yel
 
 
 def verified_page(document: Verification) -> RenderableType:
-    """A line for each check, then what no file can show, then the verdict."""
+    """Return a line for each check, then what no file can show, then the verdict."""
     width = max(len(outcome) for outcome in _OUTCOME_STYLES)
     lines = [Text(f"verify {document.run}", style="bold")]
     for check in document.checks:
@@ -210,7 +214,7 @@ _STATE_STYLES = {"ok": "green", "warning": "yellow", "missing": "dim", "not here
 
 
 def health_table(document: HealthReport) -> RenderableType:
-    """A line for each check; below it a remedy for each one that has something to mend, broken ones last."""
+    """Return a line for each check; below it a remedy for each one that has something to mend, broken ones last."""
     table = RichTable(title=f"this machine, in {document.seconds:.0f} s", title_justify="left")
     for heading, justify in (("check", "left"), ("state", "left"), ("tried and measured", "left"), ("s", "right")):
         table.add_column(heading, justify=justify, no_wrap=heading != "tried and measured")  # type: ignore[arg-type]
@@ -237,7 +241,7 @@ _PARTY_HEADINGS = ("records", "sampling rate", "noise multiplier", "rounds", "at
 
 
 def party_table(federation: FederationAccount | FederatedTraining, run: Path) -> RenderableType:
-    """The table behind a federation's guarantee, and the guarantee."""
+    """Return the table behind a federation's guarantee, and the guarantee."""
     guarantee = federation.guarantee
     rows = [
         (

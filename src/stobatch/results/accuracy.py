@@ -85,5 +85,5 @@ AtRadius = TypeVar("AtRadius", ShareAt, AttackedShare, Gap)
 
 
 def at_radius(rows: Iterable[AtRadius], radius: float) -> AtRadius | None:
-    """The row of a radius; None where there is none."""
+    """Return the row of a radius; None where there is none."""
     return next((row for row in rows if row.radius == radius), None)

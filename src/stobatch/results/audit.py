@@ -223,7 +223,7 @@ class Evidence(Document):
 
     @classmethod
     def read_of(cls, run: Run, instrument: str) -> Evidence | None:
-        """What an instrument left in a run; None where it was not used."""
+        """Return what an instrument left in a run; None where it was not used."""
         name = f"evidence/{instrument}"
         return cls.from_dict(run.read(name), run.path / f"{name}.json") if run.has(name) else None
 

@@ -70,7 +70,7 @@ class CertifiedAccuracies(Part):
         return self
 
     def radii(self) -> tuple[float, ...]:
-        """The radii that were asked about."""
+        """Return the radii that were asked about."""
         return tuple(row.radius for row in self.certified_accuracy[self.kinds[0].name])
 
 

@@ -60,7 +60,7 @@ Settings = dict[str, Any]
 
 
 def _guarantee(found: Any) -> PrivacyGuarantee:
-    """A guarantee from its dictionary, with every value of its type."""
+    """Return a guarantee from its dictionary, with every value of its type."""
     if isinstance(found, PrivacyGuarantee):
         return found
     if not isinstance(found, Mapping):
@@ -138,7 +138,9 @@ class Document(Part):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], file: Path | str | None = None) -> Self:
-        """The inverse of `to_dict`; raises one sentence that names the file and the first field that is wrong."""
+        """Return the inverse of `to_dict`; raises one sentence that names the file and the first field that is
+        wrong.
+        """
         try:
             return cls.model_validate(dict(content))
         except ValidationError as error:
@@ -164,7 +166,7 @@ class Document(Part):
 
     @classmethod
     def schema_of_file(cls) -> dict[str, Any]:
-        """The JSON schema of the file, or of what `--json` prints where there is no file."""
+        """Return the JSON schema of the file, or of what `--json` prints where there is no file."""
         schema: dict[str, Any] = _without_titles(cls.model_json_schema(by_alias=True))
         if cls.kind:
             envelope = {"schema": cls._schema_name(), "version": {"const": cls.version}}
@@ -177,7 +179,7 @@ class Document(Part):
         return {"const": f"stobatch.{cls.kind}"}
 
     def lines(self) -> list[str]:
-        """What a person wants to see first; every epsilon and radius with its status and unit."""
+        """Return what a person wants to see first; every epsilon and radius with its status and unit."""
         return []
 
     def __repr__(self) -> str:
@@ -191,14 +193,14 @@ class Document(Part):
 
 
 def _without_titles(schema: Any) -> Any:
-    """A schema without the titles that repeat each field's name."""
+    """Return a schema without the titles that repeat each field's name."""
     if isinstance(schema, dict):
         return {key: _without_titles(part) for key, part in schema.items() if key != "title"}
     return [_without_titles(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def describe(error: ValidationError) -> str:
-    """The first thing that is wrong, and where: `accuracy[0].radius is missing`."""
+    """Return the first thing that is wrong, and where: `accuracy[0].radius is missing`."""
     first = error.errors(include_url=False)[0]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     said = {"missing": "is missing", "extra_forbidden": "is nothing that it may hold"}.get(first["type"])

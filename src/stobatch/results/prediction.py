@@ -53,7 +53,7 @@ class Predictions(Document):
     rows: tuple[Prediction, ...]
 
     def meaning(self) -> str:
-        """One line on what the radii mean."""
+        """Return one line on what the radii mean."""
         kind = self.certificate
         if kind is None:
             return "this model has no certificate: labels, and no radius"

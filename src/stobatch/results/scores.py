@@ -35,12 +35,12 @@ class ProtocolTable(Part):
     """By rule, of votes: the paper's certified accuracy, at the attacked input."""
 
     def of_attack(self, attack: str) -> tuple[AttackedShare, ...]:
-        """One attack's accuracies, smallest radius first."""
+        """Return one attack's accuracies, smallest radius first."""
         return of_attack(self.accuracy, attack)
 
 
 def of_attack(rows: Iterable[AttackedShare], attack: str) -> tuple[AttackedShare, ...]:
-    """The rows of one attack, smallest radius first."""
+    """Return the rows of one attack, smallest radius first."""
     return tuple(sorted((row for row in rows if row.attack == attack), key=lambda row: row.radius))
 
 

@@ -51,12 +51,12 @@ class Term(ABC):
     def prepare(
         self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, normal: NormalSampler
     ) -> Batch:
-        """What the loss needs beside inputs and labels, with one leading entry per example; held fixed."""
+        """Return what the loss needs beside inputs and labels, with one leading entry per example; held fixed."""
         return ()
 
     @abstractmethod
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
-        """One loss per example."""
+        """Return one loss per example."""
 
 
 NormalSampler = Callable[[tuple[int, ...]], Tensor]
@@ -167,7 +167,9 @@ class Objective:
     def prepare(
         self, network: Classifier, inputs: Tensor, labels: Tensor, progress: float, normal: NormalSampler
     ) -> tuple[Batch, Callable[[nn.Module, Batch], Tensor]]:
-        """The batch with all that is fixed for this step, and the losses as a function of it and the parameters."""
+        """Return the batch with all that is fixed for this step, and the losses as a function of it and the
+        parameters.
+        """
         share = self.ramp.share(progress)
         plain = sum(weight * (1 - share) for weight, term in self.terms if term.ramped)
         plain += sum(weight for weight, term in self.terms if isinstance(term, CrossEntropy))

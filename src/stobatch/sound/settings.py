@@ -53,7 +53,7 @@ class DpSgdSettings(MethodConfig):
 
     @abstractmethod
     def objective(self, attack_chunk: int) -> Objective:
-        """The mixture of losses that these settings describe; attacks may take so many rows in one pass."""
+        """Return the mixture of losses that these settings describe; attacks may take so many rows in one pass."""
 
     @property
     def noise(self) -> SmoothingNoise | None:
@@ -62,7 +62,7 @@ class DpSgdSettings(MethodConfig):
 
 
 def smoothing_noise(kind: str, stddev: float) -> SmoothingNoise | None:
-    """Noise of the given kind and standard deviation; none of size 0."""
+    """Return noise of the given kind and standard deviation; none of size 0."""
     if not stddev:
         return None
     return GaussianNoise(stddev) if kind == "gaussian" else LaplaceNoise(stddev / sqrt(2))
@@ -74,7 +74,7 @@ def noisy_views(kind: str, stddev: float, num_views: int) -> NoisyViews:
 
 
 def view_noise(kind: str, stddev: float, shape: tuple[int, ...], coins: NormalSampler) -> Tensor:
-    """Noise for views, from normal numbers: a Laplace number is a normal one with an exponential variance."""
+    """Return noise for views, from normal numbers: a Laplace number is a normal one with an exponential variance."""
     normal = coins(shape) * stddev
     if kind == "gaussian":
         return normal
@@ -88,13 +88,13 @@ def own_adversarial(radius: float, steps: int, attack_chunk: int) -> Adversarial
 
 
 def _attacked(steps: int, chunk: int, network: Classifier, inputs: Tensor, labels: Tensor, radius: float) -> Tensor:
-    """Each example's own adversarial point; the starting point is the example, so that nothing is drawn."""
+    """Return each example's own adversarial point; the starting point is the example, so that nothing is drawn."""
     if not len(inputs) or not radius:
         return inputs
     ball = Ball.around(inputs, Radius(radius, Norm.LINF, PAPER_RANGE))
 
     def scores(points: Tensor) -> Tensor:
-        """The network's; an example whose gradient is no number stays where it is, and stops nobody else."""
+        """Return the network's; an example whose gradient is no number stays where it is, and stops nobody else."""
         watched = points.clone()
         watched.register_hook(lambda gradient: gradient.sign().nan_to_num())  # type: ignore[no-untyped-call]
         found: Tensor = network(watched)

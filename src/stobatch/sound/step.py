@@ -95,7 +95,7 @@ class DpSgdTrainable(Trainable):
         self.holdings = holdings(self.examples.shards, self.trainers.num)
 
     def _clipper(self, precision: str) -> Clipper:
-        """The fast clipping, if it is right for a few examples and for as many as pass at once."""
+        """Return the fast clipping, if it is right for a few examples and for as many as pass at once."""
         with unchanged(self.network):
             found = clipper_for(self.network, *self._probe(FEW_ROWS))
             if found is clipped_sum_in_one_pass and self.rows > FEW_ROWS:
@@ -172,7 +172,7 @@ class DpSgdTrainable(Trainable):
         return {name: value.mul_(self.per_example_bound / self.plan.clip_norm) for name, value in total.mean(1).items()}
 
     def _path(self, step: int, trainer: int) -> tuple[str | int, ...]:
-        """The name of a trainer's randomness in a step; no two of either share one."""
+        """Return the name of a trainer's randomness in a step; no two of either share one."""
         again = ("attempt", self.attempt) if self.attempt else ()
         return ("step", step, *again, *(() if self.trainers.num == 1 else ("trainer", trainer)))
 
@@ -189,7 +189,7 @@ class DpSgdTrainable(Trainable):
         return self._grid
 
     def _noise(self, step: int, trainer: int) -> Stream:
-        """The stream of a trainer's noise in a step."""
+        """Return the stream of a trainer's noise in a step."""
         return self.seeds.stream(*self._path(step, trainer), "noise")
 
     def _samples(self, step: int, trainer: int, share: DeviceRank) -> Iterator[tuple[int, Tensor, bool]]:

@@ -115,7 +115,7 @@ class VotesVerifier(Verifier):
         return found
 
     def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> VoteCertificates:
-        """All draws are made: a vote that stops early knows its radius only up to those asked about."""
+        """Return all draws are made: a vote that stops early knows its radius only up to those asked about."""
         patient = VotesVerifier(
             self.network, self.behind_noise, self.noise, self.norm, self.radii, self.settings, stop_early=False
         )
@@ -126,7 +126,9 @@ class VotesVerifier(Verifier):
 
 
 def best_of(verifiers: Sequence[Verifier], inputs: Tensor, radii: Sequence[float]) -> tuple[Verifier, Chosen | None]:
-    """The way that proves the larger radii on the first inputs, and what was compared; labels are not looked at."""
+    """Return the way that proves the larger radii on the first inputs, and what was compared; labels are not looked
+    at.
+    """
     radii = sorted(radii)
     if len(verifiers) == 1:
         return verifiers[0], None

@@ -196,7 +196,7 @@ def _digest(path: Path) -> str:
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """A short digest of names and bits."""
+    """Return a short digest of names and bits."""
     digest = hashlib.sha256()
     for name, value in tensors.items():
         digest.update(name.encode())

@@ -23,7 +23,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def use_device(machine: MachineConfig) -> torch.device:
-    """The configured device, tried out; also sets threads and has products made in float32."""
+    """Return the configured device, tried out; also sets threads and has products made in float32."""
     try:
         device = torch.device(machine.device)
         torch.zeros(1, device=device).item()
@@ -91,7 +91,7 @@ class PeakMemory:
         return cls(device, "process")
 
     def mebibytes(self) -> float | None:
-        """The most since the beginning; None where the system does not tell."""
+        """Return the most since the beginning; None where the system does not tell."""
         if self.of == "gpu tensors":
             return torch.cuda.max_memory_allocated(self.device) / _MIB
         return _resident_peak() if self.of == "process" else _peak_since_start()

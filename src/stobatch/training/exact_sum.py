@@ -88,7 +88,7 @@ class ExactSum:
         self.buffer[1] -= whole
 
     def mean(self, count: int) -> dict[str, Tensor]:
-        """The sum over `count`, in each parameter's own precision and shape."""
+        """Return the sum over `count`, in each parameter's own precision and shape."""
         coarse, fine = self.buffer
         if self.grid is None:
             whole = (coarse + fine).div_(count)

@@ -37,7 +37,7 @@ class Stretch:
         return self.first < other.last and other.first < self.last
 
     def repeats(self, other: Stretch) -> bool:
-        """Whether this is the other one again, step by step and bit by bit, if it has the same attempt."""
+        """Return whether this is the other one again, step by step and bit by bit, if it has the same attempt."""
         return self.repeatable and replace(self, attempt=other.attempt) == other
 
 
@@ -85,7 +85,7 @@ class Ledger:
         return replace(self, done=self.done + releases, open=0)
 
     def entered(self, stretch: Stretch) -> Ledger:
-        """A stretch is about to be made. Its attempt is new unless it repeats one that is known, bit by bit."""
+        """Return a stretch is about to be made. Its attempt is new unless it repeats one that is known, bit by bit."""
         known = next((other for other in self.stretches if stretch.repeats(other)), None)
         if known is not None:
             others = tuple(other for other in self.stretches if other is not known)
@@ -105,7 +105,7 @@ class Ledger:
         )
 
     def settled(self, step: int, state: str) -> Ledger:
-        """The present stretch was made up to a step, and what came of it, with that digest, is safe on disk.
+        """Return the present stretch was made up to a step, and what came of it, with that digest, is safe on disk.
 
         What is left of a stretch that is made for the first time was never made. What is left of a repetition may have
         been, before the crash: it is a stretch of its own from now on.
@@ -119,7 +119,7 @@ class Ledger:
         return replace(self, stretches=(*self.stretches[:-1], replace(present, first=step, state=state), head))
 
     def distrusted(self) -> Ledger:
-        """The present stretch was computed wrongly by some process: nothing repeats it."""
+        """Return the present stretch was computed wrongly by some process: nothing repeats it."""
         wrong = tuple(replace(stretch, repeatable=False) for stretch in self.stretches[-1:])
         return replace(self, stretches=(*self.stretches[:-1], *wrong))
 

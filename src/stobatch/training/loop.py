@@ -125,7 +125,7 @@ def descend(
 def encoder_and_head(
     network: Network, config: RunConfig, encoder_rule: str | None = None
 ) -> list[torch.optim.Optimizer]:
-    """One descent rule for θ1, which may have its own, and one for θ2."""
+    """Return one descent rule for θ1, which may have its own, and one for θ2."""
     usual = config.training.optimiser
     rules = ((encoder_rule or usual, network.encoder), (usual, network.head))
     return [OPTIMISERS[name](part.parameters(), lr=config.training.learning_rate) for name, part in rules]  # type: ignore[call-arg]
@@ -161,7 +161,7 @@ class ManyModels(ABC):
 
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
-        """What each trained model says: models x inputs x classes."""
+        """Return what each trained model says: models x inputs x classes."""
 
 
 class OneByOne(ManyModels):
@@ -192,7 +192,7 @@ class Fingerprint:
 
 @cache
 def processor() -> str:
-    """The CPU's model, where the system says it."""
+    """Return the CPU's model, where the system says it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -51,7 +51,7 @@ class Trainable(ABC):
 
     @abstractmethod
     def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
-        """The descent rules; each parameter belongs to one of them."""
+        """Return the descent rules; each parameter belongs to one of them."""
 
     @abstractmethod
     def tasks(self, step: int) -> list[TrainerTask]:
@@ -59,14 +59,14 @@ class Trainable(ABC):
 
     @abstractmethod
     def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
-        """What one of a trainer's devices adds to its gradient at the present parameters, piece by piece.
+        """Return what one of a trainer's devices adds to its gradient at the present parameters, piece by piece.
 
         The pieces of all devices sum to the trainer's gradient, and what a piece is does not depend on their number
         (on a CPU). A part may leave out parameters that it does not move.
         """
 
     def gradients(self, task: TrainerTask, step: int) -> Gradients:
-        """What one trainer adds to a step at the present parameters, all computed here."""
+        """Return what one trainer adds to a step at the present parameters, all computed here."""
         parts, targets = partial(self._parts_of, step), self.targets(step)
         return InProcessEngine().average([task], parts, targets, grid=self.grid(step)).gradients
 
@@ -85,15 +85,15 @@ class Trainable(ABC):
         return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
 
     def targets(self, step: int) -> Mapping[str, Tensor]:
-        """What a step's release is for, by name: the parameters, unless the step releases something else."""
+        """Return what a step's release is for, by name: the parameters, unless the step releases something else."""
         return self.parameters
 
     def grid(self, step: int) -> Grid | None:
-        """What the sum of a step's parts is rounded to, where the step's noise has a grid."""
+        """Return what the sum of a step's parts is rounded to, where the step's noise has a grid."""
         return None
 
     def release(self, step: int, engine: Engine, stop: Stop = never) -> Averaged:
-        """The gradients of a step as everybody may see them, averaged over its trainers."""
+        """Return the gradients of a step as everybody may see them, averaged over its trainers."""
         parts, targets = partial(self._parts_of, step), self.targets(step)
         averaged = engine.average(self.tasks(step), parts, targets, stop, self.grid(step))
         self.released(step, averaged.gradients)
@@ -117,7 +117,7 @@ class Trainable(ABC):
 
     @abstractmethod
     def monitor(self, step: int) -> float:
-        """A public number worth watching: computed from the parameters and the plan, never from the data."""
+        """Return a public number worth watching: computed from the parameters and the plan, never from the data."""
 
     def add_canaries(self, planted: Planted) -> None:
         """Train with records beside the data, as an audit needs; each is treated exactly like an example."""
@@ -128,7 +128,7 @@ class Trainable(ABC):
         )
 
     def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
-        """What examples add to a release at the present parameters, noise apart; for methods that bound it."""
+        """Return what examples add to a release at the present parameters, noise apart; for methods that bound it."""
         raise ModelError(
             "this method does not bound what an example adds to a step.",
             remedy="Audit the trained model: audit.view=final and audit.canary=input.",
@@ -140,7 +140,7 @@ class Trainable(ABC):
         return 0.0
 
     def extra_state(self) -> dict[str, Tensor]:
-        """What has to survive a restart beside parameters and optimisers; changed in place."""
+        """Return what has to survive a restart beside parameters and optimisers; changed in place."""
         return {}
 
     def begin(self, run: Path, stretch: Stretch) -> int:
@@ -170,7 +170,7 @@ class Trainable(ABC):
 
 
 def parameter_precision(name: str) -> torch.dtype:
-    """What the parameters are kept in. Mixed precision keeps them in float32."""
+    """Return what the parameters are kept in. Mixed precision keeps them in float32."""
     return torch.float64 if name == "float64" else torch.float32
 
 
@@ -188,7 +188,7 @@ class Reader:
             self.kept = examples.inputs.to(device, dtype), examples.labels.to(device)
 
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels at these positions."""
+        """Return inputs and labels at these positions."""
         if isinstance(self.examples, Examples):
             there = rows.to(self.device)
             return self.kept[0][there], self.kept[1][there]

@@ -36,7 +36,7 @@ _UNUSABLE = (StobatchError, KeyError, TypeError, ValueError, AttributeError, Ind
 
 
 def is_old(run: Run) -> bool:
-    """Whether there is nothing to compare with because an older version made the run."""
+    """Return whether there is nothing to compare with because an older version made the run."""
     training = Training.read_if_there(run)
     return not run.has(MANIFEST) and (training is None or training.weights_sha256 is None)
 
@@ -76,7 +76,7 @@ def verify(
 
 
 def conclude(run: Run, checks: tuple[Check, ...]) -> Verification:
-    """What the checks of a run say together."""
+    """Return what the checks of a run say together."""
     return Verification(
         run=str(run.path),
         verdict=Outcome.DIFFERS if any(check.outcome is Outcome.DIFFERS for check in checks) else Outcome.AGREES,
@@ -169,7 +169,7 @@ def _documents(subject: Subject) -> Iterator[Check]:
 
 
 def _files(run: Run, rewritten: tuple[str, ...]) -> Iterator[Check]:
-    """Every public file against the manifest."""
+    """Yield every public file against the manifest."""
     if not run.has(MANIFEST):
         yield differs("manifest", "there is none: the files vouch for nothing, and cannot be verified", "manifest.json")
         return

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def known(value: T | None) -> T:
-    """A count that a bound of its kind always has."""
+    """Return a count that a bound of its kind always has."""
     if value is None:
         raise ValueError("a bound lacks one of its counts")
     return value
@@ -72,7 +72,7 @@ def _evidence(subject: Subject, file: str, name: str, evidence: Evidence) -> Che
 
 
 def _privacy(subject: Subject, finding: Finding) -> Iterator[str]:
-    """What is wrong with a finding about privacy; nothing where all of it follows."""
+    """Yield what is wrong with a finding about privacy; nothing where all of it follows."""
     claim, details = subject.claim, finding.details
     if isinstance(details, CertificateDetails):
         yield "it is about certificates, and its instrument is not"
@@ -98,7 +98,7 @@ def _privacy(subject: Subject, finding: Finding) -> Iterator[str]:
 
 
 def _bound(subject: Subject, bound: EpsilonBound) -> Iterator[str]:
-    """What is wrong with a bound whose counts are there."""
+    """Yield what is wrong with a bound whose counts are there."""
     counts, family, computed = bound.details, _family(subject, bound), None
     if counts.correct_guesses_of_each is not None:
         again = bounds_of_guesses(
@@ -134,7 +134,7 @@ def _curve(subject: Subject) -> tuple[float, int]:
 
 
 def _certificates(subject: Subject, finding: Finding) -> Iterator[str]:
-    """What is wrong with a finding about certificates; nothing where it is about those that are there."""
+    """Yield what is wrong with a finding about certificates; nothing where it is about those that are there."""
     document, details = CertificateSummary.read(subject.run), finding.details
     assert isinstance(details, CertificateDetails)  # by its instrument
     verifier, _ = subject.as_certified(document)

@@ -40,7 +40,7 @@ def compared(name: str, file: str, pairs: Iterable[tuple[str, Any, Any]], detail
 
 
 def first_difference(recorded: Any, computed: Any, where: str) -> str:
-    """Where two documents differ first, and how; nothing where they are the same up to the rounding of floats.
+    """Return where two documents differ first, and how; nothing where they are the same up to the rounding of floats.
 
     >>> first_difference({"a": [1, 2.0]}, {"a": [1, 2.5]}, "scores")
     'scores.a[1] is 2.0, computed again it is 2.5'
@@ -102,7 +102,7 @@ def sign(run_path: str | Path, key: str | Path) -> Path:
 
 
 def signature_check(run: Run, signers: Path | None, identity: str | None) -> Check:
-    """Whether the manifest is signed by somebody whom the reader trusts."""
+    """Return whether the manifest is signed by somebody whom the reader trusts."""
     manifest, ssh, minisign = (run.path / name for name in ("manifest.json", SSH, MINISIGN))
     if signers is not None and not signers.is_file():
         raise SettingError(f"there is no file {signers}.", remedy="Give ssh-keygen's allowed signers, or a public key.")

@@ -91,7 +91,7 @@ def _wrong_steps(subject: Subject) -> Iterator[tuple[str, str]]:
 
 
 def _against_ledger(subject: Subject, counted: int) -> Iterator[tuple[str, str]]:
-    """The owner's ledger, where it is there."""
+    """Yield the owner's ledger, where it is there."""
     if subject.run.has("ledger", private=True):
         ledger = subject.run.read("ledger", private=True)
         done, open_ = int(ledger["done"]), int(ledger["open"])
@@ -100,7 +100,7 @@ def _against_ledger(subject: Subject, counted: int) -> Iterator[tuple[str, str]]
 
 
 def guarantee_checks(subject: Subject) -> Iterator[Check]:
-    """What documents say of privacy against what configuration and counts give."""
+    """Yield what documents say of privacy against what configuration and counts give."""
     for document in (Attack.read_if_there(subject.run), Scores.read_if_there(subject.run)):
         if document is not None:
             yield _guarantee(subject, f"{document.kind}.json", document.guarantee)
@@ -116,7 +116,7 @@ def guarantee_checks(subject: Subject) -> Iterator[Check]:
 
 
 def _guarantee(subject: Subject, file: str, recorded: PrivacyGuarantee) -> Check:
-    """The status may be that before an audit: what the audits say is checked, and shown, by itself."""
+    """Return the status may be that before an audit: what the audits say is checked, and shown, by itself."""
     claim = subject.unaudited
     refuted = subject.guarantee.status is Status.REFUTED
     allowed = {str(claim.status), *((str(Status.REFUTED),) if refuted else ())}
@@ -203,7 +203,7 @@ def attack_check(subject: Subject) -> Check:
 
 
 def scores_checks(subject: Subject) -> Iterator[Check]:
-    """The whole evaluation: every table, the gaps, the flags, and the certificates beside them."""
+    """Yield the whole evaluation: every table, the gaps, the flags, and the certificates beside them."""
     document, file = Scores.read(subject.run), "scores.json"
     if wrong := other_run(subject, document.training_hash, document.weights_sha256):
         yield differs("evaluation", wrong, file)
@@ -271,7 +271,7 @@ def _between_tables(tables: list[AttackedTable], certified: Columns | None, docu
 
 
 def pictures_check(subject: Subject) -> Check:
-    """The owner's pictures are those that the evaluation kept."""
+    """Return the owner's pictures are those that the evaluation kept."""
     name, kept = "pictures", Scores.read(subject.run).images
     path = subject.run.path / PRIVATE / IMAGES
     if kept is None or not path.exists():
@@ -284,7 +284,7 @@ def pictures_check(subject: Subject) -> Check:
 
 
 def _pairs(document: Part, computed: Part) -> list[tuple[str, Any, Any]]:
-    """What a document says beside what was computed again, key by key."""
+    """Return what a document says beside what was computed again, key by key."""
     recorded = document.to_dict()
     return [(key, recorded.get(key), value) for key, value in computed.to_dict().items()]
 

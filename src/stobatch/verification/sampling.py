@@ -40,7 +40,7 @@ _ROUNDING_OF_RADII = 1e-3
 
 
 def data_of(subject: Subject, dataset: Dataset | None) -> Dataset | str:
-    """The run's data, handed over or read by name; or why there are none."""
+    """Return the run's data, handed over or read by name; or why there are none."""
     if dataset is not None:
         return dataset
     recorded = subject.data
@@ -75,7 +75,7 @@ def sample_checks(subject: Subject, dataset: Dataset, size: int, seeds: Seeds) -
 
 
 def _data(subject: Subject, test: Examples) -> Check:
-    """The test data are those of the run, as far as a digest or the owner's key can tell."""
+    """Return the test data are those of the run, as far as a digest or the owner's key can tell."""
     recorded, found, name = subject.data, test.fingerprint(), "test data"
     if recorded.test_sha256 is not None:
         if recorded.test_sha256 != found:
@@ -108,7 +108,7 @@ def _chosen(rows: int, size: int, seeds: Seeds) -> Tensor:
 
 
 def _answered(subject: Subject, test: Examples, rows: Columns, chosen: Tensor, file: str) -> Check:
-    """Labels and clean answers of the single pass; two scores that tie up to rounding may fall either way."""
+    """Return labels and clean answers of the single pass; two scores that tie up to rounding may fall either way."""
     name = "sample answered again"
     if rows["label"] != test.labels[: len(rows["label"])].tolist():
         return differs(name, "the rows are for other labels", file)
@@ -160,7 +160,7 @@ class _Again:
     file = "certificates.json"
 
     def bounds(self, verifier: BoundsVerifier) -> Check:
-        """Every recorded radius is one that was asked about, and is proved again."""
+        """Return every recorded radius is one that was asked about, and is proved again."""
         radius = np.asarray(self.recorded["radius"])
         # Another machine may round the last bit of a bound otherwise: a millionth less has to hold in any case.
         asked = tuple(sorted(size for each in verifier.radii for size in (each, each * (1 - 1e-6))))
@@ -174,7 +174,9 @@ class _Again:
         return agrees(self.name, f"{len(self.rows)} of {self.of} rows: every radius is proved again", self.file)
 
     def radii(self) -> Check:
-        """What another package certifies without draws, computed again; less is allowed for what rounding may do."""
+        """Return what another package certifies without draws, computed again; less is allowed for what rounding may
+        do.
+        """
         found = self.verifier.verify(self.inputs, self.seeds.generator("sample radii")).columns()
         for kind in self.verifier.kinds:
             recorded, again = np.asarray(self.recorded[kind.column]), found[kind.column]
@@ -209,7 +211,7 @@ class _Again:
         return agrees(self.name, detail, self.file)
 
     def _too_large(self, verifier: VotesVerifier, place: int, hits: float, level: float) -> bool:
-        """Whether the share of votes that the radius needs is refuted.
+        """Return whether the share of votes that the radius needs is refuted.
 
         An honest radius comes from a bound that fails with the certificate's own probability; the same votes give a
         bound that fails with probability `level`, for each of the looks at which drawing might have stopped.

@@ -68,7 +68,7 @@ class _Loss:
 
 @lru_cache(maxsize=256)
 def bracket(sampling_rate: float, noise_multiplier: float, steps: int, delta: float) -> Bracket | None:
-    """Where ε(δ) of so many steps lies; None where δ is too small for float64."""
+    """Return where ε(δ) of so many steps lies; None where δ is too small for float64."""
     if _rounding(steps) > 0.1 * delta:
         return None
     furthest = -float(ndtri(_SHARE * delta / (4 * steps)))
@@ -85,7 +85,7 @@ def _losses(q: float, sigma: float, furthest: float) -> tuple[_Loss, _Loss]:
     mixed = np.logaddexp(log_rest + out, math.log(q) + in_)
 
     def x_of(value: Floats) -> Floats:
-        """Where the loss has this value; minus infinity where it is larger everywhere."""
+        """Return where the loss has this value; minus infinity where it is larger everywhere."""
         with np.errstate(divide="ignore", invalid="ignore"):
             # e^l - (1 - q) as e^l (1 - e^(log(1 - q) - l)), which overflows for no l.
             rest = np.where(value > log_rest, np.log1p(-np.exp(np.minimum(log_rest - value, 0.0))), -np.inf)

@@ -67,7 +67,7 @@ class Subject:
         return self.model.guarantee
 
     def as_certified(self, document: CertificateSummary) -> tuple[Verifier, RunConfig]:
-        """The verifier that a document of certificates names, made by code from its settings."""
+        """Return the verifier that a document of certificates names, made by code from its settings."""
         config = as_certified(self.config, document)
         return next(way for way in self._verifiers(config) if way.kinds[0].name == document.kinds[0].name), config
 
@@ -76,7 +76,7 @@ class Subject:
         return {}
 
     def _verifiers(self, config: RunConfig) -> tuple[Verifier, ...]:
-        """Those of the model under these settings, which several documents have in common."""
+        """Return those of the model under these settings, which several documents have in common."""
         if config not in self._made:
             model = TrainedModel(self.model.network, config, self.model.plan, self.run, self.model.accounted_steps)
             self._made[config] = model.verifiers()
@@ -87,7 +87,7 @@ class Subject:
         return records.read(limits)
 
     def certified_rows(self, document: CertificateSummary, verifier: Verifier) -> Columns:
-        """The rows behind certificates, with radii that a verifier could have given."""
+        """Return the rows behind certificates, with radii that a verifier could have given."""
         radii = {kind.column: _most(verifier, kind) for kind in verifier.kinds}
 
         def limits(column: str) -> tuple[float, float] | None:
@@ -96,7 +96,7 @@ class Subject:
         return self.rows("certify", document.config_hash, document.rows, document.weights_sha256, limits)
 
     def attacked_table(self, entry: ProtocolTable, settings: EvaluationConfig, weights: str | None) -> AttackedTable:
-        """The table behind one protocol on one function; attacks and radii follow from the settings."""
+        """Return the table behind one protocol on one function; attacks and radii follow from the settings."""
         protocol, function = entry.protocol.name, entry.function
         columns = self.rows("attack", entry.records, entry.rows, weights, self._attacked)
         kind: Deployed = FUNCTIONS[function]
@@ -131,7 +131,7 @@ class Subject:
 
 
 def other_run(subject: Subject, training_hash: str, weights_sha256: str | None) -> str:
-    """What shows that a document is about something else; nothing where it is about this run."""
+    """Return what shows that a document is about something else; nothing where it is about this run."""
     if training_hash != subject.config.training_hash:
         return f"its training_hash is {training_hash}, that of the run is {subject.config.training_hash}"
     if weights_sha256 != subject.model.weights_sha256:
@@ -140,7 +140,7 @@ def other_run(subject: Subject, training_hash: str, weights_sha256: str | None) 
 
 
 def _most(verifier: Verifier, kind: CertificateKind) -> float:
-    """The largest radius that the verifier can have written: bounds are asked about given radii only."""
+    """Return the largest radius that the verifier can have written: bounds are asked about given radii only."""
     asked = getattr(verifier, "radii", ())
     bounded = kind.failure_probability == 0 and kind.status is Status.PROVED and asked
     return float(max(asked)) if bounded else float("inf")

@@ -70,7 +70,7 @@ def _root_less_one(failure: float, draws: int) -> float:
 def _inverse(
     inverse: Callable[..., Floats], tail: Callable[..., Floats], a: Floats, b: Floats, failure: float
 ) -> Floats:
-    """Where the tail of a beta law is `failure`; NaN where the inverse has no answer, or not that one."""
+    """Return where the tail of a beta law is `failure`; NaN where the inverse has no answer, or not that one."""
     a, b = np.maximum(a, 1), np.maximum(b, 1)
     found = inverse(a, b, failure)
     right = (found >= 0) & (found <= 1) & (tail(a, b, found) <= failure * (1 + _ROUNDING))
@@ -128,7 +128,7 @@ _GROWTH = 1.25
 
 
 def log_wealth(successes: ArrayLike, draws: ArrayLike, mean: ArrayLike) -> Floats:
-    """The logarithm of what a gambler against "the mean is at most `mean`" owns, having started with 1.
+    """Return the logarithm of what a gambler against "the mean is at most `mean`" owns, having started with 1.
 
     ∫ q^S (1-q)^F dπ(q | q > p) / (p^S (1-p)^F), in closed form by the incomplete beta function, less an allowance for
     rounding.
@@ -151,7 +151,7 @@ def log_wealth(successes: ArrayLike, draws: ArrayLike, mean: ArrayLike) -> Float
 
 
 def rules_out(successes: ArrayLike, draws: ArrayLike, mean: ArrayLike, failure: float) -> NDArray[np.bool_]:
-    """Whether the draws so far prove that their success probability exceeds `mean`.
+    """Return whether the draws so far prove that their success probability exceeds `mean`.
 
     **Guarantee.** If the success probability of each draw, given the earlier ones, is at most `mean`, this is ever
     true, at any of infinitely many looks, with probability at most `failure`.
@@ -160,7 +160,7 @@ def rules_out(successes: ArrayLike, draws: ArrayLike, mean: ArrayLike, failure: 
 
 
 def lower_sequence(successes: ArrayLike, draws: ArrayLike, failure: float) -> Floats:
-    """A lower bound on a success probability, for every number of draws at once.
+    """Return a lower bound on a success probability, for every number of draws at once.
 
     **Guarantee.** With probability at least 1 - failure the bound is below the success probability at every number of
     draws; so it may be read after any rule for stopping, and the largest of several looks counts.
@@ -184,7 +184,9 @@ def lower_sequence(successes: ArrayLike, draws: ArrayLike, failure: float) -> Fl
 
 
 def upper_sequence(successes: ArrayLike, draws: ArrayLike, failure: float) -> Floats:
-    """An upper bound on a success probability, for every number of draws at once: failures bounded from below."""
+    """Return an upper bound on a success probability, for every number of draws at once: failures bounded from
+    below.
+    """
     n = np.asarray(draws, dtype=np.float64)
     return 1 - lower_sequence(n - np.asarray(successes, dtype=np.float64), n, failure)
 

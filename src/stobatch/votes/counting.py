@@ -67,7 +67,7 @@ class VoteCertificates:
         return {Norm.L1: self.radius_l1, Norm.L2: self.radius_l2, Norm.LINF: self.radius_linf}[norm]
 
     def certified(self, asked: Radius) -> Flags:
-        """Whether the label is proved to hold throughout the ball asked about."""
+        """Return whether the label is proved to hold throughout the ball asked about."""
         return ~self.abstain & (self.radius(asked.norm) >= asked.to(self.range).size)
 
     def columns(self) -> dict[str, NDArray[Any]]:
@@ -168,7 +168,7 @@ class SmoothedClassifier:
         )
 
     def predict(self, inputs: Tensor, generator: torch.Generator, draws: int = 1000) -> tuple[Labels, Flags]:
-        """The most probable class under noise, and whether the draws leave it open.
+        """Return the most probable class under noise, and whether the draws leave it open.
 
         **Guarantee.** An input that does not abstain gets a wrong class with probability at most failure_probability:
         the two leading classes are compared by a two-sided sign test (Hung and Fithian, 2019).
@@ -265,7 +265,9 @@ class VoteCounter:
         return votes
 
     def hits(self, which: Labels, label: Tensor, draws: int, stream: torch.Generator) -> Floats:
-        """How many draws name its label, for the inputs at the positions `which`; `label` is that of every input."""
+        """Return how many draws name its label, for the inputs at the positions `which`; `label` is that of every
+        input.
+        """
         hits = torch.zeros(len(which), dtype=torch.int64, device=self.seen.device)
         label = label[torch.from_numpy(which).to(label.device)]
         for part, winners in self._winners(which, draws, stream):
@@ -275,7 +277,7 @@ class VoteCounter:
 
     @torch.no_grad()
     def _winners(self, which: Labels, draws: int, stream: torch.Generator) -> Iterator[tuple[slice, Tensor]]:
-        """The classes named, draws x inputs, in tiles of at most `rows` rows; nothing waits for the device."""
+        """Yield the classes named, draws x inputs, in tiles of at most `rows` rows; nothing waits for the device."""
         draws_at_once = min(LOOK_EVERY, draws, self.rows)
         # Tiles of equal size: a small last tile would cost almost as much as a full one.
         images = ceil(len(which) / ceil(len(which) * draws_at_once / self.rows))

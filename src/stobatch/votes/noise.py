@@ -50,7 +50,7 @@ Size = TypeVar("Size", float, Floats)
 
 
 def convert_radius(size: Size, from_norm: Norm, to_norm: Norm, num_inputs: int) -> Size:
-    """The size of the largest ball of another norm inside a ball of the given size, or of given sizes.
+    """Return the size of the largest ball of another norm inside a ball of the given size, or of given sizes.
 
     >>> convert_radius(1.0, Norm.L2, Norm.LINF, 784), convert_radius(1.0, Norm.LINF, Norm.L2, 784)
     (0.03571428571428571, 1.0)
@@ -77,7 +77,7 @@ class SmoothingNoise(ABC):
     """
 
     def seen(self, inputs: Tensor) -> Tensor:
-        """What the noise is added to."""
+        """Return what the noise is added to."""
         return inputs
 
     @abstractmethod
@@ -86,17 +86,17 @@ class SmoothingNoise(ABC):
 
     @abstractmethod
     def reach(self, norm: Norm, num_inputs: int) -> Reach:
-        """How well a perturbation of unit size is hidden; 0 where a measure does not apply."""
+        """Return how well a perturbation of unit size is hidden; 0 where a measure does not apply."""
 
     def radius(self, norm: Norm, top_lower: Floats, runner_up_upper: Floats, num_inputs: int) -> Floats:
-        """The largest radius that is proved, and 0 where the top class does not lead."""
+        """Return the largest radius that is proved, and 0 where the top class does not lead."""
         reach = self.reach(norm, num_inputs)
         by_loss = reach.per_loss * pure_robustness_epsilon(top_lower, runner_up_upper)
         by_deviation = reach.per_deviation * gaussian_margin(top_lower, runner_up_upper)
         return np.where(top_lower > runner_up_upper, _INSIDE * np.maximum(by_loss, by_deviation), 0.0)
 
     def needed_top(self, size: float, norm: Norm, num_inputs: int) -> float:
-        """The smallest p_A above 1/2 that proves a radius of `size` with p_B = 1 - p_A; 1 where none does."""
+        """Return the smallest p_A above 1/2 that proves a radius of `size` with p_B = 1 - p_A; 1 where none does."""
         low, high = 0.5, 1.0
         for _ in range(_REFINEMENTS):
             tops = np.linspace(low, high, 64)[1:]
@@ -198,7 +198,7 @@ class HiddenNoise(SmoothingNoise, ABC):
 
     @abstractmethod
     def _unit(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Noise of size 1."""
+        """Return noise of size 1."""
 
     @cached_property
     def _hidden_shifts(self) -> dict[Norm, Shift]:
@@ -272,7 +272,9 @@ Streams = tuple[torch.Generator, torch.Generator]
 
 
 def two_streams(generator: torch.Generator) -> Streams:
-    """One stream for each layer's noise, so that how many draws are made at once does not change what is drawn."""
+    """Return one stream for each layer's noise, so that how many draws are made at once does not change what is
+    drawn.
+    """
     seeds = torch.randint(2**62, (2,), generator=generator).tolist()
     return torch.Generator().manual_seed(seeds[0]), torch.Generator().manual_seed(seeds[1])
 

@@ -49,7 +49,7 @@ SINGLE_DEVICE = DeviceRank()
 
 
 def split_rows(size: int, most: int, device: torch.device, share: DeviceRank, pieces: int = PIECES) -> list[slice]:
-    """Rows 0 to `size` in pieces of at most `most`, equally large up to one row.
+    """Return rows 0 to `size` in pieces of at most `most`, equally large up to one row.
 
     On a CPU they are a multiple of `pieces`, for any number of devices up to that: all have equally much to do if
     their number divides it. A GPU wants its whole part at once, so there the number of devices decides, and results
@@ -131,7 +131,7 @@ class Engine(ABC):
         """Tell all processes a short text, and hear what each of them says; also a meeting point."""
 
     def common_root(self, own: int) -> int:
-        """The root of secret seeds of the process that leads, below 2¹²⁸."""
+        """Return the root of secret seeds of the process that leads, below 2¹²⁸."""
         return own
 
     def arrange(self, tasks: int) -> DeviceRank:

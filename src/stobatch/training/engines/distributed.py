@@ -133,7 +133,9 @@ class DistributedEngine(Engine):
             total.take(rounded)
 
     def _exact(self, total: ExactSum) -> bool:
-        """Whether the sum keeps all its bits on the way. What is released under noise does: the proof needs it."""
+        """Return whether the sum keeps all its bits on the way. What is released under noise does: the proof needs
+        it.
+        """
         return self.machine.exact_sums or total.grid is not None
 
     @property
@@ -188,7 +190,7 @@ REMEDIES = {
 
 
 def placed(machine: MachineConfig) -> MachineConfig:
-    """The settings for this process: `cuda` means a GPU of its own."""
+    """Return the settings for this process: `cuda` means a GPU of its own."""
     local = os.environ.get("LOCAL_RANK")
     return machine.replace(device=f"cuda:{local}") if local and machine.device == "cuda" else machine
 

@@ -53,7 +53,7 @@ class Group:
             ) from None
 
     def exchange(self, topic: str, text: str) -> list[str]:
-        """What each process says about a topic. A topic is used once."""
+        """Return what each process says about a topic. A topic is used once."""
         keys = [f"{topic}/{rank}" for rank in range(self.processes)]
         deadline = time.monotonic() + self.timeout_s
         with self.contact(topic):
@@ -123,7 +123,7 @@ class Group:
 
 
 def meet(store: Store, rank: int, processes: int, timeout_s: float) -> str:
-    """A name for this very set of processes, which they agree on.
+    """Return a name for this very set of processes, which they agree on.
 
     torchrun may keep its store for processes that replace these, and its agents count replacements each for itself; so
     what lies in the store may have been said by the dead. The leader proposes a fresh name, the others repeat it with a
@@ -150,7 +150,7 @@ def meet(store: Store, rank: int, processes: int, timeout_s: float) -> str:
 
 
 def say_first(store: Store, rank: int, message: str) -> bool:
-    """Whether no other process has failed before: the first may speak."""
+    """Return whether no other process has failed before: the first may speak."""
     try:
         own = f"process {rank}: {message}"
         return bool(store.compare_set(_FAILURE, "", own).decode() == own)
@@ -160,7 +160,7 @@ def say_first(store: Store, rank: int, message: str) -> bool:
 
 
 def speaks(error: StobatchError) -> bool:
-    """Whether this process tells the user, if it fails before it has joined the others."""
+    """Return whether this process tells the user, if it fails before it has joined the others."""
     if error.told:
         return True
     try:
@@ -171,7 +171,9 @@ def speaks(error: StobatchError) -> bool:
 
 
 def _claim(store: Store, rank: int) -> bool:
-    """The right to speak for processes that have not joined; whoever had it before it was replaced has it no more."""
+    """Return the right to speak for processes that have not joined; whoever had it before it was replaced has it no
+    more.
+    """
     key, own = "speaks before joining", f"{time.time()} {rank} {secrets.token_hex(8)}"
     try:
         before = store.compare_set(key, "", own).decode()
