@@ -45,7 +45,7 @@ class _Lines(Progress):
     def __init__(self, title: str, total: int, start: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.title, self.clock, self.note = title, clock, ""
         self.began, self.start, self.done, self.total = clock(), float(start), float(start), total
-        self.told = self.began
+        self.told = self.since = self.began
 
     def expect(self, total: int) -> None:
         self.began, self.start, self.done, self.total = self.clock(), 0.0, 0.0, total
@@ -56,6 +56,11 @@ class _Lines(Progress):
         if now - self.told >= LINE_EVERY_S:
             self.told = now
             print(self.line(now), file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Say that it is done, and how long it took."""
+        spent = spoken_time(self.clock() - self.since)
+        print(f"{self.title}: {self.done:,.0f} of {self.total:,} in {spent}", file=sys.stderr, flush=True)
 
     def line(self, now: float) -> str:
         spent, since_start = now - self.began, self.done - self.start
@@ -102,7 +107,9 @@ def _shown(title: str, total: int, start: int, quiet: bool) -> Iterator[Progress
     if quiet:
         yield _Silent()
     elif not sys.stderr.isatty():
-        yield _Lines(title, total, start)
+        lines = _Lines(title, total, start)
+        yield lines
+        lines.end()
     else:
         with _bar(title, total, start) as bar:
             yield bar

@@ -6,6 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 import stobatch
 
 
@@ -50,10 +52,11 @@ def test_what_is_no_run_is_refused(cli, tmp_path: Path) -> None:
     assert "is not a run" in cli("guarantee", tmp_path / "nothing", "--json").refusal()
 
 
-def test_a_damaged_run_is_refused_in_one_line(cli, finished_run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["config.json", "training.json", "audit.json"])
+def test_a_damaged_run_is_refused_in_one_line(cli, finished_run: Path, tmp_path: Path, name: str) -> None:
     run = Path(shutil.copytree(finished_run, tmp_path / "run"))
-    scores = json.loads((run / "scores.json").read_text())
-    for damaged in ({**scores, "guarantee": {"status": "proven"}}, {**scores, "under_attack": 3}, []):
-        (run / "scores.json").write_text(json.dumps(damaged))
+    content = json.loads((run / name).read_text())
+    for damaged in ({**content, next(reversed(content)): {"status": "proven"}}, {}, []):
+        (run / name).write_text(json.dumps(damaged))
         message = cli("guarantee", run, "--json").refusal()
-        assert "scores.json" in message or str(run) in message
+        assert name in message or str(run) in message

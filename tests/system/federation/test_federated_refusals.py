@@ -147,7 +147,7 @@ def test_directories_that_are_something_else(tmp_path: Path) -> None:
     for act, words in (
         (lambda: Party.open(federation.run.path), "is no party"),
         (lambda: started(tmp_path / "run"), "already holds this run"),
-        (lambda: started(tmp_path / "run", terms(**{"training.steps": 7})), "holds configuration"),
+        (lambda: started(tmp_path / "run", terms(**{"training.steps": 7})), "was started with other settings"),
         (lambda: Party.found(directories["north"], terms(), pictures().info, "west", pictures().train), "'west' is no"),
     ):
         with pytest.raises(StobatchError) as error:

@@ -44,6 +44,7 @@ def test_a_line_every_thirty_seconds_and_none_before(clock: Clock, capsys: pytes
             clock.now += 1
             advance()
         assert capsys.readouterr().err.count("\n") == 1
+    assert capsys.readouterr().err == "train: 60 of 100 in 60 s\n"
 
 
 def test_slow_steps_are_told_by_their_length_and_a_resumed_start_does_not_count(
@@ -52,7 +53,7 @@ def test_slow_steps_are_told_by_their_length_and_a_resumed_start_does_not_count(
     with progress("train", 100, start=40) as advance:
         clock.now += 60
         advance(2)
-    assert capsys.readouterr().err == "train: 42 of 100, 30 s each, 29 min left\n"
+    assert capsys.readouterr().err == "train: 42 of 100, 30 s each, 29 min left\ntrain: 42 of 100 in 60 s\n"
 
 
 def test_nobody_who_does_not_want_it_gets_it(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +68,7 @@ def test_work_deep_inside_tells_its_own_size(clock: Clock, capsys: pytest.Captur
         running().expect(4)
         clock.now += 40
         running()(2)
-    assert capsys.readouterr().err == "read data: 2 of 4, 20 s each, 40 s left\n"
+    assert capsys.readouterr().err == "read data: 2 of 4, 20 s each, 40 s left\nread data: 2 of 4 in 40 s\n"
     running()(1)  # and outside of a block nothing happens
 
 
