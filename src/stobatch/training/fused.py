@@ -8,13 +8,15 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
 
 Pass = Callable[[Tensor], Tensor]
 
 
 def fuse(function: Pass, *, backend: str | Callable[..., object] = "inductor") -> Pass:
     """Return the function compiled at its first call; where PyTorch cannot compile it, as it is."""
+    # The compiler takes seconds to import.
+    from torch._dynamo.exc import TorchDynamoException
+
     compiled: Pass | None = torch.compile(function, backend=backend)
 
     def call(values: Tensor) -> Tensor:

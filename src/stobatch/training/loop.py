@@ -104,8 +104,9 @@ def train(
 def descend(
     parameters: dict[str, torch.nn.Parameter], gradients: Gradients, optimisers: list[torch.optim.Optimizer]
 ) -> None:
-    # One look at all of them: each waits for the GPU.
-    sound = torch.stack([gradient.isfinite().all() for gradient in gradients.values()]).tolist()
+    checks = [gradient.isfinite().all() for gradient in gradients.values()]
+    # One look at all of them: each waits for the GPU. A step may release nothing.
+    sound = torch.stack(checks).tolist() if checks else []
     for (name, gradient), finite in zip(gradients.items(), sound, strict=True):
         if not finite:
             raise ModelError(

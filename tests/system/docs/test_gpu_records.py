@@ -65,6 +65,53 @@ def test_the_published_method_had_learnt_nothing() -> None:
     assert record["training_hash"] == remade.training_hash
 
 
+NOISES = {
+    "all as at a claimed epsilon of 2": ("2 | 2", {}),
+    "chi1 and chi2 as at a claimed epsilon of 2, chi3 off": (
+        "2 | off",
+        {"method.budget_split": "fixed_label", "method.label_epsilon": 1e6, "method.epsilon": 1e6 + 1},
+    ),
+    "chi3 as at a claimed epsilon of 2, chi1 and chi2 off": (
+        "off | 2",
+        {"method.budget_split": "fixed_label", "method.label_epsilon": 1.0, "method.epsilon": 1e6 + 1},
+    ),
+    "off": ("off | off", {"method.epsilon": 1e6}),
+    "all as at a claimed epsilon of 10": ("10 | 10", {"method.epsilon": 10.0}),
+}
+
+
+@pytest.mark.parametrize("record", records("paper_cifar10_noises"), ids=lambda r: f"{r['noise']}, {r['steps']} steps")
+def test_which_noise_keeps_the_published_method_from_learning(record: dict[str, Any]) -> None:
+    row, changed = NOISES[record["noise"]]
+    stopped = "stopped" in record.get("incomplete", "")
+    planned = record["steps_of_the_recipe"] if stopped else record["steps"]
+    settings = {**changed, "training.steps": planned, "training.monitor_every": 50, "seed": 1}
+    assert record["training_hash"] == recipe("published.cifar10").override_all(settings).training_hash
+    assert record["status"] == "void"
+    if not stopped:
+        page = said("results/README.md")
+        line = f"| {row} | {record['steps']:,} | {100 * record['test_accuracy']:.1f}% |"
+        if "diagnosis" in record:
+            found = record["diagnosis"]
+            line += f" {found['output_weight_norm']:.{1 if found['output_weight_norm'] < 10 else 0}f} |"
+            line += f" {100 * found['share_common_to_all_classes']:.1f}% | {found['encoder_effective_rank']:.1f} |"
+        assert line in page
+    learns = record["noise"].endswith("chi3 off")
+    final = record.get("test_accuracy", record.get("history", [{}])[-1].get("test_accuracy"))
+    assert (final > 0.4) == learns
+    assert final < 0.25 or learns
+
+
+def test_without_label_noise_nothing_is_certified_and_attacks_on_the_function_break_most() -> None:
+    (record,) = [r for r in records("paper_cifar10_noises") if r["steps"] == 3500]
+    page, under = said("results/README.md"), {each["protocol"]: each for each in record["under_attack"]}
+    blind, adaptive = (under[name]["accuracy"]["worst"]["0.05"] for name in ("published", "adaptive"))
+    assert f"{100 * record['clean']:.1f}% clean, {100 * blind:.1f}% under the attacks of the paper" in page
+    assert f"{100 * adaptive:.1f}% under attacks on the function itself" in page
+    assert f"verified inference {100 * record['verified']:.1f}%" in page
+    assert {rule["0.05"] for rule in record["certified"].values()} == {0.0}
+
+
 @pytest.mark.parametrize(("method", "steps"), [("dpsgd", 220), ("pixeldp", 2000), ("securesgd", 220)])
 def test_baselines_say_what_they_guarantee(method: str, steps: int) -> None:
     (record,) = [record for record in records("baselines_cifar10") if record["method"] == method]
