@@ -112,6 +112,30 @@ def test_without_label_noise_nothing_is_certified_and_attacks_on_the_function_br
     assert {rule["0.05"] for rule in record["certified"].values()} == {0.0}
 
 
+def test_label_noise_on_mnist() -> None:
+    by = {}
+    for record in records("label_noise_mnist"):
+        given = dict(part.split("=") for part in record["command"].split() if "=" in part)
+        by[record["chi3"], given["training.optimiser"], given["training.learning_rate"]] = record
+        changed = {
+            name: float(value) if "." in value or "epsilon" in name else int(value)
+            for name, value in given.items()
+            if name not in ("training.optimiser", "machine.threads")
+        }
+        remade = recipe("published.mnist").override_all(
+            {**changed, "training.optimiser": given["training.optimiser"], "seed": 1}
+        )
+        assert record["training_hash"] == remade.training_hash
+    with_adam, without = by["on", "adam", "0.001"], by["off", "adam", "0.001"]
+    page = said("results/README.md")
+    assert f"{100 * with_adam['test_accuracy']:.1f}% with χ3 and {100 * without['test_accuracy']:.1f}% without" in page
+    plain = by["on", "sgd", "0.05"]
+    assert f"stay at {100 * plain['test_accuracy']:.1f}% with χ3" in page
+    assert f"(‖W_π‖ = {plain['diagnosis']['output_weight_norm']:.0f}," in page
+    assert f"steps of 0.001 reach {100 * by['on', 'sgd', '0.001']['test_accuracy']:.1f}% with it" in page
+    assert "diverged" in by["off", "sgd", "0.05"]["incomplete"]
+
+
 @pytest.mark.parametrize(("method", "steps"), [("dpsgd", 220), ("pixeldp", 2000), ("securesgd", 220)])
 def test_baselines_say_what_they_guarantee(method: str, steps: int) -> None:
     (record,) = [record for record in records("baselines_cifar10") if record["method"] == method]
