@@ -54,7 +54,7 @@ def test_every_process_has_a_log_that_only_the_owner_reads(secret: Secret) -> No
 def test_one_process_shows_progress_and_tells_the_result(secret: Secret) -> None:
     leader, *others = secret.ended.processes
     assert "train" in leader.err
-    assert "6/6" in leader.err
+    assert "6 of 6" in leader.err
     assert "trained" in leader.out
     assert [process.out for process in others] == [""] * len(others)
     assert [process.err for process in others] == [""] * len(others)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from stobatch.training import exact_sum
 from stobatch.training.exact_sum import ExactSum
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -260,3 +261,13 @@ def test_larger_gradients_are_summed_as_well_as_float64_can(values: list[float])
     size = math.fsum(abs(value) for value in values)
     allowed = len(values) * torch.finfo(torch.float64).eps * size + len(values) * 2.0**-65
     assert abs(float(total.mean(1)["bias"]) - math.fsum(values)) <= allowed
+
+
+def test_blocks_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU large tensors are added block by block, on a GPU whole."""
+    like = {"weight": torch.zeros(7, 11), "bias": torch.zeros(5)}
+    draws = torch.Generator().manual_seed(0)
+    parts = [{"weight": torch.randn(7, 11, generator=draws) * 10.0 ** (i - 4)} for i in range(9)]
+    whole = summed(parts, like).mean(1)
+    monkeypatch.setattr(exact_sum, "_BLOCK", 4)
+    assert same(summed(parts, like).mean(1), whole)

@@ -160,12 +160,12 @@ def test_frozen_parameters_want_no_gradient_and_thaw_also_after_an_error() -> No
     made.head.output.weight.requires_grad_(False)
     before = [parameter.requires_grad for parameter in made.parameters()]
 
-    def fail() -> None:
+    def fail_while_frozen() -> None:
         with frozen(made):
             assert not any(parameter.requires_grad for parameter in made.parameters())
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fail()
+        fail_while_frozen()
     assert [parameter.requires_grad for parameter in made.parameters()] == before
     assert before.count(False) == 1
