@@ -34,11 +34,20 @@ def row(run: Record) -> list[str]:
     ]
 
 
+def noise_row(run: Record) -> list[str]:
+    stopped = " (stopped)" if "stopped" in run.get("incomplete", "") else ""
+    accuracy = run.get("test_accuracy", run.get("history", [{}])[-1].get("test_accuracy"))
+    words = run["noise"].replace("chi1", "χ1").replace("chi2", "χ2").replace("chi3", "χ3").replace("epsilon", "ε")
+    return [words, f"{run['steps']:,}{stopped}", percent(accuracy)]
+
+
 def page() -> str:
     runs = records("paper_mnist")
     seeds = [*runs, *records("paper_mnist_seeds")]
     tests = record("paper_mnist_t_tests")["comparisons"]
     (partial,) = records("paper_cifar10_partial")
+    noises = sorted(records("paper_cifar10_noises"), key=lambda run: (run["noise"], run["steps"]))
+    (without_labels,) = (run for run in noises if run["steps"] == 3500)
     rounded, exact = sorted(records("paper_cifar10_400_steps"), key=lambda run: str(run["precision"]))
     return render(
         "published",
@@ -55,6 +64,10 @@ def page() -> str:
         repeat=slashed(run["clean"] for run in records("paper_mnist_repeat")),
         partial=partial,
         on_the_way=[point["test_accuracy"] for point in partial["history"]],
+        noise_table=table(("noise", "steps", "test accuracy"), map(noise_row, noises)),
+        without_labels=without_labels,
+        blind=worst(without_labels, "published")["0.05"],
+        aimed=worst(without_labels, "adaptive")["0.05"],
         rounded=rounded,
         exact=exact,
     )

@@ -108,7 +108,13 @@ def _shown(title: str, total: int, start: int, quiet: bool) -> Iterator[Progress
         yield _Silent()
     elif not sys.stderr.isatty():
         lines = _Lines(title, total, start)
-        yield lines
+        try:
+            yield lines
+        except Exception:
+            raise  # the error says what there is to say
+        except BaseException:
+            lines.end()  # stopped, and what is done is kept
+            raise
         lines.end()
     else:
         with _bar(title, total, start) as bar:

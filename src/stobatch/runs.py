@@ -127,7 +127,8 @@ class Run:
         if started.get("training_hash") != config.training_hash:
             raise RunError(
                 f"{self.path} was started with other settings.",
-                why=_first_difference(started.get("config"), config.to_dict()),
+                why=_first_difference(started.get("config"), config.to_dict())
+                or f"It names configuration {started.get('training_hash')}, and these are {config.training_hash}.",
                 remedy="Choose another --out, or resume with the settings it was started with.",
             )
         if not resume:

@@ -175,7 +175,7 @@ def test_a_polite_stop_saves_the_step_and_exits_130(stobatch_process, longer, sa
     assert "Traceback" not in stopped.err
     assert not (out / "model.safetensors").exists()
     assert checkpoints.last_step(out) == 8, "the step in which it was told is the last"
-    assert re.findall(r"(\d+)/16", stopped.err)[-1] == "8", "the last finished step was not saved"
+    assert re.findall(r"train: (\d+) of 16", stopped.err)[-1] == "8", "the last finished step was not saved"
     resumed = stobatch_process("train", "--out", out, "--resume")
     assert resumed.code == 0, resumed.err
     same_training(out, longer.run)
