@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stobatch.verification import verify
     from stobatch.verification.checks import sign
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Dataset",

@@ -145,7 +145,8 @@ class Registry(MutableMapping[str, Any]):
         (['published'], [])
         """
         # Of a long text only the beginning: matching takes time that grows with the square of the length.
-        near = get_close_matches(name[:100], (*self, *self.aliases), n=2, cutoff=0.5)
+        begun = [known for known in self if len(name) > 2 and known.startswith(name)]
+        near = begun[:3] or get_close_matches(name[:100], (*self, *self.aliases), n=2, cutoff=0.5)
         return list(dict.fromkeys(map(self.shown, near)))
 
 
