@@ -51,7 +51,8 @@ class _Lines(Progress):
         self.began, self.start, self.done, self.total = self.clock(), 0.0, 0.0, total
 
     def advance(self, count: float, note: str | None) -> None:
-        self.done, self.note = self.done + count, self.note if note is None else note
+        self.done = min(self.done + count, float(self.total))
+        self.note = self.note if note is None else note
         now = self.clock()
         if now - self.told >= LINE_EVERY_S:
             self.told = now

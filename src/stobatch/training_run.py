@@ -99,7 +99,8 @@ def _train(
     engine.require_equal("start", {"training data": mixed, "first parameters": first}, REMEDIES)
     # Nothing is written before everything above has passed, in every process.
     with run.held() if engine.leads else nullcontext():
-        if engine.leads:
+        # A finished run is sealed: to write its settings again, with another machine's, would break the seal.
+        if engine.leads and not run.is_trained:
             write_start(run, config, dataset.info, the_plan, seeds)
             run.write("data", {"sha256": trained_on, "test_copies": copies}, private=True)
             trainable.save_private(run.path, config.training_hash)

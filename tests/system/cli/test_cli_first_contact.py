@@ -38,8 +38,10 @@ def test_a_resumed_training_names_the_first_setting_that_differs(cli, tiny, fini
     other = [*tiny, "--set", "training.learning_rate=0.5", "--set", "training.steps=9"]
     message = cli("train", *other, "--out", finished_run, "--resume", "--json").refusal()
     assert "There training.steps is 4, here it is 9." in message
+    before = {file: file.read_bytes() for file in finished_run.rglob("*") if file.is_file()}
     machine = [*tiny, "--set", "machine.memory_mb=64"]
     assert cli("train", *machine, "--out", finished_run, "--resume", "--json").code == 0
+    assert before == {file: file.read_bytes() for file in finished_run.rglob("*") if file.is_file()}, "it was sealed"
 
 
 @pytest.mark.usefixtures("no_data")
