@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,8 @@ def _train(
         elif engine.leads and not run.has(MANIFEST):
             # Killed after the model and before its manifest.
             seal(run, "train", environment(device))
-    return load(run.path, network=network, device=str(device), threads=config.machine.threads)
+    trained = load(run.path, network=network, device=str(device), threads=config.machine.threads)
+    return replace(trained, config=trained.config.replace(machine=config.machine))
 
 
 def _size(network: Classifier) -> float:

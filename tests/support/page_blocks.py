@@ -24,6 +24,7 @@ import click
 import typer
 
 from stobatch.cli.app import app
+from stobatch.settings import dotted_keys
 from stobatch_recipes import RECIPES, recipe
 
 from .pages import ROOT, run_shell
@@ -115,6 +116,9 @@ def misread(command: str) -> str | None:
     known = program.get_command(click.Context(program), verb)  # type: ignore[attr-defined]
     if known is None:
         return f"verb {verb}"
+    if arguments and arguments[0] in getattr(known, "commands", {}):
+        verb, *arguments = arguments
+        known = known.commands[verb]  # type: ignore[attr-defined]
     options = {name for parameter in known.params for name in parameter.opts}
     for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
         if option.startswith("--") and option not in options:
@@ -128,7 +132,7 @@ def settings() -> set[str]:
     """Return the dotted names of every setting that a recipe has."""
     if not _SETTINGS:
         for name in RECIPES:
-            _SETTINGS.update(_flat(recipe(name).to_dict(), ""))
+            _SETTINGS.update((*dotted_keys(recipe(name)), *_flat(recipe(name).to_dict(), "")))
     return _SETTINGS
 
 

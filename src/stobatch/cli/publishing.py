@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from stobatch.cli.app import app
 from stobatch.cli.options import Draws, Identity, Json, Signers, show
 from stobatch.errors import RunError
+from stobatch.progress import progress
 
 
 @app.command(rich_help_panel="Publish")
@@ -49,9 +49,10 @@ def report(
     """One HTML file that can be mailed: curves, the guarantee with its status, the flags; computed again from rows."""
     import stobatch
 
-    if not as_json:
-        print("computing again what the page will say ...", file=sys.stderr, flush=True)
-    document = stobatch.report(runs, out, images=images, signers=signers, identity=identity)
+    # Everything on the page is computed again first, which takes a while.
+    with progress("report", len(runs), quiet=as_json) as advance:
+        document = stobatch.report(runs, out, images=images, signers=signers, identity=identity)
+        advance(len(runs))
     show(document, as_json, f"report: {document.report}")
 
 
