@@ -116,7 +116,12 @@ class SoundConfig(DpSgdSettings, name="sound"):
     smoothing_noise: str = setting("gaussian", choices=("gaussian", "laplace"), doc="The noise of views and of votes")
     smoothing_stddev: float = setting(0.0, at_least=0, doc="Its standard deviation over [-1, 1]; 0 for no votes")
     attack_steps: int = setting(3, at_least=1, doc="Gradient steps to each adversarial point")
-    warm_up: float = setting(0.2, at_least=0, at_most=1, doc="Share of the steps on plain cross-entropy")
+    warm_up: float = setting(
+        0.2,
+        at_least=0,
+        at_most=1,
+        doc="Share of the steps on plain cross-entropy; training.warm_up is of the learning rate",
+    )
     ramp: float = setting(0.5, at_least=0, at_most=1, doc="Share of the steps over which radius and weights grow")
 
     @property
