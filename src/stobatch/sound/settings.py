@@ -51,6 +51,15 @@ class DpSgdSettings(MethodConfig):
         added_later=True,
     )
 
+    noise_multiplier: float | None = setting(
+        None,
+        at_least=0.1,
+        at_most=1e4,
+        doc="The noise's standard deviation over clip_norm, σ; unset, the smallest within epsilon. Given, ε follows "
+        "from it, and more than epsilon is refused",
+        added_later=True,
+    )
+
     @abstractmethod
     def objective(self, attack_chunk: int) -> Objective:
         """Return the mixture of losses that these settings describe; attacks may take so many rows in one pass."""
