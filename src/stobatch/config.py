@@ -117,7 +117,7 @@ class TrainingConfig(Settings):
     schedule: str = setting(
         "constant",
         choices=("constant", "linear", "cosine"),
-        doc="What becomes of the learning rate after its warm-up: it stays, or falls to 0 at the last step",
+        doc="What becomes of the learning rate after its warm-up: it stays, or falls towards 0 at the end",
         added_later=True,
     )
     warm_up: float = setting(
