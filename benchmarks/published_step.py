@@ -31,9 +31,9 @@ def stepper(device: str, precision: str, batch_size: int) -> Callable[[], None]:
     from stobatch.models import build
     from stobatch.published.training import Published
     from stobatch.seeds import Seeds
+    from stobatch.training.descent import Descent
     from stobatch.training.device import use_device
     from stobatch.training.engines import InProcessEngine
-    from stobatch.training.loop import descend
     from stobatch.training.trainable import working_precision
     from stobatch_recipes import published
 
@@ -50,14 +50,14 @@ def stepper(device: str, precision: str, batch_size: int) -> Callable[[], None]:
     network = build(config.model, shape, 10, generator).to(here)
     method = Published()
     trainable = method.prepare(config, method.plan(config, info, None), network, train, seeds)
-    optimisers, parameters = trainable.optimisers(config), dict(network.named_parameters())
+    descent = Descent(config.training, dict(network.named_parameters()), trainable.optimisers(config))
     engine, made = InProcessEngine(), 0
 
     def step() -> None:
         nonlocal made
         with working_precision(precision, here):
             gradients = trainable.release(made, engine).gradients
-        descend(parameters, gradients, optimisers)
+        descent.step(made, gradients)
         trainable.after_update()
         made += 1
 

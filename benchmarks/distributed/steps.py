@@ -20,9 +20,9 @@ from stobatch.data import describe, from_tensors
 from stobatch.loading import make_network, make_plan
 from stobatch.methods import method_of
 from stobatch.seeds import Seeds
+from stobatch.training.descent import Descent
 from stobatch.training.device import use_device
 from stobatch.training.engines.distributed import DistributedEngine, engine_for, placed
-from stobatch.training.loop import descend
 from stobatch.training.trainable import working_precision
 from stobatch_recipes import recipe
 
@@ -40,7 +40,7 @@ def measured(config: RunConfig, steps: int) -> dict[str, object]:
         network = make_network(config, data.info, seeds, None).to(device)
         trainable = method_of(config).prepare(config, make_plan(config, data.info, None), network, data.train, seeds)
         engine.arrange(len(trainable.tasks(0)))
-        optimisers, parameters = trainable.optimisers(config), dict(network.named_parameters())
+        descent = Descent(config.training, dict(network.named_parameters()), trainable.optimisers(config))
         taken: list[float] = []
         for step in range(steps + 1):
             if step == 1 and isinstance(engine, DistributedEngine):
@@ -48,7 +48,7 @@ def measured(config: RunConfig, steps: int) -> dict[str, object]:
             started = time.perf_counter()
             with working_precision(config.machine.precision, device):
                 released = trainable.release(step, engine).gradients
-            descend(parameters, released, optimisers)
+            descent.step(step, released)
             trainable.after_update()
             if device.type == "cuda":
                 torch.cuda.synchronize()

@@ -114,6 +114,19 @@ class TrainingConfig(Settings):
 
     steps: int = setting(4002, at_least=1, doc="The number of descent steps T")
     learning_rate: float = setting(1e-4, above=0, doc="The learning rate of both parts")
+    schedule: str = setting(
+        "constant",
+        choices=("constant", "linear", "cosine"),
+        doc="What becomes of the learning rate after its warm-up: it stays, or falls towards 0 at the end",
+        added_later=True,
+    )
+    warm_up: float = setting(
+        0.0,
+        at_least=0,
+        below=1,
+        doc="Share of the steps over which the learning rate grows from 0; method.warm_up is of the losses",
+        added_later=True,
+    )
     optimiser: str = setting(
         "adam", choices=("adam", "sgd"), doc="The descent rule for θ2, and for θ1 unless the method has its own"
     )

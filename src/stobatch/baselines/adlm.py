@@ -43,6 +43,13 @@ class AdLm(Method):
         assert isinstance(method, AdLmConfig)
         encoder = encoder_of(config, info, network, "AdLM")
         require_batches(info, method.batch_size, batches=1)
+        if config.training.schedule != "constant" or config.training.warm_up:
+            raise SettingError(
+                "training.schedule and training.warm_up are not for method 'adlm'.",
+                why="Its first steps estimate relevances at a constant rate of their own, so that the rest would begin "
+                "in the middle of the schedule.",
+                remedy="Set training.schedule=constant and training.warm_up=0.",
+            )
         return AdLmPlan(
             num_examples=info.num_train,
             batch_size=method.batch_size,

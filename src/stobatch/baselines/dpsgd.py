@@ -28,7 +28,12 @@ class DpAdversarialConfig(DpSgdSettings, name="dp_adversarial"):
     radius: float = setting(0.2, at_least=0, at_most=2, doc="Of the training attack, l-infinity over [-1, 1]")
     natural_weight: float = setting(0.5, at_least=0, at_most=1, doc="Of the examples as they are; attacks get the rest")
     attack_steps: int = setting(3, at_least=1, doc="Gradient steps to each adversarial point")
-    warm_up: float = setting(0.1, at_least=0, at_most=1, doc="Share of the steps without attacks")
+    warm_up: float = setting(
+        0.1,
+        at_least=0,
+        at_most=1,
+        doc="Share of the steps without attacks; training.warm_up is of the learning rate",
+    )
     ramp: float = setting(0.3, at_least=0, at_most=1, doc="Share of the steps over which the attacks grow")
 
     def objective(self, attack_chunk: int) -> Objective:

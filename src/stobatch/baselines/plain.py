@@ -20,9 +20,9 @@ from stobatch.seeds import Seeds
 from stobatch.settings import setting
 from stobatch.sound.losses import NormalSampler, sampler_by_blocks
 from stobatch.training import Trainable
+from stobatch.training.descent import OPTIMISERS
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.engines.base import PIECES, DeviceRank, split_rows
-from stobatch.training.loop import OPTIMISERS
 from stobatch.training.trainable import Reader
 from stobatch.verifier import Verifier
 

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 _ELSEWHERE = {
     "method.epsilon": "--epsilon",
     "method.total_epsilon": "--epsilon",
+    "method.noise_multiplier": "--epsilon",
     "evaluation.radii": "--radius",
     "certification.attack_radius": "--radius",
     "seed": "--seeds",
 }
-"""Settings that name the rows and columns of the table; they have options of their own."""
+"""Settings that decide what rows and columns of the table mean; they have options of their own."""
 
 
 @app.command(rich_help_panel="Measure")
@@ -93,7 +94,7 @@ def _require_elsewhere(changes: dict[str, Any]) -> None:
         if key in changes:
             raise SettingError(
                 f"--set {key} is not for a comparison.",
-                why="It names the rows or columns of the table.",
+                why="It decides what the rows or columns of the table mean.",
                 remedy=f"Use {option}.",
             )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import ceil, sqrt
 from typing import Any, final
 
-from stobatch.dp.accounting import PoissonGaussian, check_delta, noise_for
+from stobatch.dp.accounting import LEAST_NOISE, MOST_NOISE, PoissonGaussian, check_delta, noise_for
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
@@ -112,7 +112,8 @@ class DpSgdPlan(Plan):
     most C when the example is added or removed.
 
     **Guarantee**: (ε, δ)-differential privacy for adding or removing one example, with the accounted ε at most
-    `target_epsilon`. The noise follows from the other numbers, all public and fixed before any data is read.
+    `target_epsilon`. The noise follows from the other numbers, or is given and a plan that would exceed the target is
+    refused; all of them are public and fixed before any data is read.
 
     >>> plan = DpSgdPlan(num_examples=60_000, expected_batch_size=2_499, steps=240, clip_norm=1.0, target_epsilon=1.0,
     ...                  delta=1e-5, tuned_on_private_data=False)
@@ -130,11 +131,15 @@ class DpSgdPlan(Plan):
     records_per_person: int = 1
     spare_steps: int = 0
     """Steps that may be made again, with other bits, within the budget."""
+    given_noise_multiplier: float | None = None
+    """σ where it was chosen, so that ε follows from it; unset, it is the smallest within the target."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
         self._check_budget()
         PoissonGaussian(self.sampling_rate, 1.0, self.most_steps)  # checks the steps
+        if self.given_noise_multiplier is not None:
+            self._check_noise(self.given_noise_multiplier)
 
     def _check_sizes(self) -> None:
         if not 1 <= self.expected_batch_size <= self.num_examples:
@@ -173,6 +178,26 @@ class DpSgdPlan(Plan):
                 remedy="Use a number between 0.1 and 10.",
             )
 
+    def _check_noise(self, given: float) -> None:
+        if not LEAST_NOISE <= given <= MOST_NOISE:
+            raise SettingError(
+                f"noise_multiplier={given:g} is not allowed.",
+                why="With less noise the promise rests on delta, or on records being left out by luck; more is a slip "
+                "of the pen.",
+                remedy=f"Set method.noise_multiplier to a number from {LEAST_NOISE:g} to {MOST_NOISE:g}.",
+            )
+        spent = self.spent(self.most_steps)
+        if spent > self.target_epsilon:
+            # Rounded up, so that what is read here is enough.
+            enough = ceil(1e3 * spent) / 1e3 if spent <= MOST_EPSILON else spent
+            raising = f"Set method.epsilon={enough:g}, or raise" if enough <= MOST_EPSILON else "Raise"
+            raise SettingError(
+                f"noise_multiplier={given:g} spends ε = {enough:g}, more than epsilon={self.target_epsilon:g}.",
+                why=f"That is what the accountant finds for {self.releases} releases at a sampling rate of "
+                f"{self.sampling_rate:.4g} and δ = {self.delta:g}.",
+                remedy=f"{raising} method.noise_multiplier, or take fewer steps or smaller batches.",
+            )
+
     @property
     def sampling_rate(self) -> float:
         """q, the probability that a step takes a given example."""
@@ -194,9 +219,16 @@ class DpSgdPlan(Plan):
         return self.steps + self.spare_steps
 
     @property
+    def releases(self) -> int:
+        """How many of them read the records of one owner, at most."""
+        return self.most_steps
+
+    @property
     def noise_multiplier(self) -> float:
         """σ, the noise's standard deviation over the clipping norm."""
-        return noise_for(self.target_epsilon, self.delta, self.sampling_rate, self.most_steps)
+        if self.given_noise_multiplier is not None:
+            return self.given_noise_multiplier
+        return noise_for(self.target_epsilon, self.delta, self.sampling_rate, self.releases)
 
     @property
     def noise_stddev(self) -> float:
@@ -216,7 +248,7 @@ class DpSgdPlan(Plan):
         if not 0 <= steps <= self.most_steps:
             raise SettingError(
                 f"{steps} steps are not part of a plan of {self.most_steps}.",
-                why="The noise was chosen for the planned number, so further steps would exceed the budget.",
+                why="What is promised counts the planned number, so further steps would exceed it.",
                 remedy=f"Stop after {self.most_steps} steps, or make a new plan before reading any data.",
             )
         return self.mechanism(steps).epsilon(self.delta) if steps else 0.0
@@ -287,13 +319,16 @@ class DpSgdPlan(Plan):
         return [PlanRow("spare steps", "", self.spare_steps, "for crashes", "")] if self.spare_steps else []
 
     def sizes(self) -> dict[str, Any]:
-        # As plans from before there were spare steps, where there are none.
-        return {name: value for name, value in super().sizes().items() if value or name != "spare_steps"}
+        # As plans from before there were such fields, where they are not used.
+        later = ("spare_steps", "given_noise_multiplier")
+        return {name: value for name, value in super().sizes().items() if value or name not in later}
 
     def rows(self) -> list[PlanRow]:
         accounted = self.curve
         epsilon, renyi = accounted.epsilon(self.delta), accounted.renyi_epsilon(self.delta)
         on_mean = self.noise_stddev / self.expected_batch_size
+        given = self.given_noise_multiplier is not None
+        chosen, bound = ("given", "not exceeded") if given else ("smallest within the target", "")
         return [
             PlanRow("training examples", "N", self.num_examples, "public", "Section 2"),
             PlanRow("expected batch size", "B", self.expected_batch_size, "the public denominator", ""),
@@ -303,10 +338,10 @@ class DpSgdPlan(Plan):
             PlanRow("epochs, on average", "", self.epochs, "q T", ""),
             PlanRow("records per person", "", self.records_per_person, "", ""),
             PlanRow("clipping norm", "C", self.clip_norm, "of an example's whole contribution", ""),
-            PlanRow("noise multiplier", "σ", self.noise_multiplier, "smallest within the target", ""),
+            PlanRow("noise multiplier", "σ", self.noise_multiplier, chosen, ""),
             PlanRow("noise on the sum, standard deviation", "σC", self.noise_stddev, "per coordinate", ""),
             PlanRow("noise on the mean, standard deviation", "σC/B", on_mean, "per coordinate", ""),
-            PlanRow("target epsilon", "", self.target_epsilon, "", ""),
+            PlanRow("target epsilon", "", self.target_epsilon, bound, ""),
             PlanRow("accounted epsilon", "ε", epsilon, "privacy loss distribution, rounded up", "Definition 1"),
             PlanRow("cross-check epsilon", "", renyi, "Rényi accounting, looser", ""),
             PlanRow("delta", "δ", self.delta, "below 1 / N", "Definition 1"),
@@ -363,9 +398,8 @@ class TrainersPlan(DpSgdPlan):
         return self.participations(self.steps) * self.sampling_rate
 
     @property
-    def noise_multiplier(self) -> float:
-        releases = self.participations(self.steps) + self.spare_steps
-        return noise_for(self.target_epsilon, self.delta, self.sampling_rate, releases)
+    def releases(self) -> int:
+        return self.participations(self.steps) + self.spare_steps
 
     @property
     def noise_stddev(self) -> float:

@@ -34,9 +34,9 @@ from stobatch.results import DataDigests, FederationAccount, HistoryRow, Started
 from stobatch.runs import Run, seal
 from stobatch.sound.step import AveragedSGD
 from stobatch.training.checkpoint import load_optimiser, named_after, optimiser_tensors
+from stobatch.training.descent import Descent
 from stobatch.training.device import environment, use_device
 from stobatch.training.engines import Gradients
-from stobatch.training.loop import descend
 from stobatch.training.trainable import BEFORE_AVERAGING, Monitored
 from stobatch.training_run import write_start
 
@@ -99,6 +99,7 @@ class Federation:
             momentum=self.method.momentum,
             decay=self.method.average_decay,
         )
+        self.descent = Descent(terms.training, dict(self.network.named_parameters()), [self.optimiser])
         self.monitored = Monitored.of(held_out, terms, self.network)
         self.step, self.descents, self.history = 0, 0, list[HistoryRow]()
         self.taken, self.counted = dict.fromkeys(self.plan.plans, 0), dict.fromkeys(self.plan.plans, 0)
@@ -297,7 +298,7 @@ class Federation:
             weights = [self.plan.plans[name].expected_batch_size for name in usable]
             combined = weighted_mean(list(usable.values()), weights, parameters)
         self.descents += 1
-        descend(parameters, combined, [self.optimiser])
+        self.descent.step(self.step, combined)
         self.network.calibrate()
 
     def _answer_bounds(self) -> dict[str, float]:

@@ -31,7 +31,8 @@ from stobatch.published.losses import example_weights, label_noise_term, taylor_
 from stobatch.published.noise import PrivateNoise
 from stobatch.published.settings import PublishedConfig, schedule_of
 from stobatch.seeds import Seeds
-from stobatch.training.loop import OPTIMISERS, ManyModels
+from stobatch.training.descent import OPTIMISERS, Descent
+from stobatch.training.loop import ManyModels
 from stobatch.types import PAPER_RANGE
 
 Tensors = dict[str, Tensor]
@@ -139,10 +140,11 @@ class PublishedStack(ManyModels):
     def train(self, tick: Tick) -> None:
         encoder, head = self.tensors["encoder.weight"], [self.tensors[name] for name in self.head]
         rate = self.config.training.learning_rate
-        descents = [
+        rules = [
             OPTIMISERS["adam"]([encoder], lr=rate),  # type: ignore[call-arg]
             OPTIMISERS[self.config.training.optimiser](head, lr=rate),  # type: ignore[call-arg]
         ]
+        descent = Descent(self.config.training, self.tensors, rules)
         for step in range(self.config.training.steps):
             tasks = [schedule.tasks(step) for schedule in self.schedules]
             sums: Tensors = {}
@@ -151,9 +153,7 @@ class PublishedStack(ManyModels):
                 sums = {name: sums[name] + value if sums else value for name, value in found.items()}
             for name, value in sums.items():
                 self.tensors[name].grad = value / len(tasks[0])
-            for descent in descents:
-                descent.step()
-                descent.zero_grad(set_to_none=True)
+            descent.move(step)
             self._after_update()
             tick(1 / self.config.training.steps)
 

@@ -6,6 +6,8 @@ bounds or votes, is separate from it (docs/guarantees.md).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -50,7 +52,12 @@ class DpSgdFamily(Method):
         if network is None and config.model.layers is not None:
             # A list that cannot be built is found here, before any data is read.
             build_layered(config.model.layers, info.input_shape, info.num_classes, torch.Generator())
-        plan = DpSgdPlan(
+        make: Callable[..., DpSgdPlan] = DpSgdPlan
+        trainers = config.trainers
+        if trainers.num > 1:
+            shares = trainers.noise == "shares"
+            make = partial(TrainersPlan, num_trainers=trainers.num, per_step=trainers.per_step, noise_shares=shares)
+        return make(
             num_examples=info.num_train,
             expected_batch_size=method.batch_size,
             steps=config.training.steps,
@@ -60,12 +67,8 @@ class DpSgdFamily(Method):
             tuned_on_private_data=method.tuned_on_private_data,
             records_per_person=info.copies,
             spare_steps=method.spare_steps,
+            given_noise_multiplier=method.noise_multiplier,
         )
-        trainers = config.trainers
-        if trainers.num == 1:
-            return plan
-        shares = trainers.noise == "shares"
-        return TrainersPlan(**vars(plan), num_trainers=trainers.num, per_step=trainers.per_step, noise_shares=shares)
 
     def prepare(
         self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds

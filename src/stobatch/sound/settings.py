@@ -51,6 +51,15 @@ class DpSgdSettings(MethodConfig):
         added_later=True,
     )
 
+    noise_multiplier: float | None = setting(
+        None,
+        at_least=0.1,
+        at_most=1e4,
+        doc="The noise's standard deviation over clip_norm, σ; unset, the smallest within epsilon. Given, ε follows "
+        "from it, and more than epsilon is refused",
+        added_later=True,
+    )
+
     @abstractmethod
     def objective(self, attack_chunk: int) -> Objective:
         """Return the mixture of losses that these settings describe; attacks may take so many rows in one pass."""
@@ -116,7 +125,12 @@ class SoundConfig(DpSgdSettings, name="sound"):
     smoothing_noise: str = setting("gaussian", choices=("gaussian", "laplace"), doc="The noise of views and of votes")
     smoothing_stddev: float = setting(0.0, at_least=0, doc="Its standard deviation over [-1, 1]; 0 for no votes")
     attack_steps: int = setting(3, at_least=1, doc="Gradient steps to each adversarial point")
-    warm_up: float = setting(0.2, at_least=0, at_most=1, doc="Share of the steps on plain cross-entropy")
+    warm_up: float = setting(
+        0.2,
+        at_least=0,
+        at_most=1,
+        doc="Share of the steps on plain cross-entropy; training.warm_up is of the learning rate",
+    )
     ramp: float = setting(0.5, at_least=0, at_most=1, doc="Share of the steps over which radius and weights grow")
 
     @property

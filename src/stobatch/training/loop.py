@@ -22,19 +22,17 @@ from torch import Tensor
 from stobatch import seeds as streams
 from stobatch.config import MachineConfig, RunConfig
 from stobatch.data import Examples
-from stobatch.errors import ModelError
 from stobatch.interrupts import GRACE_S, Interrupted, finish_first
-from stobatch.models import Classifier, Network
+from stobatch.models import Classifier
 from stobatch.progress import Tick, progress
 from stobatch.runs import Run, mark
 from stobatch.settings import content_hash
 from stobatch.training.checkpoint import TrainingState
+from stobatch.training.descent import Descent
 from stobatch.training.engines import Engine, Gradients, InProcessEngine
 from stobatch.training.engines.distributed import code_digest
 from stobatch.training.ledger import Stretch
 from stobatch.training.trainable import Monitored, Trainable, working_precision
-
-OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 def train(
@@ -62,7 +60,7 @@ def train(
         trainable.require_counted(run, state.step)
         trainable.after_update()
     arithmetic = fingerprint(config.machine, network.device, engine)
-    parameters = dict(network.named_parameters())
+    descent = Descent(config.training, dict(network.named_parameters()), state.optimisers)
     monitored = Monitored.of(held_out, config, network)
     note, every, stretch_end = "", config.machine.checkpoint_every, state.step
     with (
@@ -82,7 +80,7 @@ def train(
                 engine.note(f"steps {first} to {stretch_end} begin")
             with working_precision(config.machine.precision, network.device):
                 averaged = trainable.release(state.step, engine, lambda: stop.asked is not None)
-            descend(parameters, averaged.gradients, state.optimisers)
+            descent.step(state.step, averaged.gradients)
             trainable.after_update()
             state.step += 1
             last = state.step == config.training.steps
@@ -101,36 +99,6 @@ def train(
     return state
 
 
-def descend(
-    parameters: dict[str, torch.nn.Parameter], gradients: Gradients, optimisers: list[torch.optim.Optimizer]
-) -> None:
-    checks = [gradient.isfinite().all() for gradient in gradients.values()]
-    # One look at all of them: each waits for the GPU. A step may release nothing.
-    sound = torch.stack(checks).tolist() if checks else []
-    for (name, gradient), finite in zip(gradients.items(), sound, strict=True):
-        if not finite:
-            raise ModelError(
-                f"what was released of {name} is not a number.",
-                why="The parameters have diverged.",
-                remedy="Lower training.learning_rate, or start again with another seed.",
-            )
-        # A step may release something else, which is not descended on.
-        if name in parameters:
-            parameters[name].grad = gradient
-    for optimiser in optimisers:
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-
-
-def encoder_and_head(
-    network: Network, config: RunConfig, encoder_rule: str | None = None
-) -> list[torch.optim.Optimizer]:
-    """Return one descent rule for θ1, which may have its own, and one for θ2."""
-    usual = config.training.optimiser
-    rules = ((encoder_rule or usual, network.encoder), (usual, network.head))
-    return [OPTIMISERS[name](part.parameters(), lr=config.training.learning_rate) for name, part in rules]  # type: ignore[call-arg]
-
-
 class Watcher(Protocol):
     """Sees what a training releases at each step."""
 
@@ -140,13 +108,13 @@ class Watcher(Protocol):
 
 def train_one(trainable: Trainable, config: RunConfig, watcher: Watcher | None = None) -> Classifier:
     """Make the steps of `train` without its files and its monitoring."""
-    engine, optimisers = InProcessEngine(), trainable.optimisers(config)
-    parameters = dict(trainable.network.named_parameters())
+    engine, parameters = InProcessEngine(), dict(trainable.network.named_parameters())
+    descent = Descent(config.training, parameters, trainable.optimisers(config))
     for step in range(config.training.steps):
         released = trainable.release(step, engine).gradients
         if watcher is not None:
             watcher.see(step, trainable, released)
-        descend(parameters, released, optimisers)
+        descent.step(step, released)
         trainable.after_update()
     trainable.use_average()
     return trainable.network

@@ -117,6 +117,7 @@ def test_methods_without_privacy_have_one_row_and_others_one_for_each_budget(cli
         (("--repeats", "0"), "repeats=0"),
         (("--limit", "0"), "limit=0"),
         (("--set", "method.epsilon=3"), "Use --epsilon"),
+        (("--set", "method.noise_multiplier=3"), "Use --epsilon"),
         (("--set", "evaluation.radii=[0.3]"), "Use --radius"),
         (("--set", "seed=3"), "Use --seeds"),
         (("--set", "method.batch_sizes=3"), "method.batch_size"),

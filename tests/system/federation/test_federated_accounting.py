@@ -49,6 +49,23 @@ def test_epsilon_is_the_largest_of_the_parties_own(tmp_path: Path) -> None:
         assert said["epsilon"] == said["guarantee"]["void_epsilon"] == expected[name][1]
 
 
+def test_given_noise_is_every_partys_own_and_what_it_spends_is_accounted(tmp_path: Path) -> None:
+    agreed = terms(**{"method.noise_multiplier": 2.0, "method.epsilon": 30.0})
+    federation, directories = started(tmp_path / "run", agreed)
+    model = converse(federation, InProcessTransport(opened(directories)))
+    sizes = (("north", 40, 12, 6), ("east", 30, 8, 6), ("south", 20, 6, 4))
+    expected = {
+        name: PoissonGaussian(batch / records, 2.0, rounds).epsilon(1e-3) for name, records, batch, rounds in sizes
+    }
+    table = {row["name"]: row for row in model.run.read("federation")["parties"]}
+    assert {name: (row["noise_multiplier"], row["epsilon"]) for name, row in table.items()} == {
+        name: (2.0, epsilon) for name, epsilon in expected.items()
+    }
+    assert model.guarantee.epsilon == max(expected.values()) < 30.0
+    checked = stobatch.verify(model.run.path, dataset=pictures(), sample=0)
+    assert {check.name: check.outcome for check in checked.checks}["second accountant"] == "agrees"
+
+
 def test_a_party_that_took_part_less_has_spent_less(tmp_path: Path) -> None:
     """South stays away from the third round on; the others' guarantee does not change, its own does."""
     federation, directories = started(tmp_path / "run")

@@ -51,10 +51,12 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "batch size": ({"method.parties": ["north:40:12", "east:30:9", "south:20:6:4"]}, "east has expected_batch_size=9"),
     "cap": ({"method.parties": ["north:40:12", "east:30:8:5", "south:20:6:4"]}, "east has steps=5, the terms say 6"),
     "budget": ({"method.epsilon": 5.0}, "east has target_epsilon=5.0, the terms say 3.0"),
+    "noise": ({"method.noise_multiplier": 50.0}, "east agreed to terms"),
     "delta": ({"method.delta": 1e-4}, "east has delta=0.0001, the terms say 0.001"),
     "losses": ({"method.radius": 0.1}, "east agreed to terms"),
     "network": ({"model.architecture": "conv 2 3/2, relu, linear"}, "east agreed to terms"),
     "schedule": ({"method.ramp": 0.1}, "east agreed to terms"),
+    "learning rate": ({"training.schedule": "linear"}, "east agreed to terms"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,9 +29,27 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_model_is_what_a_loop_written_out_gives(whole: Path, tmp_path: Path) -> None:
-    """Public weights, momentum and the moving average, by hand, from the same answers."""
-    federation, directories = started(tmp_path / "run")
+@pytest.fixture(scope="module")
+def falling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("falling") / "run"
+    federate(terms(**FALLING), out, dataset=pictures(), quiet=True)
+    return out
+
+
+FALLING = {"training.schedule": "linear"}
+
+
+@pytest.mark.parametrize(
+    ("fixture", "changes", "rates"),
+    [("whole", {}, [0.5] * 6), ("falling", FALLING, [0.5 * (11 - 2 * step) / 12 for step in range(6)])],
+)
+def test_the_model_is_what_a_loop_written_out_gives(
+    request: pytest.FixtureRequest, tmp_path: Path, fixture: str, changes: dict[str, Any], rates: list[float]
+) -> None:
+    """Public weights, momentum, rates and the moving average, by hand, from the same answers."""
+    whole = request.getfixturevalue(fixture)
+    federation, directories = started(tmp_path / "run", terms(**changes))
     parties = opened(directories)
     batch = {"north": 12, "east": 8, "south": 6}
     theta = federation.parameters()
@@ -44,7 +63,7 @@ def test_the_model_is_what_a_loop_written_out_gives(whole: Path, tmp_path: Path)
         for key in theta:
             mean = sum(batch[name] * answers[name][key] for name in names) / sum(batch[name] for name in names)
             moving[key] = 0.5 * moving[key] + mean
-            theta[key] = theta[key] - 0.5 * moving[key]
+            theta[key] = theta[key] - rates[step] * moving[key]
             average[key] = decay * average[key] + (1 - decay) * theta[key]
     trained = load_file(whole / "model.safetensors")
     for key, value in average.items():

@@ -35,8 +35,8 @@ from stobatch.errors import ModelError
 from stobatch.models import Network
 from stobatch.seeds import Seeds
 from stobatch.sound.losses import NormalSampler
+from stobatch.training.descent import Descent
 from stobatch.training.engines import InProcessEngine
-from stobatch.training.loop import descend
 
 
 def parameters(trainable: AdLmTrainable) -> Gradients:
@@ -45,9 +45,10 @@ def parameters(trainable: AdLmTrainable) -> Gradients:
 
 def run_steps(trainable: AdLmTrainable, config: RunConfig, steps: range) -> list[torch.optim.Optimizer]:
     engine, optimisers = InProcessEngine(), trainable.optimisers(config)
+    descent = Descent(config.training, dict(trainable.network.named_parameters()), optimisers)
     for step in steps:
         gradients = trainable.release(step, engine).gradients
-        descend(dict(trainable.network.named_parameters()), gradients, optimisers)
+        descent.step(step, gradients)
         trainable.after_update()
     return optimisers
 

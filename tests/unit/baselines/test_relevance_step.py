@@ -29,8 +29,8 @@ from stobatch.methods import method_of
 from stobatch.models import Network, build
 from stobatch.seeds import Seeds
 from stobatch.sound.losses import NormalSampler
+from stobatch.training.descent import Descent
 from stobatch.training.engines import Averaged, Engine, InProcessEngine
-from stobatch.training.loop import descend
 
 UNIT = 1 / BATCH
 STEPS = 8
@@ -275,9 +275,10 @@ def test_parameters_momentum_and_average_stay_where_they_are() -> None:
     trainable = bound(config)
     optimisers, engine = trainable.optimisers(config), InProcessEngine()
     parameters = dict(trainable.network.named_parameters())
+    descent = Descent(config.training, parameters, optimisers)
 
     def make(step: int) -> None:
-        descend(parameters, trainable.release(step, engine).gradients, optimisers)
+        descent.step(step, trainable.release(step, engine).gradients)
 
     def state() -> list[Tensor]:
         kept = [value for own in optimisers[0].state.values() for value in own.values()]

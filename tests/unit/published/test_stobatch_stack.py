@@ -155,6 +155,7 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
     "no adversarial examples": (built, {"method.adversarial_weight": 0.0}),
     "loss as printed": (built, {"method.taylor": "published"}),
     "plain descent of the head": (built, {"training.optimiser": "sgd"}),
+    "learning rate that grows and falls": (built, {"training.schedule": "cosine", "training.warm_up": 0.2}),
     "tight bound on θ1": (built, {"method.encoder_norm_bound": 0.3}),
     "dense encoder": (from_dense_layers, {}),
     "uneven convolution": (with_padding_that_fits_no_stride, {}),
@@ -200,6 +201,13 @@ def test_a_stack_that_takes_one_model_for_another_is_caught(twin: str) -> None:
         untouched, *exchanged = prepared(config, dtype=dtype, twin=twin).train().distances()
         assert untouched < tolerance
         assert min(exchanged) > 20 * tolerance
+
+
+def test_a_stack_that_descends_at_a_constant_rate_is_caught() -> None:
+    """The twin reads the settings without their schedule; everything else is the same."""
+    falling, constant = (prepared(settings(**{"training.schedule": schedule})) for schedule in ("linear", "constant"))
+    twin = Both(constant.stack, falling.alone, falling.probe).train()
+    assert min(twin.distances()) > 1e6 * EXACT
 
 
 def test_every_model_keeps_the_bound_on_its_encoder() -> None:

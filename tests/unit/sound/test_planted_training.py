@@ -45,7 +45,7 @@ from stobatch.published.training import PublishedTrainable
 from stobatch.seeds import Seeds
 from stobatch.sound import step as sound_module
 from stobatch.sound.step import DpSgdTrainable
-from stobatch.training import loop
+from stobatch.training.descent import Descent
 from stobatch.types import Status
 from stobatch_recipes import recipe
 
@@ -257,12 +257,12 @@ def test_sums_that_were_saved_are_those_of_the_steps(secret_run: Path) -> None:
     trainable = method_of(config).prepare(config, plan, network, data.train, seeds)
     trainable.add_canaries(canaries)
     assert canaries.gradients is not None
-    (optimiser,) = trainable.optimisers(config)
+    descent = Descent(config.training, dict(network.named_parameters()), trainable.optimisers(config))
     expected = torch.zeros(40, dtype=torch.float64)
     for step in range(8):
         released = trainable.gradients(trainable.tasks(step)[0], step)
         expected += canaries.gradients.read(released, step)
-        loop.descend(dict(network.named_parameters()), released, [optimiser])
+        descent.step(step, released)
     saved = load_file(secret_run / "private" / "canary_scores.safetensors")
     assert saved.keys() == {"canary_sums"}
     assert torch.allclose(saved["canary_sums"], expected, atol=1e-6)
