@@ -147,7 +147,7 @@ def _robustness(exported: Exported) -> Iterator[str]:
     yield f"**{exported.scope()}**"
     found = exported.certificates
     if found is None:
-        yield "No certificates were made."
+        yield "No certificates were made for this run."
         return
     rows = ["| certificate | status | function | radius | right and certified, 95% interval |", "|---|---|---|---|---|"]
     for kind, row in _certified(exported):
@@ -157,17 +157,19 @@ def _robustness(exported: Exported) -> Iterator[str]:
     yield f"Of the run's own network on {found.rows:,} test images:"
     yield "\n".join(rows)
     for kind in found.kinds:
-        chance = kind.failure_probability
-        often = (
-            "it states no probability of failure"
-            if chance is None
-            else f"each fails with probability at most {chance:g}"
-        )
         assumes = "".join(f"; assumes {one}" for one in kind.assumptions)
-        yield _line(f"{kind.name}: {_shout(kind.status)}, source: {kind.source}; {often}{assumes}.")
+        yield _line(f"{kind.name}: {_shout(kind.status)}, source: {kind.source}; {_reliability(kind)}{assumes}.")
     if exported.flags:
         flags = (_line(f"{flag.level.upper()}: {flag.name}. {flag.evidence}") for flag in exported.flags)
         yield f"Against these numbers:\n\n{_list(*flags)}"
+
+
+def _reliability(kind: Kind) -> str:
+    if kind.failure_probability is None:
+        return "it states no probability of failure"
+    if kind.failure_probability == 0:
+        return "it does not fail by chance"
+    return f"each certificate fails with probability at most {kind.failure_probability:g}"
 
 
 def _shout(status: Status) -> str:
