@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 import stobatch
 from stobatch.errors import ModelError, RunError, SettingError
-from stobatch.exporting import CORNERS, FORMS, RANDOM_INPUTS, _compare, probes
+from stobatch.exporting import CORNERS, FORMS, RANDOM_INPUTS, _compare, _with_refuted, probes
 from stobatch.loading import TrainedModel
 from stobatch.models import Classifier, Layered
 from stobatch.reporting.model_card import model_card
-from stobatch.results import Exported
+from stobatch.results import CertificateSummary, Exported, SanityFlag
 from stobatch.types import Status
 from stobatch_recipes import recipe
 
@@ -67,19 +67,20 @@ def voting(runs: Path) -> TrainedModel:
     return stobatch.train(config, runs / "votes", quiet=True)
 
 
-def labels_elsewhere(document: Exported, inputs: Tensor, folder: Path) -> Tensor:
-    """Labels by a process that has no stobatch, from what the card says of how to load the file."""
-    torch.save(inputs, folder / "inputs.pt")
+def labels_elsewhere(document: Exported, batches: list[Tensor], folder: Path) -> list[Tensor]:
+    """Labels by a process that has no stobatch, with the code that the card gives to load the file."""
+    torch.save(batches, folder / "inputs.pt")
     card = (Path(document.folder) / "README.md").read_text()
     (snippet,) = (block.split("```")[0] for block in card.split("```python\n")[1:])
     as_numpy = ".numpy()" if document.format == "onnx" else ""
     code = (
-        "import sys, torch, warnings\nsys.modules['stobatch'] = None\nwarnings.simplefilter('ignore')\n"
-        f"inputs = torch.load({str(folder / 'inputs.pt')!r}){as_numpy}\n{snippet}\n"
-        f"torch.save(torch.as_tensor(scores).argmax(1), {str(folder / 'labels.pt')!r})"
+        "import sys, torch, warnings\nsys.modules['stobatch'] = None\nwarnings.simplefilter('ignore')\nlabels = []\n"
+        f"for given in torch.load({str(folder / 'inputs.pt')!r}):\n"
+        f"    inputs = given{as_numpy}\n    exec({snippet!r})\n    labels.append(torch.as_tensor(scores).argmax(1))\n"
+        f"torch.save(labels, {str(folder / 'labels.pt')!r})"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=document.folder)
-    labels: Tensor = torch.load(folder / "labels.pt")
+    labels: list[Tensor] = torch.load(folder / "labels.pt")
     return labels
 
 
@@ -99,10 +100,10 @@ def test_a_process_without_stobatch_gets_the_deployed_labels(
     trained: TrainedModel = request.getfixturevalue(which)
     document = stobatch.export(trained.run.path, tmp_path / "out", to=to)
     inputs = torch.rand(300, *trained.network.input_shape, generator=torch.Generator().manual_seed(9)) * 2 - 1
-    for part in (inputs, inputs[:1]):
+    batches = [inputs, inputs[:1]]
+    for given, labels in zip(batches, labels_elsewhere(document, batches, tmp_path), strict=True):
         with torch.no_grad():
-            expected = trained.network(part).argmax(1)
-        assert torch.equal(labels_elsewhere(document, part, tmp_path), expected)
+            assert torch.equal(labels, trained.network(given).argmax(1))
     assert {file.name for file in (tmp_path / "out").iterdir()} == {FORMS[to].file, "README.md"}
     blob = (tmp_path / "out" / FORMS[to].file).read_bytes()
     assert document.file_sha256 == hashlib.sha256(blob).hexdigest()
@@ -204,6 +205,21 @@ def test_a_public_seed_is_void_and_a_claim_is_no_proof(published: TrainedModel, 
     document = stobatch.export(claimed.run.path, tmp_path / "claimed", to="pt2")
     assert "**CLAIMED, NOT PROVED: ε = " in (tmp_path / "claimed" / "README.md").read_text()
     assert front_matter(document)["privacy"]["status"] == "claimed"
+
+
+def test_certificates_that_were_broken_are_refuted(published: TrainedModel) -> None:
+    """By an audit, which names the kind; or by an attack of `evaluate`, which names the status."""
+    certified = CertificateSummary.read(published.run)
+    plain = {kind.name: kind.status for kind in certified.kinds}
+    assert plain == {"published": Status.CLAIMED, "corrected": Status.PROVED}
+    words = dict.fromkeys(("name", "level", "raised_if", "explanation", "remedy", "evidence"), "words")
+    for names, flags, broken in (
+        (frozenset({"published"}), (), {"published"}),
+        (frozenset(), (SanityFlag(**words, refutes=Status.PROVED),), {"corrected"}),
+        (frozenset(), (SanityFlag(**words),), set()),
+    ):
+        shown = {kind.name: kind.status for kind in _with_refuted(certified, names, flags).kinds}
+        assert shown == plain | dict.fromkeys(broken, Status.REFUTED)
 
 
 def test_every_budget_on_a_card_has_its_status(published: TrainedModel, model: TrainedModel, tmp_path: Path) -> None:
