@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stobatch.errors import StobatchError
     from stobatch.evaluation.attack import attack, evaluate
     from stobatch.evaluation.certify import certify
+    from stobatch.exporting import export
     from stobatch.federated import federate
     from stobatch.loading import TrainedModel, load
     from stobatch.models import Network, from_layers
@@ -47,6 +48,7 @@ __all__ = [
     "certify",
     "compare",
     "evaluate",
+    "export",
     "federate",
     "from_layers",
     "from_tensors",
@@ -68,6 +70,7 @@ _MODULES = {
     "errors": ("StobatchError",),
     "evaluation.attack": ("attack", "evaluate"),
     "evaluation.certify": ("certify",),
+    "exporting": ("export",),
     "federated": ("federate",),
     "loading": ("TrainedModel", "load"),
     "models": ("Network", "from_layers"),

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -75,17 +76,48 @@ def _replacing(path: Path, *, private: bool) -> Iterator[Path]:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        _flush_folder(path.parent)
     except OSError as error:
         raise RunError(
             f"cannot write {path}: {error.strerror or error}.",
             why="What was there before is unchanged.",
             remedy="Free some space or choose another --out, then run the same command with --resume.",
         ) from error
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a new folder so that a kill at any moment leaves it whole or not at all under its name.
+
+    What a killed writer leaves is a hidden folder beside it, `.NAME.….tmp`.
+    """
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        make_folder(temporary, private=False)
+        for name, content in files.items():
+            with (temporary / name).open("xb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+        _flush_folder(temporary)
+        temporary.rename(folder)
+        _flush_folder(folder.parent)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {folder}: {error.strerror or error}.",
+            why="Nothing is left of it.",
+            remedy="Free some space or choose another --out.",
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, private: bool = False) -> None:

@@ -132,10 +132,11 @@ class TrainedModel:
         changed = replace(self, config=self.config.override_all(asked | ({"evaluation.norm": norm} if norm else {})))
         verifier = changed.verifier if self.certifies else None
         named = name_pictures(pictures, self.network.input_shape)
-        kind = describe_kind(best_kind(verifier.kinds), self._refuted_kinds()) if verifier else None
+        kind = describe_kind(best_kind(verifier.kinds), self.refuted_kinds()) if verifier else None
         return kind, predictions(self, verifier, named, radius=radius, rule=rule, seeds=seeds)
 
-    def _refuted_kinds(self) -> frozenset[str]:
+    def refuted_kinds(self) -> frozenset[str]:
+        """Return the names of the kinds of certificate that an audit broke."""
         audit = Audit.read_if_there(self.run)
         findings = recheck(audit.findings) if audit else ()
         broken = (one for one in findings if one.instrument == CERTIFICATES and one.verdict is Verdict.REFUTED)

@@ -1,4 +1,4 @@
-"""`guarantee`, `report`, `verify` and `sign`: what others get to see of a run."""
+"""`guarantee`, `report`, `verify`, `sign` and `export`: what others get to see of a run."""
 
 from __future__ import annotations
 
@@ -89,3 +89,17 @@ def sign(
 
     signature = sign_run(run, key)
     show({"run": str(run), "signature": str(signature)}, as_json, f"signed: {signature}")
+
+
+@app.command(rich_help_panel="Publish")
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    to: Annotated[str, typer.Option(help="torchscript, pt2 (torch.export) or onnx.")],
+    out: Annotated[Path, typer.Option(help="The folder to make; it must not exist.")],
+    as_json: Json = False,
+) -> None:
+    """Write the deployed network for programs without stobatch, checked against the run, with a model card."""
+    import stobatch
+
+    document = stobatch.export(run, out, to=to)
+    show(document, as_json, *document.lines())

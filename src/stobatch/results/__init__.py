@@ -57,6 +57,7 @@ from stobatch.results.comparison import (
 )
 from stobatch.results.data_check import ClassCount, DataCheck, DataFault
 from stobatch.results.document import Document, Part
+from stobatch.results.export import Exported, ProbeCheck
 from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
 from stobatch.results.prediction import Prediction, Predictions
 from stobatch.results.scores import (
@@ -108,6 +109,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "shards": ShardFolder,
     "data-check": DataCheck,
     "predictions": Predictions,
+    "export": Exported,
 }
 """Every document, by the name of its schema in docs/schemas."""
 
@@ -145,6 +147,7 @@ __all__ = [
     "Difference",
     "Document",
     "Evidence",
+    "Exported",
     "FederatedTraining",
     "FederationAccount",
     "Finding",
@@ -171,6 +174,7 @@ __all__ = [
     "Prediction",
     "Predictions",
     "PrivacyDetails",
+    "ProbeCheck",
     "ProbeRecords",
     "Protocol",
     "ProtocolTable",
