@@ -22,7 +22,10 @@ quick: $(STAMP)
 	$(PYTEST) -m "not slow" tests/unit tests/theorems src
 
 # The tests that compare numbers, as on a CPU without AVX: no result may hang on the width of a vector unit.
-PORTABLE := theorems system/golden unit/models unit/dp unit/attacks/test_attacks.py unit/attacks/test_geometry.py \
+PORTABLE := theorems system/golden unit/models unit/attacks/test_attacks.py unit/attacks/test_geometry.py \
+	unit/dp/test_accounting.py unit/dp/test_bounded_contributions.py unit/dp/test_clipping_norms.py \
+	unit/dp/test_gaussian_mechanisms.py unit/dp/test_mixed_precision.py unit/dp/test_per_example.py \
+	unit/dp/test_rounded_gaussian.py \
 	unit/bounds/test_arithmetic.py unit/bounds/test_boxes.py unit/bounds/test_linear_bounds.py \
 	unit/baselines/test_noise_layer.py unit/training/test_pieces.py unit/training/test_exact_sum.py \
 	system/processes/test_logs_of_a_group.py
