@@ -29,6 +29,9 @@ from stobatch.results import CertificateSummary, Exported, SanityFlag
 from stobatch.types import Status
 from stobatch_recipes import recipe
 
+pytestmark = pytest.mark.slow
+"""Exporting compiles, and checks in processes of their own."""
+
 ONNX = ("onnx", "onnxscript", "onnxruntime")
 needs_onnx = pytest.mark.skipif(
     not all(map(find_spec, ONNX)), reason="onnx, onnxscript and onnxruntime are not installed: stobatch[export]"

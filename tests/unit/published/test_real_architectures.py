@@ -71,7 +71,10 @@ def prepared(architecture: str, config: stobatch.RunConfig, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("norm", ["reference", "group", "none"])
-@pytest.mark.parametrize("architecture", ["mnist_cnn", "cifar10_cnn", pytest.param("resnet18", marks=pytest.mark.slow)])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("cifar10_cnn", "resnet18")]
+
+
+@pytest.mark.parametrize("architecture", ["mnist_cnn", *SLOW])
 def test_gradients_reach_every_parameter_and_are_finite(architecture, norm, monkeypatch):
     # With little noise: the bound on the last hidden layer cuts the gradient of values far beyond it.
     quiet = {"method.total_epsilon": 1e7, "method.label_epsilon": 1e3, "method.budget_split": "fixed_label"}

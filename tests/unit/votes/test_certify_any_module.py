@@ -34,6 +34,7 @@ def stacks(draw: st.DrawFn) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, width), activation(), nn.Linear(width, 3))
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(stacks(), st.sampled_from(list(Norm)), st.integers(0, 2**20))
 def test_no_attack_breaks_what_bounds_certify(module: nn.Sequential, norm: Norm, seed: int) -> None:
