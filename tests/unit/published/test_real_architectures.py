@@ -16,6 +16,8 @@ from stobatch_recipes import recipe
 SHAPES = {"mnist_cnn": (1, 28, 28), "cifar10_cnn": (3, 28, 28), "resnet18": (3, 32, 32)}
 """Every layer is there for images of half the size, too; the full one is built in the tests of models."""
 
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("cifar10_cnn", "resnet18")]
+
 
 def synthetic(shape: tuple[int, int, int], count: int, classes: int = 3) -> stobatch.Dataset:
     generator = torch.Generator().manual_seed(0)
@@ -71,9 +73,6 @@ def prepared(architecture: str, config: stobatch.RunConfig, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("norm", ["reference", "group", "none"])
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("cifar10_cnn", "resnet18")]
-
-
 @pytest.mark.parametrize("architecture", ["mnist_cnn", *SLOW])
 def test_gradients_reach_every_parameter_and_are_finite(architecture, norm, monkeypatch):
     # With little noise: the bound on the last hidden layer cuts the gradient of values far beyond it.
