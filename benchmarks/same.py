@@ -58,7 +58,7 @@ INTENDED: list[tuple[str, str, str]] = [
     ("comparison/work/out/stobatch-eps-3*", "*", "its folder has that name; the chain `published` compares such files"),
     ("comparison/work/out/published-eps-3*", "*", "the same"),
     ("*", "made/*/stobatch", "the version"),
-    ("*", "checked_by/stobatch", "the version"),
+    ("*", "*checked_by/stobatch", "the version"),
     ("listings/said/*", "line *", "modules have moved; help stands in another order and says `published`"),
     ("listings/said/*", "items/*/summary", "a docstring in the imperative"),
     ("listings/said/*", "items/*/file", "modules have moved"),
