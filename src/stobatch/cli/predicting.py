@@ -60,7 +60,7 @@ def predict(
             if as_json:
                 kept.append(row)
             elif out is None:
-                print(row.line(), flush=True)
+                print(row.line(kind), flush=True)
     document = Predictions(
         run=str(run), weights_sha256=model.weights_sha256, class_names=model.class_names, certificate=kind,
         asked_radius=radius, rows=tuple(kept),

@@ -26,18 +26,19 @@ class Prediction(Part):
     error: Text | None = None
     """Why there is no answer."""
 
-    def line(self) -> str:
-        """For a person."""
+    def line(self, kind: Kind | None) -> str:
+        """Say it in one line; no radius without who vouches for it."""
         if self.error is not None:
             return f"{self.name}: {self.error}"
         if self.abstains:
             return f"{self.name}: abstains, no label could be proved"
         held, safe = "", ""
         if self.radius is not None:
-            size = f" within {self.radius:.4g} ({self.radius_of_255:.3g} of 255)"
-            held = size if self.radius else ", no radius proved"
+            status = f"{kind.status}, {kind.norm}" if kind else "of no certificate"
+            size = f" within {self.radius:.4g} ({status}; {self.radius_of_255:.3g} of 255)"
+            held = size if self.radius else ", within no radius"
         if self.is_safe is not None:
-            safe = f", {'safe' if self.is_safe else 'NOT proved safe'} at the radius asked about"
+            safe = f", {'holds' if self.is_safe else 'NOT shown to hold'} at the radius asked about"
         return f"{self.name}: {self.class_name}{held}{safe}"
 
 
@@ -66,5 +67,6 @@ class Predictions(Document):
         )
 
     def lines(self) -> list[str]:
-        shown = [f"  {row.line()}" for row in self.rows[:20]] + (["  ..."] if len(self.rows) > 20 else [])
+        shown = [f"  {row.line(self.certificate)}" for row in self.rows[:20]]
+        shown += ["  ..."] if len(self.rows) > 20 else []
         return [f"{len(self.rows):,} pictures, model {self.weights_sha256[:12]}", self.meaning(), *shown]

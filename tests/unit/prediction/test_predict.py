@@ -146,6 +146,9 @@ def test_the_verb_prints_a_line_for_each_and_writes_tables(model: TrainedModel, 
     assert done.code == 0, done.err
     assert done.out.count(".png: ") == 20
     assert "radii are proved" in done.out
+    lines = [line for line in done.out.splitlines() if " within " in line and "no radius" not in line]
+    assert lines
+    assert all("(proved, linf;" in line for line in lines), "a radius without its status"
     document = Predictions.from_dict(call("predict", run, folder / "00.png", "--radius", "0.05", "--json").json())
     assert document.rows[0].is_safe is not None
     for name in ("found.csv", "found.parquet"):
