@@ -19,6 +19,7 @@ from stobatch.results.document import (
     Text,
     Whole,
 )
+from stobatch.runs import Run
 
 
 class DatasetFacts(Part):
@@ -211,3 +212,9 @@ class Manifest(Document):
 
     def lines(self) -> list[str]:
         return [f"{len(self.files)} files", *(f"{verb}: {made.date}" for verb, made in self.made.items())]
+
+
+def is_old(run: Run) -> bool:
+    """Return whether there is nothing to compare with because an older version made the run."""
+    training = Training.read_if_there(run)
+    return not run.has(Manifest.kind) and (training is None or training.weights_sha256 is None)
