@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from stobatch.errors import RunError, SettingError
 from stobatch.files import as_written, write_atomically
-from stobatch.models import Classifier
 from stobatch.reporting.accuracy import Accuracy, measured_accuracy
 from stobatch.reporting.audits import Audits, audits_of
 from stobatch.reporting.comparison_document import compare_runs, settings_tests
@@ -33,7 +34,7 @@ def report(
     out: str | Path | None = None,
     *,
     images: bool | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     signers: Path | None = None,
     identity: str | None = None,
 ) -> ReportSummary:
