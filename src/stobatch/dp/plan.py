@@ -31,6 +31,8 @@ class Plan(ABC):
 
     public_seeds: bool = field(default=False, kw_only=True)
     """Whether the seeds are known to others, who can then take the noise off."""
+    network: tuple[str, ...] = field(default=(), kw_only=True)
+    """Of a network handed over: how it is clipped, and which certificates it will have; no number depends on it."""
 
     @property
     @abstractmethod
@@ -65,11 +67,12 @@ class Plan(ABC):
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        return {name: value for name, value in vars(self).items() if name != "public_seeds"}
+        return {name: value for name, value in vars(self).items() if name not in ("public_seeds", "network")}
 
     def to_dict(self) -> dict[str, Any]:
         rows = [vars(row) for row in self.rows()]
-        return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows}
+        said = {"network": list(self.network)} if self.network else {}
+        return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows, **said}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from stobatch.results import ReportSummary, Verification, is_old
 from stobatch.runs import MANIFEST, SIGNATURE_FILES, Run, seal
 
 if TYPE_CHECKING:
-    from stobatch.models import Classifier
+    from torch import nn
 
 
 def report(
@@ -33,7 +33,7 @@ def report(
     out: str | Path | None = None,
     *,
     images: bool | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     signers: Path | None = None,
     identity: str | None = None,
 ) -> ReportSummary:

@@ -103,9 +103,12 @@ class PlanDocument(Document):
     sizes: Settings = Field(default_factory=dict)
     """The public numbers that the plan was derived from, by the names that its method gives them."""
     rows: tuple[PlannedNumber, ...]
+    network: Annotated[tuple[Text, ...] | None, NotNull] = None
+    """Of a network handed over: how it is clipped, and which certificates it will have."""
 
     def lines(self) -> list[str]:
-        return [str(self.guarantee), *(f"{row.name}: {row.value:g}" for row in self.rows)]
+        numbers = (f"{row.name}: {row.value:g}" for row in self.rows)
+        return [str(self.guarantee), *numbers, *(self.network or ())]
 
 
 class DataDigests(Part):
@@ -126,6 +129,8 @@ class NetworkFacts(Part):
     handed_over: Flag
     layers: tuple[Text, ...]
     parameters: Count
+    probe: Annotated[tuple[Number, ...] | None, NotNull] = None
+    """Scores of public points by the saved model, where the network was a module of its owner's: what it computes."""
 
 
 class HistoryRow(Part):

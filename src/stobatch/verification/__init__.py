@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from torch import nn
+
 from stobatch.data import Dataset
 from stobatch.errors import RunError, StobatchError
 from stobatch.loading import load
-from stobatch.models import Classifier
 from stobatch.results import CertificateSummary, Check, Outcome, Source, Training, Verification, is_old
 from stobatch.runs import MANIFEST, NOT_LISTED, Run, differences, is_ours, source
 from stobatch.seeds import Seeds
@@ -52,7 +53,7 @@ def verify(
     *,
     sample: int = 20,
     dataset: Dataset | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     signers: Path | None = None,
     identity: str | None = None,
     seed: int | None = None,
@@ -84,7 +85,7 @@ def _checks(
     run: Run,
     sample: int,
     dataset: Dataset | None,
-    network: Classifier | None,
+    network: nn.Module | None,
     signers: Path | None,
     identity: str | None,
     seed: int | None,
