@@ -10,6 +10,7 @@ from typing import Any, final
 
 from stobatch.dp.accounting import LEAST_NOISE, MOST_NOISE, PoissonGaussian, check_delta, noise_for
 from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.parts import TrainedPart
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
 
@@ -31,6 +32,8 @@ class Plan(ABC):
 
     public_seeds: bool = field(default=False, kw_only=True)
     """Whether the seeds are known to others, who can then take the noise off."""
+    parts: TrainedPart | None = field(default=None, kw_only=True)
+    """What is trained of the network; None where it is all of it."""
 
     @property
     @abstractmethod
@@ -65,10 +68,14 @@ class Plan(ABC):
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        return {name: value for name, value in vars(self).items() if name != "public_seeds"}
+        return {name: value for name, value in vars(self).items() if name not in ("public_seeds", "parts")}
+
+    def _rows_of_parts(self) -> list[PlanRow]:
+        parts = self.parts
+        return [PlanRow("parameters trained", "", parts.trained, f"of {parts.parameters}", "")] if parts else []
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [vars(row) for row in self.rows()]
+        rows = [vars(row) for row in (*self.rows(), *self._rows_of_parts())]
         return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows}
 
 

@@ -125,6 +125,10 @@ class NetworkFacts(Part):
     handed_over: Flag
     layers: tuple[Text, ...]
     parameters: Count
+    trained: Annotated[Count | None, NotNull] = None
+    """How many values were trained, those of adapters included; left out where all parameters were."""
+    trained_names: Annotated[tuple[Text, ...] | None, NotNull] = None
+    """Which: names of parameters; `up` and `down` are an adapter's, which was added to its layer's weight."""
 
 
 class HistoryRow(Part):
