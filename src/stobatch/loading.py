@@ -15,12 +15,14 @@ from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.data.pixels import PictureRule
 from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.parts import TrainedPart
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
 from stobatch.methods import can_certify, method_of, verifiers_of
 from stobatch.models import Classifier, HandedOver, Network, build, hand_over
 from stobatch.models.handed_over import PROBES, public_points
+from stobatch.models.parts import choose_parts, describe_parts
 from stobatch.prediction import best_kind, describe_kind, name_pictures, predictions
 from stobatch.results import (
     CERTIFICATES,
@@ -170,11 +172,35 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             why="Its data have one owner; the published method has N/(2m) trainers, which follow from its batches.",
             remedy="Set trainers.num=1, or method.name=sound.",
         )
-    return replace(method.plan(config, info, network), public_seeds=config.seed is not None)
+    if not method.trains_parts and (config.model.train_only is not None or config.model.adapter_rank):
+        raise SettingError(
+            f"model.train_only and model.adapter_rank are not for method '{config.method.title}'.",
+            why="What it proves, or claims, is of a network all of which is trained.",
+            remedy="Leave them out, or set method.name=sound.",
+        )
+    parts = _trained_part(config, info, network)
+    return replace(method.plan(config, info, network), public_seeds=config.seed is not None, parts=parts)
+
+
+def _trained_part(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> TrainedPart | None:
+    """Return what the settings, or the network that was handed over, leave to be trained."""
+    if config.model.train_only is None and not config.model.adapter_rank:
+        return describe_parts(network) if network is not None else None
+    built = build(config.model, info.input_shape, info.num_classes, torch.Generator()) if network is None else network
+    tried = copy.deepcopy(built)
+    choose_parts(tried, config.model, torch.Generator())
+    return describe_parts(tried)
 
 
 def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: nn.Module | None) -> Classifier:
-    """Return a fresh network, or a copy of the one handed over."""
+    """Return a network to be trained: fresh, or a copy of the one handed over, with what is not trained frozen."""
+    network = plain_network(config, info, seeds, given)
+    choose_parts(network, config.model, seeds.generator("adapters"))
+    return network
+
+
+def plain_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: nn.Module | None) -> Classifier:
+    """Return a network as it is deployed, without adapters: fresh, or a copy of the one handed over."""
     given = None if given is None else hand_over(given, info.input_shape, info.num_classes)
     if given is None:
         network = build(config.model, info.input_shape, info.num_classes, seeds.generator("initial weights"))
@@ -205,12 +231,16 @@ def as_certified(config: RunConfig, document: CertificateSummary) -> RunConfig:
     )
 
 
-def describe_network(network: Classifier, *, handed_over: bool) -> NetworkFacts:
-    """Return the network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
+def describe_network(network: Classifier, *, handed_over: bool, parts: TrainedPart | None = None) -> NetworkFacts:
+    """Return the network for people and for `verify`: its layers, its size, whether it has to be handed over, and what
+    was trained where that is not all of it.
+    """
     layers = tuple(str(layer) for layer in network.modules() if not list(layer.children()))
     count = sum(parameter.numel() for parameter in network.parameters())
-    probed = {"probe": _probe(network)} if isinstance(network, HandedOver) else {}
-    return NetworkFacts(handed_over=handed_over, layers=layers, parameters=count, **probed)
+    facts = NetworkFacts(handed_over=handed_over, layers=layers, parameters=count)
+    if isinstance(network, HandedOver):
+        facts = facts.replace(probe=_probe(network))
+    return facts.replace(trained=parts.trained, trained_names=parts.names) if parts else facts
 
 
 @torch.no_grad()
@@ -273,7 +303,7 @@ def load(
     training = Training.read(directory)
     if not metadata.get("config_hash") == started.training_hash == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
-    made = make_network(config, info, Seeds.reproducible(0), network)
+    made = plain_network(config, info, Seeds.reproducible(0), network)
     the_plan = make_plan(config, info, made)
     try:
         made.load_state_dict(tensors)

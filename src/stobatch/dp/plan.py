@@ -10,6 +10,7 @@ from typing import Any, final
 
 from stobatch.dp.accounting import LEAST_NOISE, MOST_NOISE, PoissonGaussian, check_delta, noise_for
 from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.parts import TrainedPart
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
 
@@ -33,6 +34,8 @@ class Plan(ABC):
     """Whether the seeds are known to others, who can then take the noise off."""
     network: tuple[str, ...] = field(default=(), kw_only=True)
     """Of a network handed over: how it is clipped, and which certificates it will have; no number depends on it."""
+    parts: TrainedPart | None = field(default=None, kw_only=True)
+    """What is trained of the network; None where it is all of it."""
 
     @property
     @abstractmethod
@@ -67,10 +70,15 @@ class Plan(ABC):
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        return {name: value for name, value in vars(self).items() if name not in ("public_seeds", "network")}
+        derived_from = vars(self).keys() - {"public_seeds", "network", "parts"}
+        return {name: value for name, value in vars(self).items() if name in derived_from}
+
+    def _rows_of_parts(self) -> list[PlanRow]:
+        parts = self.parts
+        return [PlanRow("parameters trained", "", parts.trained, f"of {parts.parameters}", "")] if parts else []
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [vars(row) for row in self.rows()]
+        rows = [vars(row) for row in (*self.rows(), *self._rows_of_parts())]
         said = {"network": list(self.network)} if self.network else {}
         return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows, **said}
 

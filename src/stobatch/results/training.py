@@ -131,6 +131,10 @@ class NetworkFacts(Part):
     parameters: Count
     probe: Annotated[tuple[Number, ...] | None, NotNull] = None
     """Scores of public points by the saved model, where the network was a module of its owner's: what it computes."""
+    trained: Annotated[Count | None, NotNull] = None
+    """How many values were trained, those of adapters included; left out where all parameters were."""
+    trained_names: Annotated[tuple[Text, ...] | None, NotNull] = None
+    """Which: names of parameters; `up` and `down` are an adapter's, which was added to its layer's weight."""
 
 
 class HistoryRow(Part):

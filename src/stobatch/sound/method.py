@@ -30,6 +30,7 @@ class DpSgdFamily(Method):
     """Everything but the losses. A member names its settings, and refuses networks that it cannot train."""
 
     has_trainers = True
+    trains_parts = True
     certificates: ClassVar[tuple[str, ...]] = ("bounds", "votes")
     trainable: ClassVar[type[DpSgdTrainable]] = DpSgdTrainable
 
