@@ -37,7 +37,7 @@ from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import use_device
 from stobatch.training.ledger import require_possible_count
-from stobatch.types import Verdict
+from stobatch.types import Status, Verdict
 from stobatch.verifier import Certificates, Verifier
 
 
@@ -167,7 +167,14 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) 
             why="Its data have one owner; the published method has N/(2m) trainers, which follow from its batches.",
             remedy="Set trainers.num=1, or method.name=sound.",
         )
-    return replace(method.plan(config, info, network), public_seeds=config.seed is not None)
+    found = replace(method.plan(config, info, network), public_seeds=config.seed is not None)
+    if info.num_persons is not None and found.claim.status is not Status.NONE and "person" not in found.claim.unit:
+        raise SettingError(
+            f"method '{config.method.title}' has no guarantee for persons, and the records have some.",
+            why=f"It speaks of a {found.claim.unit}: a person with several records would be protected less.",
+            remedy="Use method.name=sound or dpsgd, or leave the persons out and read the guarantee as it stands.",
+        )
+    return found
 
 
 def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Classifier | None) -> Classifier:
