@@ -41,7 +41,7 @@ from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import use_device
 from stobatch.training.ledger import require_possible_count
-from stobatch.types import Verdict
+from stobatch.types import Status, Verdict
 from stobatch.verifier import Certificates, Verifier
 
 
@@ -179,7 +179,14 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             remedy="Leave them out, or set method.name=sound.",
         )
     parts = _trained_part(config, info, network)
-    return replace(method.plan(config, info, network), public_seeds=config.seed is not None, parts=parts)
+    found = replace(method.plan(config, info, network), public_seeds=config.seed is not None, parts=parts)
+    if info.num_persons is not None and found.claim.status is not Status.NONE and "person" not in found.claim.unit:
+        raise SettingError(
+            f"method '{config.method.title}' has no guarantee for persons, and the records have some.",
+            why=f"It speaks of a {found.claim.unit}: a person with several records would be protected less.",
+            remedy="Use method.name=sound or dpsgd, or leave the persons out and read the guarantee as it stands.",
+        )
+    return found
 
 
 def _trained_part(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> TrainedPart | None:

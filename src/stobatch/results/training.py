@@ -32,6 +32,8 @@ class DatasetFacts(Part):
     num_test: Count
     class_names: tuple[Text, ...] = ()
     copies: Count = 1
+    num_persons: Annotated[Count | None, NotNull] = None
+    """Whom the training records belong to, where that is known."""
 
     def class_name(self, label: int) -> str:
         return self.class_names[label] if label < len(self.class_names) else str(label)
