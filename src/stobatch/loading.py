@@ -132,12 +132,16 @@ class TrainedModel:
         seeds: Seeds | None = None,
     ) -> tuple[Kind | None, Iterator[Prediction]]:
         """As `predict`, one answer after the other, for more pictures than fit into memory."""
-        asked = {"evaluation.radii": [radius], "certification.attack_radius": radius} if radius is not None else {}
-        changed = replace(self, config=self.config.override_all(asked | ({"evaluation.norm": norm} if norm else {})))
-        verifier = changed.verifier if self.certifies else None
+        verifier = self.verifier_for(radius, norm)
         named = name_pictures(pictures, self.network.input_shape)
         kind = describe_kind(best_kind(verifier.kinds), self.refuted_kinds()) if verifier else None
         return kind, predictions(self, verifier, named, radius=radius, rule=rule, seeds=seeds)
+
+    def verifier_for(self, radius: float | None = None, norm: str | None = None) -> Verifier | None:
+        """Return the way to certify that answers a question about this radius, over [-1, 1]; None: there is none."""
+        asked = {"evaluation.radii": [radius], "certification.attack_radius": radius} if radius is not None else {}
+        changed = replace(self, config=self.config.override_all(asked | ({"evaluation.norm": norm} if norm else {})))
+        return changed.verifier if self.certifies else None
 
     def refuted_kinds(self) -> frozenset[str]:
         """Return the names of the kinds of certificate that an audit broke."""
