@@ -122,13 +122,15 @@ def test_the_plan_says_how_it_is_clipped_and_certified(config, voting):
 def test_a_network_without_certificates_is_told_so_before_training(config):
     clean = config.override_all({"method.certified_weight": 0.0, "method.natural_weight": 1.0})
     lines = stobatch.plan(clean, dataset=two_bars(), network=Gated()).network
-    assert lines[2].startswith("certificates: none, votes need method.smoothing_stddev, which is 0; there are no bounds for a Gated")
+    assert lines[2].startswith(
+        "certificates: none, votes need method.smoothing_stddev, which is 0; there are no bounds for a Gated"
+    )
     plain = recipe("baselines.plain").override_all({"data.name": "tensors", "method.batch_size": 60, "seed": 1})
     assert stobatch.plan(plain, dataset=two_bars(), network=Gated()).network[1].startswith("certificates: method plain")
 
 
 def test_the_certified_loss_of_what_bounds_cannot_follow_is_refused_before_anything_is_written(config, tmp_path):
-    with pytest.raises(ModelError, match=r"certified loss cannot follow your network.*a Gated.*'sigmoid'.*certified_weight=0"):
+    with pytest.raises(ModelError, match=r"certified loss cannot follow.*a Gated.*'sigmoid'.*certified_weight=0"):
         stobatch.train(config, tmp_path / "run", dataset=two_bars(), network=Gated(), quiet=True)
     assert not list(tmp_path.iterdir())
 
