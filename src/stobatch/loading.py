@@ -15,12 +15,14 @@ from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.data.pixels import PictureRule
 from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.parts import TrainedPart
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
 from stobatch.methods import can_certify, method_of, verifiers_of
 from stobatch.models import Classifier, HandedOver, Network, build, hand_over
 from stobatch.models.handed_over import PROBES, public_points
+from stobatch.models.parts import choose_parts, describe_parts
 from stobatch.prediction import best_kind, describe_kind, name_pictures, predictions
 from stobatch.results import (
     CERTIFICATES,
@@ -39,7 +41,7 @@ from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import use_device
 from stobatch.training.ledger import require_possible_count
-from stobatch.types import Verdict
+from stobatch.types import Status, Verdict
 from stobatch.verifier import Certificates, Verifier
 
 
@@ -130,12 +132,16 @@ class TrainedModel:
         seeds: Seeds | None = None,
     ) -> tuple[Kind | None, Iterator[Prediction]]:
         """As `predict`, one answer after the other, for more pictures than fit into memory."""
-        asked = {"evaluation.radii": [radius], "certification.attack_radius": radius} if radius is not None else {}
-        changed = replace(self, config=self.config.override_all(asked | ({"evaluation.norm": norm} if norm else {})))
-        verifier = changed.verifier if self.certifies else None
+        verifier = self.verifier_for(radius, norm)
         named = name_pictures(pictures, self.network.input_shape)
         kind = describe_kind(best_kind(verifier.kinds), self.refuted_kinds()) if verifier else None
         return kind, predictions(self, verifier, named, radius=radius, rule=rule, seeds=seeds)
+
+    def verifier_for(self, radius: float | None = None, norm: str | None = None) -> Verifier | None:
+        """Return the way to certify that answers a question about this radius, over [-1, 1]; None: there is none."""
+        asked = {"evaluation.radii": [radius], "certification.attack_radius": radius} if radius is not None else {}
+        changed = replace(self, config=self.config.override_all(asked | ({"evaluation.norm": norm} if norm else {})))
+        return changed.verifier if self.certifies else None
 
     def refuted_kinds(self) -> frozenset[str]:
         """Return the names of the kinds of certificate that an audit broke."""
@@ -170,11 +176,42 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             why="Its data have one owner; the published method has N/(2m) trainers, which follow from its batches.",
             remedy="Set trainers.num=1, or method.name=sound.",
         )
-    return replace(method.plan(config, info, network), public_seeds=config.seed is not None)
+    if not method.trains_parts and (config.model.train_only is not None or config.model.adapter_rank):
+        raise SettingError(
+            f"model.train_only and model.adapter_rank are not for method '{config.method.title}'.",
+            why="What it proves, or claims, is of a network all of which is trained.",
+            remedy="Leave them out, or set method.name=sound.",
+        )
+    parts = _trained_part(config, info, network)
+    found = replace(method.plan(config, info, network), public_seeds=config.seed is not None, parts=parts)
+    if info.num_persons is not None and found.claim.status is not Status.NONE and "person" not in found.claim.unit:
+        raise SettingError(
+            f"method '{config.method.title}' has no guarantee for persons, and the records have some.",
+            why=f"It speaks of a {found.claim.unit}: a person with several records would be protected less.",
+            remedy="Use method.name=sound or dpsgd, or leave the persons out and read the guarantee as it stands.",
+        )
+    return found
+
+
+def _trained_part(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> TrainedPart | None:
+    """Return what the settings, or the network that was handed over, leave to be trained."""
+    if config.model.train_only is None and not config.model.adapter_rank:
+        return describe_parts(network) if network is not None else None
+    built = build(config.model, info.input_shape, info.num_classes, torch.Generator()) if network is None else network
+    tried = copy.deepcopy(built)
+    choose_parts(tried, config.model, torch.Generator())
+    return describe_parts(tried)
 
 
 def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: nn.Module | None) -> Classifier:
-    """Return a fresh network, or a copy of the one handed over."""
+    """Return a network to be trained: fresh, or a copy of the one handed over, with what is not trained frozen."""
+    network = plain_network(config, info, seeds, given)
+    choose_parts(network, config.model, seeds.generator("adapters"))
+    return network
+
+
+def plain_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: nn.Module | None) -> Classifier:
+    """Return a network as it is deployed, without adapters: fresh, or a copy of the one handed over."""
     given = None if given is None else hand_over(given, info.input_shape, info.num_classes)
     if given is None:
         network = build(config.model, info.input_shape, info.num_classes, seeds.generator("initial weights"))
@@ -205,12 +242,16 @@ def as_certified(config: RunConfig, document: CertificateSummary) -> RunConfig:
     )
 
 
-def describe_network(network: Classifier, *, handed_over: bool) -> NetworkFacts:
-    """Return the network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
+def describe_network(network: Classifier, *, handed_over: bool, parts: TrainedPart | None = None) -> NetworkFacts:
+    """Return the network for people and for `verify`: its layers, its size, whether it has to be handed over, and what
+    was trained where that is not all of it.
+    """
     layers = tuple(str(layer) for layer in network.modules() if not list(layer.children()))
     count = sum(parameter.numel() for parameter in network.parameters())
-    probed = {"probe": _probe(network)} if isinstance(network, HandedOver) else {}
-    return NetworkFacts(handed_over=handed_over, layers=layers, parameters=count, **probed)
+    facts = NetworkFacts(handed_over=handed_over, layers=layers, parameters=count)
+    if isinstance(network, HandedOver):
+        facts = facts.replace(probe=_probe(network))
+    return facts.replace(trained=parts.trained, trained_names=parts.names) if parts else facts
 
 
 @torch.no_grad()
@@ -273,7 +314,7 @@ def load(
     training = Training.read(directory)
     if not metadata.get("config_hash") == started.training_hash == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
-    made = make_network(config, info, Seeds.reproducible(0), network)
+    made = plain_network(config, info, Seeds.reproducible(0), network)
     the_plan = make_plan(config, info, made)
     try:
         made.load_state_dict(tensors)

@@ -54,6 +54,8 @@ class Method(ABC):
     config_class: ClassVar[type[MethodConfig]]
     has_trainers: ClassVar[bool] = False
     """Whether `trainers` divides its data among owners; the published method's trainers follow from its batches."""
+    trains_parts: ClassVar[bool] = False
+    """Whether it can leave parameters as they are, train adapters beside them, and start from given weights."""
     certificates: ClassVar[tuple[str, ...]] = ()
     """Names of the ways to certify that `verifiers` itself looks at, and takes the best of."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,11 @@ from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
 from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, name_network, seeds_of
 from stobatch.methods import method_of
-from stobatch.models import Classifier, HandedOver, hand_over
+from stobatch.models import Classifier, HandedOver, hand_over, low_rank
 from stobatch.models.validators import SavedState
 from stobatch.network_prospects import describe_prospects
 from stobatch.processes import attempt, first_on_its_node
-from stobatch.results import DataDigests, HistoryRow, Training
+from stobatch.results import DataDigests, HistoryRow, NetworkFacts, Training
 from stobatch.runs import MANIFEST, Run, commit, make_key, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
@@ -125,9 +127,9 @@ def _train(
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
                 _warn_if_diverged(size_at_start, _size(net))
+                merge = partial(_merged, net, saved, the_plan, handed_over=network is not None)
                 facts = {"data": described_data(run, dataset, given), "processes": engine.processes}
-                handed_over = network is not None
-                _write_end(run, config, trainable, saved, state, dataset.test, spent | facts, handed_over=handed_over)
+                _write_end(run, config, trainable, merge, state, dataset.test, spent | facts)
             engine.note("done")
             if engine.leads:
                 seal(run, "train", environment(device))
@@ -161,20 +163,16 @@ def _write_end(
     run: Run,
     config: RunConfig,
     trainable: Trainable,
-    saved: SavedState | None,
+    merge: Callable[[], NetworkFacts],
     state: TrainingState,
     held_out: Examples,
     spent: dict[str, Any],
-    *,
-    handed_over: bool,
 ) -> None:
     """What a finished training leaves; the model comes last but for the manifest, since it says that all is there."""
-    kept = trainable.finish(run.path)
+    kept, described = trainable.finish(run.path), merge()
     monitored = Monitored.of(held_out, config, trainable.network)
     with trainable.keeping_state():
         measured = monitored.saved(trainable.network)
-    if saved is not None:
-        saved.require_same()
     if carried := trainable.extra_state():
         path = run.path / PRIVATE / CANARY_SCORES
         write_tensors(path, carried, {"config_hash": config.training_hash}, private=True)
@@ -184,8 +182,8 @@ def _write_end(
         **kept,
         steps=state.step,
         **spent,
+        network=described,
         device=str(trainable.network.device),
-        network=describe_network(trainable.network, handed_over=handed_over),
         torch=torch.__version__,
         **measured,
         history_of=trainable.history_of,
@@ -197,6 +195,16 @@ def _write_end(
         ),
     ).write(run)
     write_atomically(run.model_file, lambda out: out.write(model))
+
+
+def _merged(network: Classifier, saved: SavedState | None, the_plan: Plan, *, handed_over: bool) -> NetworkFacts:
+    """Make the network that is deployed of the one that was trained, whose fixed parts have to be as they were."""
+    if saved is not None:
+        saved.require_same()
+    if the_plan.parts is not None:
+        low_rank.merge(network)
+        network.calibrate()
+    return describe_network(network, handed_over=handed_over, parts=the_plan.parts)
 
 
 def described_data(run: Run, dataset: Dataset, given: bool) -> DataDigests:
@@ -256,7 +264,7 @@ def _with_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network:
     method, train = method_of(config), dataset.train
     if not config.canaries.num:
         return method.prepare(config, the_plan, network, train, seeds)
-    canaries = draw_run_canaries(config, dataset.info, network, seeds)
+    canaries = draw_run_canaries(config, dataset.info, network, the_plan.parts, seeds)
     if config.canaries.kind == "input" and the_plan.guarantee.neighbours is Neighbours.REPLACE_ONE:
         return method.prepare(config, the_plan, network, replace_by_canaries(train.in_memory(), canaries), seeds)
     trainable = method.prepare(config, the_plan, network, train, seeds)

@@ -5,8 +5,9 @@ from stobatch.cli import measuring  # isort: skip
 from stobatch.cli import predicting  # isort: skip
 from stobatch.cli import comparing  # isort: skip
 from stobatch.cli import publishing  # isort: skip
+from stobatch.cli import serving  # isort: skip
 from stobatch.cli import looking  # isort: skip
 from stobatch.cli import federation  # isort: skip
 from stobatch.cli.app import main
 
-__all__ = ["comparing", "federation", "looking", "main", "measuring", "predicting", "publishing", "training"]
+__all__ = ["comparing", "federation", "looking", "main", "measuring", "predicting", "publishing", "serving", "training"]

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from stobatch.errors import RunError, SettingError
 from stobatch.files import as_written, write_atomically
@@ -23,10 +21,11 @@ from stobatch.reporting.page import render
 from stobatch.reporting.provenance import Provenance, provenance
 from stobatch.reporting.several_runs import several_runs
 from stobatch.reporting.summary import Facts
-from stobatch.results import ReportSummary, Verification
+from stobatch.results import ReportSummary, Verification, is_old
 from stobatch.runs import MANIFEST, SIGNATURE_FILES, Run, seal
-from stobatch.training.device import environment
-from stobatch.verification import is_old, require_agreement, verify
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def report(
@@ -60,6 +59,10 @@ def report(
     with directories[0].held() if inside and directories[0].exists else nullcontext(), as_written(_named(runs)):
         # What a person can mend, a run that was not evaluated, is said before anything is computed.
         facts = [Facts.read(run) for run in directories]
+        # PyTorch and the accountants from here on: to compute again, not to be told what is missing.
+        from stobatch.training.device import environment
+        from stobatch.verification import require_agreement, verify
+
         asked: dict[str, Any] = {"network": network, "signers": signers, "identity": identity}
         rewritten = ("report.html",) if inside else ()
         checked = [verify(run.path, sample=0, rewritten=rewritten, **asked) for run in directories]

@@ -30,6 +30,7 @@ class DpSgdFamily(Method):
     """Everything but the losses. A member names its settings, and refuses networks that it cannot train."""
 
     has_trainers = True
+    trains_parts = True
     certificates: ClassVar[tuple[str, ...]] = ("bounds", "votes")
     trainable: ClassVar[type[DpSgdTrainable]] = DpSgdTrainable
 
@@ -68,9 +69,10 @@ class DpSgdFamily(Method):
             target_epsilon=method.epsilon,
             delta=method.delta,
             tuned_on_private_data=method.tuned_on_private_data,
-            records_per_person=info.copies,
+            records_per_person=info.copies if info.num_persons is None else method.records_per_person,
             spare_steps=method.spare_steps,
             given_noise_multiplier=method.noise_multiplier,
+            num_persons=info.num_persons,
         )
 
     def prepare(
@@ -87,6 +89,7 @@ class DpSgdFamily(Method):
                 why="The sampling rate and the noise follow from the number.",
                 remedy="Describe the data by what they are: DatasetInfo.num_train.",
             )
+        require_planned_persons(plan, train)
         self.require_trainable(config, network)
         trainable = self.trainable(
             method,
@@ -113,6 +116,19 @@ class DpSgdFamily(Method):
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         wanted = config.certification.certificate
         return make_verifiers(self.certificates if wanted == "best" else (wanted,), config, plan, network)
+
+
+def require_planned_persons(plan: DpSgdPlan, train: TrainingExamples) -> None:
+    """Raise unless the data belong to as many persons as the plan is for, and not for the most part to one of them."""
+    persons = train.persons
+    if plan.num_persons != (None if persons is None else len(persons)):
+        raise SettingError(
+            "the plan and the data differ in how many persons there are.",
+            why="The sampling rate and the noise follow from the number, and what is clipped as one from whose it is.",
+            remedy="Describe the data by what they are: DatasetInfo.num_persons.",
+        )
+    if persons is not None:
+        persons.require_many(len(train))
 
 
 class Sound(DpSgdFamily):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from stobatch.config import CertificationConfig, EvaluationConfig
@@ -47,6 +48,9 @@ _LOOSE = 1.05
 def plan_check(subject: Subject) -> Check:
     recorded = PlanDocument.read(subject.run)
     plan = make_plan(subject.config, subject.info, subject.model.network if subject.handed_over else None)
+    if subject.handed_over:
+        # A loaded network requires no gradients: what is trained of it was read off before.
+        plan = replace(plan, parts=subject.model.plan.parts)
     detail = "every number that privacy depends on follows from the configuration"
     # What was said of a network handed over, before it was trained, is no number.
     numbers = {key: value for key, value in recorded.to_dict().items() if key != "network"}
@@ -301,7 +305,8 @@ def identity_check(subject: Subject) -> Check:
     """Manifest, configuration, training and weights are of one run."""
     manifest, training = Manifest.read(subject.run), subject.training
     sizes = subject.data
-    network = describe_network(subject.model.network, handed_over=subject.handed_over)
+    parts = subject.model.plan.parts
+    network = describe_network(subject.model.network, handed_over=subject.handed_over, parts=parts)
     pairs: list[tuple[str, Any, Any]] = [
         ("training_hash", manifest.training_hash, subject.config.training_hash),
         ("weights_sha256", manifest.weights_sha256, subject.model.weights_sha256),
