@@ -152,7 +152,7 @@ class Sound(DpSgdFamily):
         if method.certified_weight and isinstance(network, HandedOver):
             if unbounded := why_unbounded(network):
                 raise ModelError(
-                    f"the certified loss cannot follow your {network.name}: {unbounded.rstrip('.')}.",
+                    f"the certified loss cannot follow your network: {unbounded}",
                     why="method.certified_weight is the weight of a loss on bounds, and there are none.",
                     remedy="Set method.certified_weight=0 and method.natural_weight=1; for votes also "
                     "method.smoothing_stddev=0.25 and method.views_weight=1.",
