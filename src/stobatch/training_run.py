@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from stobatch import data
 from stobatch.config import RunConfig
@@ -23,10 +24,11 @@ from stobatch.dp.plan import Plan
 from stobatch.errors import RunError
 from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
-from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, seeds_of
+from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, name_network, seeds_of
 from stobatch.methods import method_of
-from stobatch.models import Classifier, low_rank
+from stobatch.models import Classifier, HandedOver, low_rank
 from stobatch.models.validators import SavedState
+from stobatch.network_prospects import describe_prospects
 from stobatch.processes import attempt, first_on_its_node
 from stobatch.results import DataDigests, HistoryRow, NetworkFacts, Training
 from stobatch.runs import MANIFEST, Run, commit, make_key, seal
@@ -42,10 +44,17 @@ from stobatch.training.trainable import Monitored, parameter_precision
 from stobatch.types import Neighbours
 
 
-def plan(config: RunConfig, *, dataset: Dataset | None = None, network: Classifier | None = None) -> Plan:
-    """Return every number that privacy depends on, before any data is read."""
+def plan(config: RunConfig, *, dataset: Dataset | None = None, network: nn.Module | None = None) -> Plan:
+    """Return every number that privacy depends on, before any data is read.
+
+    A network of your own, any `nn.Module`, is tried out on public points first, and the plan says how it will be
+    clipped and which certificates it can have.
+    """
+    config = name_network(config, network)
     info = dataset.info if dataset else data.describe(config.data, data_root(config))
-    return make_plan(config, info, network)
+    the_plan = make_plan(config, info, network)
+    given = None if network is None else make_network(config, info, Seeds.reproducible(0), network)
+    return replace(the_plan, network=describe_prospects(config, given)) if isinstance(given, HandedOver) else the_plan
 
 
 def train(
@@ -53,15 +62,18 @@ def train(
     out: str | Path,
     *,
     dataset: Dataset | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     resume: bool = False,
     quiet: bool = False,
 ) -> TrainedModel:
     """Train a model into a run directory, or continue one that was interrupted.
 
+    `network` is any `nn.Module` from inputs in [-1, 1] to one score per class; its sizes are found by a public probe,
+    and a copy of it is trained. Without one the configuration says what is built.
+
     Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
     """
-    config = config.replace(machine=placed(config.machine))
+    config = name_network(config.replace(machine=placed(config.machine)), network)
     with engine_for(config) as engine:
         # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
         replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
@@ -74,7 +86,7 @@ def _train(
     config: RunConfig,
     run: Run,
     dataset: Dataset | None,
-    network: Classifier | None,
+    network: nn.Module | None,
     *,
     resume: bool,
     quiet: bool,
@@ -115,9 +127,9 @@ def _train(
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
                 _warn_if_diverged(size_at_start, _size(net))
+                facts = {"data": described_data(run, dataset, given), "processes": engine.processes}
                 merge = partial(_merged, net, saved, the_plan, handed_over=network is not None)
-                facts = {"data": described_data(run, dataset, given)}
-                _write_end(run, config, trainable, merge, state, dataset.test, spent | facts, engine.processes)
+                _write_end(run, config, trainable, merge, state, dataset.test, spent | facts)
             engine.note("done")
             if engine.leads:
                 seal(run, "train", environment(device))
@@ -155,7 +167,6 @@ def _write_end(
     state: TrainingState,
     held_out: Examples,
     spent: dict[str, Any],
-    processes: int,
 ) -> None:
     """What a finished training leaves; the model comes last but for the manifest, since it says that all is there."""
     kept, described = trainable.finish(run.path), merge()
@@ -173,7 +184,6 @@ def _write_end(
         **spent,
         network=described,
         device=str(trainable.network.device),
-        processes=processes,
         torch=torch.__version__,
         **measured,
         history_of=trainable.history_of,

@@ -34,6 +34,8 @@ class Plan(ABC):
     """Whether the seeds are known to others, who can then take the noise off."""
     parts: TrainedPart | None = field(default=None, kw_only=True)
     """What is trained of the network; None where it is all of it."""
+    network: tuple[str, ...] = field(default=(), kw_only=True)
+    """Of a network handed over: how it is clipped, and which certificates it will have; no number depends on it."""
 
     @property
     @abstractmethod
@@ -68,7 +70,8 @@ class Plan(ABC):
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        return {name: value for name, value in vars(self).items() if name not in ("public_seeds", "parts")}
+        others = ("public_seeds", "parts", "network")
+        return {name: value for name, value in vars(self).items() if name not in others}
 
     def _rows_of_parts(self) -> list[PlanRow]:
         parts = self.parts
@@ -76,7 +79,8 @@ class Plan(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         rows = [vars(row) for row in (*self.rows(), *self._rows_of_parts())]
-        return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows}
+        said = {"network": list(self.network)} if self.network else {}
+        return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows, **said}
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ from stobatch.results.training import (
     PlannedNumber,
     StartedRun,
     Training,
+    is_old,
 )
 
 DOCUMENTS: dict[str, type[Document]] = {
@@ -205,6 +206,7 @@ __all__ = [
     "Verification",
     "VerifiedAccuracy",
     "at_radius",
+    "is_old",
     "judge_claims",
     "name_of",
     "of_attack",
