@@ -26,7 +26,7 @@ from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
 from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, name_network, seeds_of
 from stobatch.methods import method_of
-from stobatch.models import Classifier, HandedOver, hand_over, low_rank
+from stobatch.models import Classifier, HandedOver, low_rank
 from stobatch.models.validators import SavedState
 from stobatch.network_prospects import describe_prospects
 from stobatch.processes import attempt, first_on_its_node
@@ -53,7 +53,7 @@ def plan(config: RunConfig, *, dataset: Dataset | None = None, network: nn.Modul
     config = name_network(config, network)
     info = dataset.info if dataset else data.describe(config.data, data_root(config))
     the_plan = make_plan(config, info, network)
-    given = None if network is None else hand_over(network, info.input_shape, info.num_classes)
+    given = None if network is None else make_network(config, info, Seeds.reproducible(0), network)
     return replace(the_plan, network=describe_prospects(config, given)) if isinstance(given, HandedOver) else the_plan
 
 
