@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stobatch.loading import TrainedModel, load
     from stobatch.models import Network, from_layers
     from stobatch.paper import where
+    from stobatch.pretraining.pretrain import pretrain
     from stobatch.reporting.report import report
     from stobatch.sharding import shard
     from stobatch.training_run import plan, train
@@ -54,6 +55,7 @@ __all__ = [
     "from_tensors",
     "load",
     "plan",
+    "pretrain",
     "report",
     "shard",
     "sign",
@@ -75,6 +77,7 @@ _MODULES = {
     "loading": ("TrainedModel", "load"),
     "models": ("Network", "from_layers"),
     "paper": ("where",),
+    "pretraining.pretrain": ("pretrain",),
     "reporting.report": ("report",),
     "sharding": ("shard",),
     "types": ("InputRange", "Neighbours", "Norm", "Radius", "Status"),
