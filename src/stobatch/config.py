@@ -50,6 +50,12 @@ class DataConfig(Settings):
         doc="Of image folders: turn every picture grey, or into RGB; unset takes what the first one is",
         added_later=True,
     )
+    manifest: str | None = setting(
+        None,
+        doc="Of image folders: a CSV file under the data root with the columns image, label, person; guarantees are "
+        "then about persons",
+        added_later=True,
+    )
     allow_overlap: bool = setting(
         False, doc="Go on although test records of your own data are training records; every report says so"
     )
