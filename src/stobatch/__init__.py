@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stobatch.paper import where
     from stobatch.reporting.report import report
     from stobatch.sharding import shard
+    from stobatch.spending import budget
     from stobatch.training_run import plan, train
     from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
     from stobatch.verification import verify
@@ -45,6 +46,7 @@ __all__ = [
     "TrainedModel",
     "attack",
     "audit",
+    "budget",
     "certify",
     "compare",
     "evaluate",
@@ -77,6 +79,7 @@ _MODULES = {
     "paper": ("where",),
     "reporting.report": ("report",),
     "sharding": ("shard",),
+    "spending": ("budget",),
     "types": ("InputRange", "Neighbours", "Norm", "Radius", "Status"),
     "training_run": ("plan", "train"),
     "verification": ("sign", "verify"),

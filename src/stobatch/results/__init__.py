@@ -28,6 +28,7 @@ from stobatch.results.audit import (
     recheck,
     untested,
 )
+from stobatch.results.budget import BookedRun, Budget, PlannedSpending, SpentShare, epsilon_words
 from stobatch.results.certificates import CertificateSummary, CertifiedAccuracies, Chosen, Kind, VerifiedAccuracy
 from stobatch.results.checks import (
     Check,
@@ -110,6 +111,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "data-check": DataCheck,
     "predictions": Predictions,
     "export": Exported,
+    "budget": Budget,
 }
 """Every document, by the name of its schema in docs/schemas."""
 
@@ -124,8 +126,10 @@ __all__ = [
     "AttackedShare",
     "AttackedSpread",
     "Audit",
+    "BookedRun",
     "Bound",
     "BoundCounts",
+    "Budget",
     "CertificateDetails",
     "CertificateSummary",
     "CertifiedAccuracies",
@@ -171,6 +175,7 @@ __all__ = [
     "Pictures",
     "PlanDocument",
     "PlannedNumber",
+    "PlannedSpending",
     "Prediction",
     "Predictions",
     "PrivacyDetails",
@@ -193,6 +198,7 @@ __all__ = [
     "Share",
     "ShareAt",
     "Source",
+    "SpentShare",
     "Spread",
     "StartedRun",
     "TTest",
@@ -201,6 +207,7 @@ __all__ = [
     "Verification",
     "VerifiedAccuracy",
     "at_radius",
+    "epsilon_words",
     "judge_claims",
     "name_of",
     "of_attack",
