@@ -6,6 +6,7 @@ from stobatch.cli import measuring  # isort: skip
 from stobatch.cli import predicting  # isort: skip
 from stobatch.cli import comparing  # isort: skip
 from stobatch.cli import publishing  # isort: skip
+from stobatch.cli import serving  # isort: skip
 from stobatch.cli import looking  # isort: skip
 from stobatch.cli import federation  # isort: skip
 from stobatch.cli.app import main
@@ -19,5 +20,6 @@ __all__ = [
     "measuring",
     "predicting",
     "publishing",
+    "serving",
     "training",
 ]

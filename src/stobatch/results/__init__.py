@@ -61,6 +61,7 @@ from stobatch.results.document import Document, Part
 from stobatch.results.export import Exported, ProbeCheck
 from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
 from stobatch.results.prediction import Prediction, Predictions
+from stobatch.results.prior import PriorCard, PriorSource
 from stobatch.results.scores import (
     WORST,
     Attack,
@@ -86,6 +87,7 @@ from stobatch.results.training import (
     PlannedNumber,
     StartedRun,
     Training,
+    is_old,
 )
 
 DOCUMENTS: dict[str, type[Document]] = {
@@ -112,6 +114,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "predictions": Predictions,
     "export": Exported,
     "budget": Budget,
+    "prior": PriorCard,
 }
 """Every document, by the name of its schema in docs/schemas."""
 
@@ -178,6 +181,8 @@ __all__ = [
     "PlannedSpending",
     "Prediction",
     "Predictions",
+    "PriorCard",
+    "PriorSource",
     "PrivacyDetails",
     "ProbeCheck",
     "ProbeRecords",
@@ -208,6 +213,7 @@ __all__ = [
     "VerifiedAccuracy",
     "at_radius",
     "epsilon_words",
+    "is_old",
     "judge_claims",
     "name_of",
     "of_attack",
