@@ -346,6 +346,11 @@ class MachineConfig(Settings):
         doc="Between processes: sums with the same bits for any number of them, at 16 bytes a parameter, not 4; sums "
         "under DP-SGD's noise always are",
     )
+    book: str | None = setting(
+        None,
+        doc="The folder of the owner's budget book, in which trainings are entered; STOBATCH_BOOK if unset, else none",
+        added_later=True,
+    )
     timeout_s: float = setting(
         600.0, above=0, doc="How long a process waits for the others before it gives them up for lost, in seconds"
     )

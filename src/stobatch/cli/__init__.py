@@ -2,6 +2,7 @@
 
 from stobatch.cli import training  # isort: skip  (each adds its verbs, in the order of `--help`)
 from stobatch.cli import pretraining  # isort: skip
+from stobatch.cli import budgeting  # isort: skip
 from stobatch.cli import measuring  # isort: skip
 from stobatch.cli import predicting  # isort: skip
 from stobatch.cli import comparing  # isort: skip
@@ -12,6 +13,7 @@ from stobatch.cli import federation  # isort: skip
 from stobatch.cli.app import main
 
 __all__ = [
+    "budgeting",
     "comparing",
     "federation",
     "looking",
