@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from html import escape
 from importlib import resources
+from importlib.metadata import version
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +28,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import stobatch
 from stobatch.errors import StobatchError
 from stobatch.serving.batching import Answer, Batcher, QueueFullError, ServedModel
 from stobatch.serving.metrics import Metrics
@@ -124,7 +126,7 @@ def make_application(service: Service, *, token: str | None, hosts: frozenset[st
         route("/page.js", _file),
         route("/page.css", _file),
         route("/openapi.json", _file),
-        route("/docs", _file),
+        route("/docs", _docs),
         route("/card", _card),
         route("/metrics", _metrics),
         route("/v2", _server),
@@ -132,8 +134,8 @@ def make_application(service: Service, *, token: str | None, hosts: frozenset[st
         route("/v2/health/ready", _ready),
         route("/v2/models", _models),
     ]
-    for version in ("", "/versions/{version}"):
-        path = f"/v2/models/{{name}}{version}"
+    for suffix in ("", "/versions/{version}"):
+        path = f"/v2/models/{{name}}{suffix}"
         routes += [route(path, _model), route(f"{path}/ready", _model_ready)]
         routes += [route(f"{path}/infer", _infer, "POST"), route(f"{path}/attack", _attack, "POST")]
     application = Starlette(routes=routes, exception_handlers={HTTPException: _unknown, HttpError: _problem})
@@ -359,7 +361,7 @@ async def _disconnected(request: HttpRequest) -> None:
 
 
 async def _server(service: Service, request: HttpRequest) -> Response:
-    return JSONResponse({"name": "stobatch", "version": stobatch.__version__, "extensions": list(EXTENSIONS)})
+    return JSONResponse({"name": "stobatch", "version": version("stobatch"), "extensions": list(EXTENSIONS)})
 
 
 async def _live(service: Service, request: HttpRequest) -> Response:
@@ -424,10 +426,34 @@ async def _page(service: Service, request: HttpRequest) -> Response:
 
 
 async def _file(service: Service, request: HttpRequest) -> Response:
-    path = request.url.path.removeprefix("/")
-    return _read_file("docs.html" if path == "docs" else path)
+    return _read_file(request.url.path.removeprefix("/"))
+
+
+async def _docs(service: Service, request: HttpRequest) -> Response:
+    """Return the OpenAPI document as a page, which needs nothing from elsewhere."""
+    document = json.loads(_site("openapi.json"))
+    schemas = document["components"]["schemas"]
+    asked = schemas["InferRequest"]["properties"]["parameters"]["properties"]
+    parts = {
+        "addresses": "\n".join(
+            f"<tr><td><code>{method.upper()} {escape(path)}</code></td><td>{escape(what['summary'])}</td></tr>"
+            for path, methods in document["paths"].items()
+            for method, what in methods.items()
+        ),
+        "parameters": "\n".join(
+            f"<dt><code>{name}</code></dt><dd>{escape(one['description'])}</dd>" for name, one in asked.items()
+        ),
+        "outputs": escape(schemas["InferResponse"]["properties"]["outputs"]["items"]["description"]),
+    }
+    page = _site("docs.html").decode()
+    for name, part in parts.items():
+        page = page.replace(f"<!-- {name} -->", part)
+    return Response(page, media_type=_KINDS["html"])
+
+
+def _site(name: str) -> bytes:
+    return resources.files("stobatch.serving").joinpath("site", name).read_bytes()
 
 
 def _read_file(name: str) -> Response:
-    content = resources.files("stobatch.serving").joinpath("site", name).read_bytes()
-    return Response(content, media_type=_KINDS[name.rpartition(".")[2]])
+    return Response(_site(name), media_type=_KINDS[name.rpartition(".")[2]])
