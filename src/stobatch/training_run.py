@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from stobatch import data
 from stobatch.config import RunConfig
@@ -21,12 +24,13 @@ from stobatch.dp.plan import Plan
 from stobatch.errors import RunError
 from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
-from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, seeds_of
+from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, name_network, seeds_of
 from stobatch.methods import method_of
-from stobatch.models import Classifier
+from stobatch.models import Classifier, HandedOver, hand_over, low_rank
 from stobatch.models.validators import SavedState
+from stobatch.network_prospects import describe_prospects
 from stobatch.processes import attempt, first_on_its_node
-from stobatch.results import DataDigests, HistoryRow, Training
+from stobatch.results import DataDigests, HistoryRow, NetworkFacts, Training
 from stobatch.runs import MANIFEST, Run, commit, make_key, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
@@ -40,10 +44,17 @@ from stobatch.training.trainable import Monitored, parameter_precision
 from stobatch.types import Neighbours
 
 
-def plan(config: RunConfig, *, dataset: Dataset | None = None, network: Classifier | None = None) -> Plan:
-    """Return every number that privacy depends on, before any data is read."""
+def plan(config: RunConfig, *, dataset: Dataset | None = None, network: nn.Module | None = None) -> Plan:
+    """Return every number that privacy depends on, before any data is read.
+
+    A network of your own, any `nn.Module`, is tried out on public points first, and the plan says how it will be
+    clipped and which certificates it can have.
+    """
+    config = name_network(config, network)
     info = dataset.info if dataset else data.describe(config.data, data_root(config))
-    return make_plan(config, info, network)
+    the_plan = make_plan(config, info, network)
+    given = None if network is None else hand_over(network, info.input_shape, info.num_classes)
+    return replace(the_plan, network=describe_prospects(config, given)) if isinstance(given, HandedOver) else the_plan
 
 
 def train(
@@ -51,15 +62,18 @@ def train(
     out: str | Path,
     *,
     dataset: Dataset | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     resume: bool = False,
     quiet: bool = False,
 ) -> TrainedModel:
     """Train a model into a run directory, or continue one that was interrupted.
 
+    `network` is any `nn.Module` from inputs in [-1, 1] to one score per class; its sizes are found by a public probe,
+    and a copy of it is trained. Without one the configuration says what is built.
+
     Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
     """
-    config = config.replace(machine=placed(config.machine))
+    config = name_network(config.replace(machine=placed(config.machine)), network)
     with engine_for(config) as engine:
         # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
         replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
@@ -72,7 +86,7 @@ def _train(
     config: RunConfig,
     run: Run,
     dataset: Dataset | None,
-    network: Classifier | None,
+    network: nn.Module | None,
     *,
     resume: bool,
     quiet: bool,
@@ -113,11 +127,9 @@ def _train(
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
                 _warn_if_diverged(size_at_start, _size(net))
-                facts = {
-                    "data": described_data(run, dataset, given),
-                    "network": describe_network(net, handed_over=network is not None),
-                }
-                _write_end(run, config, trainable, saved, state, dataset.test, spent | facts, engine.processes)
+                merge = partial(_merged, net, saved, the_plan, handed_over=network is not None)
+                facts = {"data": described_data(run, dataset, given), "processes": engine.processes}
+                _write_end(run, config, trainable, merge, state, dataset.test, spent | facts)
             engine.note("done")
             if engine.leads:
                 seal(run, "train", environment(device))
@@ -151,19 +163,16 @@ def _write_end(
     run: Run,
     config: RunConfig,
     trainable: Trainable,
-    saved: SavedState | None,
+    merge: Callable[[], NetworkFacts],
     state: TrainingState,
     held_out: Examples,
     spent: dict[str, Any],
-    processes: int,
 ) -> None:
     """What a finished training leaves; the model comes last but for the manifest, since it says that all is there."""
-    kept = trainable.finish(run.path)
+    kept, described = trainable.finish(run.path), merge()
     monitored = Monitored.of(held_out, config, trainable.network)
     with trainable.keeping_state():
         measured = monitored.saved(trainable.network)
-    if saved is not None:
-        saved.require_same()
     if carried := trainable.extra_state():
         path = run.path / PRIVATE / CANARY_SCORES
         write_tensors(path, carried, {"config_hash": config.training_hash}, private=True)
@@ -173,8 +182,8 @@ def _write_end(
         **kept,
         steps=state.step,
         **spent,
+        network=described,
         device=str(trainable.network.device),
-        processes=processes,
         torch=torch.__version__,
         **measured,
         history_of=trainable.history_of,
@@ -186,6 +195,16 @@ def _write_end(
         ),
     ).write(run)
     write_atomically(run.model_file, lambda out: out.write(model))
+
+
+def _merged(network: Classifier, saved: SavedState | None, the_plan: Plan, *, handed_over: bool) -> NetworkFacts:
+    """Make the network that is deployed of the one that was trained, whose fixed parts have to be as they were."""
+    if saved is not None:
+        saved.require_same()
+    if the_plan.parts is not None:
+        low_rank.merge(network)
+        network.calibrate()
+    return describe_network(network, handed_over=handed_over, parts=the_plan.parts)
 
 
 def described_data(run: Run, dataset: Dataset, given: bool) -> DataDigests:
@@ -245,7 +264,7 @@ def _with_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network:
     method, train = method_of(config), dataset.train
     if not config.canaries.num:
         return method.prepare(config, the_plan, network, train, seeds)
-    canaries = draw_run_canaries(config, dataset.info, network, seeds)
+    canaries = draw_run_canaries(config, dataset.info, network, the_plan.parts, seeds)
     if config.canaries.kind == "input" and the_plan.guarantee.neighbours is Neighbours.REPLACE_ONE:
         return method.prepare(config, the_plan, network, replace_by_canaries(train.in_memory(), canaries), seeds)
     trainable = method.prepare(config, the_plan, network, train, seeds)

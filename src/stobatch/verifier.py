@@ -161,6 +161,7 @@ class Verifier(ABC):
     passes_per_draw: int = 1
 
 
+_CALLS = ("__call__", "_wrapped_call_impl", "_call_impl")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _AGREEMENT = 1e-3
 """Of the largest score: far above what another order of float32 sums makes, far below what another function makes."""
@@ -188,6 +189,7 @@ def require_unaltered(name: str, module: nn.Module) -> None:
     found = {
         "a hook": any(getattr(module, hooks) for hooks in _HOOKS),
         "a hook on all modules": any(getattr(torch_module, f"_global{hooks}", None) for hooks in _HOOKS),
+        "a call of its own": any(getattr(kind, call) is not getattr(nn.Module, call) for call in _CALLS),
         "a compiled call": getattr(module, "_compiled_call_impl", None) is not None,
         # An attribute of the instance hides a method, a parameter or a layer of the same name.
         "an attribute in place of a method or a parameter": any(

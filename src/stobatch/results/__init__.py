@@ -60,6 +60,7 @@ from stobatch.results.document import Document, Part
 from stobatch.results.export import Exported, ProbeCheck
 from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
 from stobatch.results.prediction import Prediction, Predictions
+from stobatch.results.prior import PriorCard, PriorSource
 from stobatch.results.scores import (
     WORST,
     Attack,
@@ -85,6 +86,7 @@ from stobatch.results.training import (
     PlannedNumber,
     StartedRun,
     Training,
+    is_old,
 )
 
 DOCUMENTS: dict[str, type[Document]] = {
@@ -110,6 +112,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "data-check": DataCheck,
     "predictions": Predictions,
     "export": Exported,
+    "prior": PriorCard,
 }
 """Every document, by the name of its schema in docs/schemas."""
 
@@ -173,6 +176,8 @@ __all__ = [
     "PlannedNumber",
     "Prediction",
     "Predictions",
+    "PriorCard",
+    "PriorSource",
     "PrivacyDetails",
     "ProbeCheck",
     "ProbeRecords",
@@ -201,6 +206,7 @@ __all__ = [
     "Verification",
     "VerifiedAccuracy",
     "at_radius",
+    "is_old",
     "judge_claims",
     "name_of",
     "of_attack",

@@ -18,7 +18,7 @@ from stobatch.bounds.certifier import BoundCertificates, BoxCertifier, RadiusSea
 from stobatch.config import RunConfig
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError
-from stobatch.models import Classifier, Layered, rows_in_memory
+from stobatch.models import Classifier, HandedOver, Layered, rows_in_memory
 from stobatch.models.validators import unchanged
 from stobatch.results import Chosen
 from stobatch.sound.settings import DpSgdSettings
@@ -168,11 +168,11 @@ def _asked_about(config: RunConfig) -> tuple[float, ...]:
 
 
 def bounds(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None:
-    """Bounds of the network itself; None for one that is no stack of layers.
+    """Bounds of the network itself; None for one in two parts, with noise between them.
 
-    A stack with a layer that has no bounds is refused where bounds are asked for by name, and passed over else.
+    A network with an operation that has no bounds is refused where they are asked for by name, and passed over else.
     """
-    if not isinstance(network, Layered):
+    if not isinstance(network, Layered | HandedOver):
         return None
     try:
         norm, memory_mb = Norm(config.evaluation.norm), config.machine.memory_mb
