@@ -1,4 +1,4 @@
-"""Refuse networks in which one example can reach another's output or is left behind, and mend what can be mended.
+"""Refuse networks in which one example can reach another's output or is left behind.
 
 What mixes is found by type and by experiment (`dp.mixing`). A module that writes down something of the examples that
 pass is found by comparing it, bit by bit, with what it was before a pass (`unchanged`) or a training (`SavedState`).
@@ -6,7 +6,6 @@ pass is found by comparing it, bit by bit, with what it was before a pass (`unch
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,30 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stobatch.dp.mixing import FEW_ROWS, mixing_experiment, mixing_layers, require_no_mixing_layers
+from stobatch.dp.mixing import FEW_ROWS, mixing_experiment, require_no_mixing_layers
 from stobatch.errors import ModelError
 from stobatch.models.classifier import Classifier
-from stobatch.models.network import group_norm
-
-
-def replace_batch_norm(module: nn.Module) -> nn.Module:
-    """Return a copy with every batch normalisation replaced by a GroupNorm over the same channels."""
-    return _replaced(copy.deepcopy(module), {})
-
-
-def _replaced(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    if module not in done:
-        done[module] = _group_norm(module) if mixing_layers(module) == [""] else module
-        for name, child in list(module._modules.items()):
-            if child is not None:
-                setattr(module, name, _replaced(child, done))
-    return done[module]
-
-
-def _group_norm(layer: nn.Module) -> nn.GroupNorm:
-    channels = layer.num_features
-    assert isinstance(channels, int)
-    return group_norm(channels, on_maps=not isinstance(layer, nn.BatchNorm1d))
 
 
 def require_per_example(network: Classifier, rows: int = FEW_ROWS) -> None:
@@ -48,7 +26,7 @@ def require_per_example(network: Classifier, rows: int = FEW_ROWS) -> None:
     """
     require_no_mixing_layers(
         network,
-        remedy="Set model.normalisation to reference or group, or use stobatch.models.replace_batch_norm(module).",
+        remedy="Set model.normalisation to reference or group, or use stobatch.models.fix(module).",
     )
     generator = torch.Generator().manual_seed(1)
     with unchanged(network):
