@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stobatch import data
 from stobatch.config import RunConfig
@@ -24,14 +24,25 @@ from stobatch.dp.plan import Plan
 from stobatch.errors import RunError
 from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
-from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, name_network, seeds_of
+from stobatch.loading import (
+    TrainedModel,
+    describe_network,
+    load,
+    make_network,
+    make_plan,
+    name_network,
+    plain_network,
+    seeds_of,
+)
 from stobatch.methods import method_of
 from stobatch.models import Classifier, HandedOver, low_rank
+from stobatch.models.parts import choose_parts
 from stobatch.models.validators import SavedState
 from stobatch.network_prospects import describe_prospects
+from stobatch.prior import take_prior
 from stobatch.processes import attempt, first_on_its_node
 from stobatch.results import DataDigests, HistoryRow, NetworkFacts, Training
-from stobatch.runs import MANIFEST, Run, commit, make_key, seal
+from stobatch.runs import MANIFEST, START, Run, commit, make_key, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training import Trainable
@@ -44,16 +55,26 @@ from stobatch.training.trainable import Monitored, parameter_precision
 from stobatch.types import Neighbours
 
 
-def plan(config: RunConfig, *, dataset: Dataset | None = None, network: nn.Module | None = None) -> Plan:
+def plan(
+    config: RunConfig,
+    *,
+    dataset: Dataset | None = None,
+    network: nn.Module | None = None,
+    prior: str | Path | None = None,
+) -> Plan:
     """Return every number that privacy depends on, before any data is read.
 
     A network of your own, any `nn.Module`, is tried out on public points first, and the plan says how it will be
-    clipped and which certificates it can have.
+    clipped and which certificates it can have. `prior` is what training would start from, as in `train`.
     """
     config = name_network(config, network)
     info = dataset.info if dataset else data.describe(config.data, data_root(config))
+    if prior is not None:
+        config, _ = take_prior(config, info, prior, network)
     the_plan = make_plan(config, info, network)
-    given = None if network is None else make_network(config, info, Seeds.reproducible(0), network)
+    given = None if network is None else plain_network(config, info, Seeds.reproducible(0), network)
+    if given is not None:
+        choose_parts(given, config.model, torch.Generator())
     return replace(the_plan, network=describe_prospects(config, given)) if isinstance(given, HandedOver) else the_plan
 
 
@@ -63,22 +84,28 @@ def train(
     *,
     dataset: Dataset | None = None,
     network: nn.Module | None = None,
+    prior: str | Path | None = None,
     resume: bool = False,
     quiet: bool = False,
 ) -> TrainedModel:
     """Train a model into a run directory, or continue one that was interrupted.
 
     `network` is any `nn.Module` from inputs in [-1, 1] to one score per class; its sizes are found by a public probe,
-    and a copy of it is trained. Without one the configuration says what is built.
+    and a copy of it is trained. Without one the configuration says what is built. `prior` is what training starts from
+    instead of random weights: a finished run on other data, or a safetensors file with its card beside it.
 
     Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
     """
     config = name_network(config.replace(machine=placed(config.machine)), network)
+    run, start = Run(Path(out)), None
+    if prior is not None or config.prior.name is not None:
+        info = dataset.info if dataset else data.describe(config.data, data_root(config))
+        config, start = take_prior(config, info, prior, network, run)
     with engine_for(config) as engine:
         # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
         replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
         resume = resume or replaced > 0
-        return _train(engine, config, Run(Path(out)), dataset, network, resume=resume, quiet=quiet)
+        return _train(engine, config, run, dataset, network, start, resume=resume, quiet=quiet)
 
 
 def _train(
@@ -87,6 +114,7 @@ def _train(
     run: Run,
     dataset: Dataset | None,
     network: nn.Module | None,
+    start: Mapping[str, Tensor] | None,
     *,
     resume: bool,
     quiet: bool,
@@ -101,7 +129,11 @@ def _train(
     if copies and engine.leads and not quiet:
         line = f"{copies} of {len(dataset.test)} test records are training records. This is for the data's owner alone."
         print(f"stobatch: {line}", file=sys.stderr)
-    net = make_network(config, dataset.info, seeds, network).to(device, parameter_precision(config.machine.precision))
+    if config.prior.new_head and engine.leads and not quiet:
+        line = f"the last layer is drawn afresh: the prior {config.prior.name} has one for other classes, or none."
+        print(f"stobatch: {line}", file=sys.stderr)
+    net = make_network(config, dataset.info, seeds, network, start)
+    net = net.to(device, parameter_precision(config.machine.precision))
     trainable = _with_canaries(config, the_plan, dataset, net, seeds)
     saved = SavedState(net, trainable.released_state) if trainable.claims_privacy else None
     trainable.check_data(engine.arrange(len(trainable.tasks(0))))
@@ -116,7 +148,7 @@ def _train(
     with run.held() if engine.leads else nullcontext():
         # A finished run is sealed: to write its settings again, with another machine's, would break the seal.
         if engine.leads and not run.is_trained:
-            write_start(run, config, dataset.info, the_plan, seeds)
+            write_start(run, config, dataset.info, the_plan, seeds, start)
             run.write("data", {"sha256": trained_on, "test_copies": copies}, private=True)
             trainable.save_private(run.path, config.training_hash)
         _require_one_directory(engine, run)
@@ -245,12 +277,23 @@ def _require_one_directory(engine: Engine, run: Run) -> None:
             )
 
 
-def write_start(run: Run, config: RunConfig, info: DatasetInfo, the_plan: Plan, seeds: Seeds) -> None:
-    """The files that make a directory a run: its settings, its plan, and for the owner only its secret seeds."""
+def write_start(
+    run: Run,
+    config: RunConfig,
+    info: DatasetInfo,
+    the_plan: Plan,
+    seeds: Seeds,
+    start: Mapping[str, Tensor] | None = None,
+) -> None:
+    """The files that make a directory a run: its settings, its plan, what it starts from where that is public weights,
+    and for the owner only its secret seeds.
+    """
     content = {"config": config.to_dict(), "dataset": info.to_dict()}
     if not run.exists:
         # Before the files that make it a run: one that an older version started has no key and never gets one.
         make_key(run)
+    if start is not None:
+        write_tensors(run.path / START, start, {"stobatch": "prior"}, private=False)
     run.write("config", {"training_hash": config.training_hash, "content_hash": content_hash(content), **content})
     run.write("plan", the_plan.to_dict())
     if not seeds.public:
