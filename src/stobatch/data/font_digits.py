@@ -109,7 +109,8 @@ class FontDigits:
             places = self._places * scale.view(-1, 1, 1) + centre.unsqueeze(1) + bend.flatten(2).mT
             read = (places @ reading.mT).view(count, SIDE, SIDE, 2) / (_GLYPH / 2 + _MARGIN)
             distance: Tensor = F.grid_sample(glyphs, read, padding_mode="border", align_corners=False).flatten(1)
-            return (0.5 + (distance + wider) / pixel / fade.unsqueeze(1)).clamp(0, 1)
+            inked: Tensor = 0.5 + (distance + wider) / pixel / fade.unsqueeze(1)
+            return inked.clamp(0, 1)
 
         centre = points[:, _OUTERMOST:].mean(1)
         first = ink(centre)
