@@ -61,9 +61,9 @@ def pretrain(
 ) -> PriorCard:
     """Make a prior for the network of these settings from public images, and return its card.
 
-    `source` is `fonts`, `dead-leaves`, `generators`, the name of a public data set or a folder of images. `objective`
-    is `supervised`, the default where there are labels, or `contrastive`. `licence` and `may_contain` are what only
-    you know of a folder: without the latter its card says that the prior may have seen anything.
+    `source` is `digits` (`fonts`, `strokes`), `dead-leaves`, `generators`, a public data set or a folder of images.
+    `objective` is `supervised`, the default where there are labels, or `contrastive`. `licence` and `may_contain` are
+    what only you know of a folder: without the latter its card says that the prior may have seen anything.
 
     **Guarantee.** Nothing is written before training has ended; the same arguments on the same machine and versions
     give the same weights.
@@ -94,7 +94,7 @@ def pretrain(
         architecture=None if network is not None else config.model.to_dict(),
         input_shape=info.input_shape,
         num_classes=classes,
-        sources=(images.source,),
+        sources=images.sources,
         may_contain=images.may_contain if may_contain is None else tuple(n for n in may_contain if n != NONE),
         weights_sha256="",
         method="supervised" if objective == "supervised" else "contrastive",
@@ -109,6 +109,7 @@ def pretrain(
             "commit": source_code()["commit"],
             "device": str(device),
         },
+        tuned_on=images.tuned_on,
     )
     return write_prior(out, net.state_dict(), card)
 
