@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stobatch.pretraining.pretrain import pretrain
     from stobatch.reporting.report import report
     from stobatch.sharding import shard
+    from stobatch.spending import budget
     from stobatch.training_run import plan, train
     from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
     from stobatch.verification import verify
@@ -46,6 +47,7 @@ __all__ = [
     "TrainedModel",
     "attack",
     "audit",
+    "budget",
     "certify",
     "compare",
     "evaluate",
@@ -80,6 +82,7 @@ _MODULES = {
     "pretraining.pretrain": ("pretrain",),
     "reporting.report": ("report",),
     "sharding": ("shard",),
+    "spending": ("budget",),
     "types": ("InputRange", "Neighbours", "Norm", "Radius", "Status"),
     "training_run": ("plan", "train"),
     "verification": ("sign", "verify"),

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import nn
 
 from stobatch.auditing.lower_bounds import require_enough_trainings
 from stobatch.config import AuditConfig, RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.dp.plan import Plan
+from stobatch.dp.plan import DpSgdPlan, Plan
 from stobatch.errors import RunError, SettingError
 from stobatch.evaluation.tables import PartOf, fill, read_data
 from stobatch.files import Columns
 from stobatch.loading import TrainedModel, make_network, make_plan
 from stobatch.methods import method_of
-from stobatch.models import Classifier
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
@@ -38,7 +38,7 @@ class Audited:
     seeds: Seeds
     model: TrainedModel | None
     dataset: Dataset | None
-    network: Classifier | None
+    network: nn.Module | None
     seed: int | None
     resume: bool
     quiet: bool
@@ -93,8 +93,16 @@ class Audited:
         network = make_network(self.config, self.info, seeds, self.network).to(self.config.machine.device)
         return method_of(self.config).prepare(self.config, plan, network, train, seeds)
 
-    def plan_for(self, size: int) -> Plan:
-        return make_plan(self.config, replace(self.info, num_train=size), self.network)
+    def plan_for(self, size: int, num_persons: int | None = None) -> Plan:
+        info = replace(self.info, num_train=size, num_persons=num_persons)
+        return make_plan(self.config, info, self.network)
+
+    @property
+    def canary_records(self) -> int:
+        """Records of a canary: one, or as many as a step draws of a person at most."""
+        if self.info.num_persons is None or not isinstance(self.plan, DpSgdPlan):
+            return 1
+        return self.plan.records_per_person
 
 
 def require_claim(audited: Audited) -> None:

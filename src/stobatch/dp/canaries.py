@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stobatch.config import CanaryConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples
+from stobatch.dp.parts import TrainedPart
 from stobatch.errors import SettingError
 from stobatch.seeds import Seeds
 
@@ -50,7 +51,8 @@ class GradientCanaries:
         for name, _, places in self._by_parameter(total, self.coordinates[which]):
             value = total[name]
             # Laid end to end in the order of the axes, whatever the order in memory.
-            own = torch.zeros(value.numel(), dtype=value.dtype).index_fill_(0, places, self.sign(step) * length)
+            pulls = torch.full((len(places),), self.sign(step) * length, dtype=value.dtype)
+            own = torch.zeros(value.numel(), dtype=value.dtype).index_add_(0, places, pulls)
             value += own.reshape(value.shape).to(value.device)
 
     def read(self, values: dict[str, Tensor], step: int) -> Tensor:
@@ -120,5 +122,9 @@ CANARY_SCORES = "canary_scores.safetensors"
 """In the private folder: what the steps showed of each canary."""
 
 
-def draw_run_canaries(config: RunConfig, info: DatasetInfo, network: torch.nn.Module, seeds: Seeds) -> Planted:
-    return draw_canaries(config.canaries, info, sum(p.numel() for p in network.parameters()), seeds)
+def draw_run_canaries(
+    config: RunConfig, info: DatasetInfo, network: torch.nn.Module, parts: TrainedPart | None, seeds: Seeds
+) -> Planted:
+    """Draw those of a run; canaries of the gradient are of what is trained alone."""
+    trained = parts.trained if parts else sum(p.numel() for p in network.parameters())
+    return draw_canaries(config.canaries, info, trained, seeds)
