@@ -94,6 +94,20 @@ class ModelConfig(Settings):
     last_hidden_size: int = setting(
         256, at_least=1, doc="The number of neurons in the last hidden layer of the paper's networks"
     )
+    train_only: str | None = setting(
+        None,
+        doc="What is trained: `head`, the last layer; `last-N`, the last N layers that have parameters; or patterns of "
+        "parameter names, as `layers.3.*, layers.5.*`; unset trains all of it",
+        added_later=True,
+    )
+    adapter_rank: int = setting(
+        0,
+        at_least=0,
+        at_most=4096,
+        doc="Train low-rank adapters of this rank beside the linear layers and convolutions that train_only leaves out "
+        "(unset, all but the last layer); 0 for none",
+        added_later=True,
+    )
 
     def model_post_init(self, context: Any) -> None:
         if not self._lists_layers and self.architecture not in ARCHITECTURES:
@@ -331,6 +345,11 @@ class MachineConfig(Settings):
         True,
         doc="Between processes: sums with the same bits for any number of them, at 16 bytes a parameter, not 4; sums "
         "under DP-SGD's noise always are",
+    )
+    book: str | None = setting(
+        None,
+        doc="The folder of the owner's budget book, in which trainings are entered; STOBATCH_BOOK if unset, else none",
+        added_later=True,
     )
     timeout_s: float = setting(
         600.0, above=0, doc="How long a process waits for the others before it gives them up for lost, in seconds"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stobatch.config import RunConfig
 from stobatch.errors import ModelError, RunError, SettingError
@@ -56,7 +56,7 @@ _ROWS = 64
 Scorer = Callable[[Tensor], Tensor]
 
 
-def export(run: str | Path, out: str | Path, *, to: str, network: Classifier | None = None) -> Exported:
+def export(run: str | Path, out: str | Path, *, to: str, network: nn.Module | None = None) -> Exported:
     """Write the deployed network as torchscript, pt2 (torch.export) or onnx into a new folder, with a model card.
 
     The file is loaded back first: another label than the network's on a public probe refuses it, and nothing is left. A
@@ -90,7 +90,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _require_network(run: Run, network: Classifier | None) -> Training:
+def _require_network(run: Run, network: nn.Module | None) -> Training:
     run.require_trained()
     training = Training.read(run)
     if network is None and training.network is not None and training.network.handed_over:

@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.data.pixels import PictureRule
 from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.parts import TrainedPart
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
 from stobatch.methods import can_certify, method_of, verifiers_of
-from stobatch.models import Classifier, Network, build
+from stobatch.models import Classifier, HandedOver, Network, build, hand_over
+from stobatch.models.handed_over import PROBES, public_points
+from stobatch.models.parts import choose_parts, describe_parts
 from stobatch.prediction import best_kind, describe_kind, name_pictures, predictions
 from stobatch.results import (
     CERTIFICATES,
@@ -74,7 +78,7 @@ class TrainedModel:
     @property
     def certifies(self) -> bool:
         """Whether there is verified inference for this model."""
-        return can_certify(self.config)
+        return can_certify(self.config, self.network)
 
     def verifiers(self) -> tuple[Verifier, ...]:
         """Return the ways to certify this model's answers in the norm of its evaluation, one per kind of
@@ -128,12 +132,16 @@ class TrainedModel:
         seeds: Seeds | None = None,
     ) -> tuple[Kind | None, Iterator[Prediction]]:
         """As `predict`, one answer after the other, for more pictures than fit into memory."""
-        asked = {"evaluation.radii": [radius], "certification.attack_radius": radius} if radius is not None else {}
-        changed = replace(self, config=self.config.override_all(asked | ({"evaluation.norm": norm} if norm else {})))
-        verifier = changed.verifier if self.certifies else None
+        verifier = self.verifier_for(radius, norm)
         named = name_pictures(pictures, self.network.input_shape)
         kind = describe_kind(best_kind(verifier.kinds), self.refuted_kinds()) if verifier else None
         return kind, predictions(self, verifier, named, radius=radius, rule=rule, seeds=seeds)
+
+    def verifier_for(self, radius: float | None = None, norm: str | None = None) -> Verifier | None:
+        """Return the way to certify that answers a question about this radius, over [-1, 1]; None: there is none."""
+        asked = {"evaluation.radii": [radius], "certification.attack_radius": radius} if radius is not None else {}
+        changed = replace(self, config=self.config.override_all(asked | ({"evaluation.norm": norm} if norm else {})))
+        return changed.verifier if self.certifies else None
 
     def refuted_kinds(self) -> frozenset[str]:
         """Return the names of the kinds of certificate that an audit broke."""
@@ -143,17 +151,18 @@ class TrainedModel:
         return frozenset(one.about for one in broken)
 
 
-def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) -> Plan:
+def name_network(config: RunConfig, network: nn.Module | None) -> RunConfig:
+    """Return the settings of a run that trains a module of somebody's own: no architecture of ours has its name."""
+    if network is None or (isinstance(network, Classifier) and not isinstance(network, HandedOver)):
+        return config
+    return config.override("model.architecture", "custom")
+
+
+def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> Plan:
     """Return the method's plan for data of these sizes and this network; the one place that says whether seeds are
     public.
     """
-    if network is not None and not isinstance(network, Classifier):
-        raise ModelError(
-            f"your network is a {type(network).__name__}, which does not say the shape of its inputs.",
-            why=f"The data are {info.input_shape}.",
-            remedy=f"Wrap layers in a row: stobatch.models.Layered([...], input_shape={info.input_shape}); or name the "
-            "first, the last and what is between: stobatch.from_layers.",
-        )
+    network = None if network is None else hand_over(network, info.input_shape, info.num_classes)
     if isinstance(network, Network) and network.last_hidden_size != config.model.last_hidden_size:
         raise ModelError(
             f"your network's last hidden layer has {network.last_hidden_size} neurons, "
@@ -167,7 +176,14 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) 
             why="Its data have one owner; the published method has N/(2m) trainers, which follow from its batches.",
             remedy="Set trainers.num=1, or method.name=sound.",
         )
-    found = replace(method.plan(config, info, network), public_seeds=config.seed is not None)
+    if not method.trains_parts and (config.model.train_only is not None or config.model.adapter_rank):
+        raise SettingError(
+            f"model.train_only and model.adapter_rank are not for method '{config.method.title}'.",
+            why="What it proves, or claims, is of a network all of which is trained.",
+            remedy="Leave them out, or set method.name=sound.",
+        )
+    parts = _trained_part(config, info, network)
+    found = replace(method.plan(config, info, network), public_seeds=config.seed is not None, parts=parts)
     if info.num_persons is not None and found.claim.status is not Status.NONE and "person" not in found.claim.unit:
         raise SettingError(
             f"method '{config.method.title}' has no guarantee for persons, and the records have some.",
@@ -177,8 +193,26 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: Classifier | None) 
     return found
 
 
-def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: Classifier | None) -> Classifier:
-    """Return a fresh network, or a copy of the one handed over."""
+def _trained_part(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> TrainedPart | None:
+    """Return what the settings, or the network that was handed over, leave to be trained."""
+    if config.model.train_only is None and not config.model.adapter_rank:
+        return describe_parts(network) if network is not None else None
+    built = build(config.model, info.input_shape, info.num_classes, torch.Generator()) if network is None else network
+    tried = copy.deepcopy(built)
+    choose_parts(tried, config.model, torch.Generator())
+    return describe_parts(tried)
+
+
+def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: nn.Module | None) -> Classifier:
+    """Return a network to be trained: fresh, or a copy of the one handed over, with what is not trained frozen."""
+    network = plain_network(config, info, seeds, given)
+    choose_parts(network, config.model, seeds.generator("adapters"))
+    return network
+
+
+def plain_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: nn.Module | None) -> Classifier:
+    """Return a network as it is deployed, without adapters: fresh, or a copy of the one handed over."""
+    given = None if given is None else hand_over(given, info.input_shape, info.num_classes)
     if given is None:
         network = build(config.model, info.input_shape, info.num_classes, seeds.generator("initial weights"))
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -208,11 +242,41 @@ def as_certified(config: RunConfig, document: CertificateSummary) -> RunConfig:
     )
 
 
-def describe_network(network: Classifier, *, handed_over: bool) -> NetworkFacts:
-    """Return the network for people and for `verify`: its layers, its size, and whether it has to be handed over."""
+def describe_network(network: Classifier, *, handed_over: bool, parts: TrainedPart | None = None) -> NetworkFacts:
+    """Return the network for people and for `verify`: its layers, its size, whether it has to be handed over, and what
+    was trained where that is not all of it.
+    """
     layers = tuple(str(layer) for layer in network.modules() if not list(layer.children()))
     count = sum(parameter.numel() for parameter in network.parameters())
-    return NetworkFacts(handed_over=handed_over, layers=layers, parameters=count)
+    probed: dict[str, Any] = {"probe": _probe(network)} if isinstance(network, HandedOver) else {}
+    trained: dict[str, Any] = {"trained": parts.trained, "trained_names": parts.names} if parts else {}
+    return NetworkFacts(handed_over=handed_over, layers=layers, parameters=count, **trained, **probed)
+
+
+@torch.no_grad()
+def _probe(network: Classifier) -> tuple[float, ...]:
+    """Return the scores of public points: no configuration says what a module of somebody's own computes."""
+    return tuple(network(public_points(network, PROBES)).double().flatten().tolist())
+
+
+_SAME_FUNCTION = 1e-3
+"""Of the largest score: far above what another machine's rounding makes, far below what another function makes."""
+
+
+def _require_same_function(network: Classifier, trained: NetworkFacts | None) -> None:
+    """Refuse a module that the weights fit and that computes something else with them than the one trained."""
+    if trained is None or trained.probe is None:
+        return
+    now = _probe(network)
+    allowed = _SAME_FUNCTION * max(map(abs, trained.probe), default=0.0)
+    if len(now) != len(trained.probe) or any(
+        not abs(one - other) <= allowed for one, other in zip(now, trained.probe, strict=True)
+    ):
+        raise ModelError(
+            "the network handed over is another function than the one trained.",
+            why="The weights fit it, and on a public probe its scores are not those that training.json has.",
+            remedy="Hand over the module that was trained: its code is no part of the run.",
+        )
 
 
 def seeds_of(config: RunConfig, run: Run) -> Seeds:
@@ -226,9 +290,11 @@ def seeds_of(config: RunConfig, run: Run) -> Seeds:
 
 
 def load(
-    run: str | Path, *, network: Classifier | None = None, device: str | None = None, threads: int | None = None
+    run: str | Path, *, network: nn.Module | None = None, device: str | None = None, threads: int | None = None
 ) -> TrainedModel:
-    """Load a trained model. A network of your own has to be handed over again, in the same shape."""
+    """Load a trained model. A network of your own has to be handed over again, in the same shape: a run holds its
+    weights and not its code.
+    """
     directory = Run(Path(run))
     directory.require_trained()
     started = StartedRun.read(directory)
@@ -247,10 +313,10 @@ def load(
     training = Training.read(directory)
     if not metadata.get("config_hash") == started.training_hash == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
-    network = make_network(config, info, Seeds.reproducible(0), network)
-    the_plan = make_plan(config, info, network)
+    made = plain_network(config, info, Seeds.reproducible(0), network)
+    the_plan = make_plan(config, info, made)
     try:
-        network.load_state_dict(tensors)
+        made.load_state_dict(tensors)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise ModelError(
@@ -258,14 +324,15 @@ def load(
         ) from None
     weights_sha256 = tensors_sha256(directory.model_file.read_bytes())
     _require_own(directory, training, weights_sha256)
-    method_of(config).restore(network, directory.path, config.training_hash)
-    network.to(use_device(config.machine)).eval().requires_grad_(False)
-    network.calibrate()
+    method_of(config).restore(made, directory.path, config.training_hash)
+    made.to(use_device(config.machine)).eval().requires_grad_(False)
+    made.calibrate()
+    _require_same_function(made, training.network)
     accounted = 0
     if training.accounted_steps is not None:
         accounted = require_possible_count(training.accounted_steps, training.steps, directory.path)
     recorded = the_plan.recorded(training.rounds or {}, training.excluded or {})
-    return TrainedModel(network, config, recorded, directory, accounted, info.class_names, weights_sha256)
+    return TrainedModel(made, config, recorded, directory, accounted, info.class_names, weights_sha256)
 
 
 def _require_own(run: Run, training: Training, weights_sha256: str) -> None:

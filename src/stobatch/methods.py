@@ -10,11 +10,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from stobatch.bounds.certifier import why_unbounded
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples, TrainingExamples
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, SettingError
-from stobatch.models import AffineEncoder, Classifier, Network, build_encoder, require_per_example
+from stobatch.models import AffineEncoder, Classifier, HandedOver, Network, build_encoder, require_per_example
 from stobatch.registry import CERTIFICATES, METHODS
 from stobatch.seeds import Seeds
 from stobatch.training import Trainable
@@ -53,6 +54,8 @@ class Method(ABC):
     config_class: ClassVar[type[MethodConfig]]
     has_trainers: ClassVar[bool] = False
     """Whether `trainers` divides its data among owners; the published method's trainers follow from its batches."""
+    trains_parts: ClassVar[bool] = False
+    """Whether it can leave parameters as they are, train adapters beside them, and start from given weights."""
     certificates: ClassVar[tuple[str, ...]] = ()
     """Names of the ways to certify that `verifiers` itself looks at, and takes the best of."""
 
@@ -108,9 +111,11 @@ def method_of(config: RunConfig) -> Method:
     return method
 
 
-def can_certify(config: RunConfig) -> bool:
-    """Return whether `verifiers_of` has a way to certify what is trained with these settings, or will try one."""
-    return _names_another_way(config) or method_of(config).certifies(config)
+def can_certify(config: RunConfig, network: Classifier | None) -> bool:
+    """Return whether `verifiers_of` has a way to certify this network trained with these settings, or will try one."""
+    method = method_of(config)
+    follows = isinstance(network, HandedOver) and "bounds" in method.certificates and not why_unbounded(network)
+    return _names_another_way(config) or method.certifies(config) or follows
 
 
 def verifiers_of(config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
@@ -142,7 +147,7 @@ def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network:
         raise ModelError(
             f"this model has no certificate of the kind '{wanted}'.",
             why="Votes need a model trained with method.smoothing_stddev; bounds need a list of layers without "
-            "normalisation."
+            "normalisation, or a network of your own that they can follow."
             if wanted in ("best", "bounds", "votes")
             else f"'{wanted}' has nothing to say about this network, or about radii in {config.evaluation.norm}.",
             remedy="Train with `--recipe sound.mnist`"
@@ -160,7 +165,7 @@ def require_per_example_at_size(config: RunConfig, network: Classifier, rows: in
 def split_network(network: Classifier, method: str) -> Network:
     """Return the network in two parts: some methods put noise between its first affine layer and the rest."""
     if not isinstance(network, Network):
-        raise _unfit(method, f"a {type(network).__name__}")
+        raise _unfit(method, f"a {network.name if isinstance(network, HandedOver) else type(network).__name__}")
     return network
 
 

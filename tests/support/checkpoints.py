@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -38,6 +39,12 @@ def last_step(run: Path) -> int:
 def tensors(run: Path) -> dict[str, Tensor]:
     """All of the newest checkpoint."""
     return {name: value for part in parts(newest(run)) for name, value in load_file(part).items()}
+
+
+def same_bits(one: Path, other: Path, file: str | Path = "model.safetensors") -> bool:
+    """Whether a file of two runs has the same tensors, to the last bit."""
+    ours, theirs = (load_file(run / file) for run in (one, other))
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def forge(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:

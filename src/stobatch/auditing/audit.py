@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from stobatch.auditing.falsifier import of_certificates
 from stobatch.auditing.many_runs import of_many_runs
 from stobatch.auditing.membership import of_membership
@@ -17,9 +19,8 @@ from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.errors import RunError, SettingError
 from stobatch.evaluation.tables import begin, read_data, require_allowed
-from stobatch.loading import load, read_config, seeds_of
+from stobatch.loading import load, name_network, read_config, seeds_of
 from stobatch.methods import method_of
-from stobatch.models import Classifier
 from stobatch.results import (
     WITH_SECRET_SEEDS,
     Audit,
@@ -43,7 +44,7 @@ def audit(
     config: RunConfig | None = None,
     overrides: dict[str, Any] | None = None,
     dataset: Dataset | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     seed: int | None = None,
     resume: bool = False,
     quiet: bool = False,
@@ -133,7 +134,7 @@ def open_subject(
     *,
     overrides: dict[str, Any] | None = None,
     dataset: Dataset | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     seed: int | None = None,
     resume: bool = False,
     quiet: bool = True,
@@ -142,7 +143,7 @@ def open_subject(
     """Return what the instruments work on: a trained run, or settings that nothing was trained with yet."""
     changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
     if config is not None:
-        config = config.override_all(changes)
+        config = name_network(config.override_all(changes), network)
         run.require_new(config, resume=resume)
     elif run.exists:
         require_allowed(changes)

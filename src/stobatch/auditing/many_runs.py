@@ -211,7 +211,7 @@ class Trials:
     @staticmethod
     def _place(trainable: Trainable) -> GradientCanaries:
         """Return the auditor's choice, the same in every training: a coordinate of the last parameters."""
-        return GradientCanaries(torch.tensor([sum(p.numel() for p in trainable.network.parameters()) - 1]))
+        return GradientCanaries(torch.tensor([sum(p.numel() for p in trainable.parameters.values()) - 1]))
 
     def _steps(self, worlds: Sequence[int], seeds: Sequence[Seeds], tick: Tick) -> Floats:
         curve, others = self.plan.curve, self.pair.first

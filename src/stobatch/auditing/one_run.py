@@ -97,7 +97,7 @@ def of_one_run(audited: Audited) -> list[Finding]:
     relation = require_relation(audited.settings.neighbours, claim.neighbours)
     unknown = audited.plan.curve is None
     require_planted(audited.run, config.canaries, claim, audited.confidence, any_mechanism=unknown)
-    canaries = draw_run_canaries(config, audited.info, model.network, audited.seeds)
+    canaries = draw_run_canaries(config, audited.info, model.network, audited.plan.parts, audited.seeds)
     if config.canaries.kind == "gradient":
         tensors, metadata = read_tensors(audited.run.path / PRIVATE / CANARY_SCORES)
         if metadata.get("config_hash") != config.training_hash or len(tensors["canary_sums"]) != config.canaries.num:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import nn
 
 from stobatch.auditing.lower_bounds import require_enough_trainings
 from stobatch.config import AuditConfig, RunConfig
@@ -16,7 +17,6 @@ from stobatch.evaluation.tables import PartOf, fill, read_data
 from stobatch.files import Columns
 from stobatch.loading import TrainedModel, make_network, make_plan
 from stobatch.methods import method_of
-from stobatch.models import Classifier
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
@@ -38,7 +38,7 @@ class Audited:
     seeds: Seeds
     model: TrainedModel | None
     dataset: Dataset | None
-    network: Classifier | None
+    network: nn.Module | None
     seed: int | None
     resume: bool
     quiet: bool

@@ -37,6 +37,7 @@ class Plain(Method):
     """Ordinary training, of any network."""
 
     config_class = PlainConfig
+    trains_parts = True
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> OpenPlan:
         method = config.method

@@ -94,6 +94,7 @@ class VanillaAdversarial(Method):
     """The non-private baseline."""
 
     config_class = VanillaConfig
+    trains_parts = True
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> OpenPlan:
         method = config.method

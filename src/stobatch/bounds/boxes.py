@@ -7,14 +7,17 @@ certificate (`bounds.certifier`) bounds the rounding too and never uses these nu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from stobatch.bounds import graph
 from stobatch.dp.layer_gradients import WeightForm, absolute, class_pairs, note
 from stobatch.errors import ModelError
 from stobatch.models.layered import Squash
+from stobatch.models.replacements import FrozenAffine
 from stobatch.types import PAPER_RANGE
 
 
@@ -45,7 +48,8 @@ class Box:
 
 
 _MONOTONE = (Squash, nn.ReLU, nn.Tanh, nn.MaxPool2d)
-_RESHAPING = (nn.Flatten, nn.Identity, nn.AvgPool2d)
+_RESHAPING = (nn.Flatten, nn.Identity, nn.AvgPool2d, nn.AdaptiveAvgPool2d, graph.Sum, graph.Concatenation)
+"""Sums, means and orders of values, with no sign but plus: they do to centres and to radii the same."""
 
 
 def spread(layer: nn.Conv2d | nn.Linear, radius: Tensor) -> Tensor:
@@ -59,8 +63,8 @@ def spread(layer: nn.Conv2d | nn.Linear, radius: Tensor) -> Tensor:
     return out
 
 
-def through(layer: nn.Module, box: Box) -> Box:
-    """Return the smallest box that holds the layer's values, value by value."""
+def through(layer: nn.Module, box: Box, *others: Box) -> Box:
+    """Return the smallest box that holds the layer's values, value by value; joins are given several boxes."""
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
         raise ModelError(
             f"there are no interval bounds for a convolution with padding_mode='{layer.padding_mode}'.",
@@ -71,26 +75,44 @@ def through(layer: nn.Module, box: Box) -> Box:
     if isinstance(layer, _MONOTONE):
         return Box.between(layer(box.low), layer(box.high))
     if isinstance(layer, _RESHAPING):
-        return Box(layer(box.centre), layer(box.radius))
+        boxes = (box, *others)
+        return Box(layer(*(each.centre for each in boxes)), layer(*(each.radius for each in boxes)))
+    if isinstance(layer, FrozenAffine):
+        scale = layer.scale.abs().view(-1, *(1,) * (box.radius.dim() - 2))
+        return Box(layer(box.centre), box.radius * scale)
     raise ModelError(
         f"there are no interval bounds for a {type(layer).__name__} layer.",
         remedy="Use conv, linear, relu, tanh, avgpool, maxpool, squash, or train without the certified loss.",
     )
 
 
-def worst_case_scores(layers: nn.Sequential, box: Box, labels: Tensor) -> Tensor:
+def worst_case_scores(layers: nn.Module, box: Box, labels: Tensor) -> Tensor:
     """For each class, the most by which its score can exceed the label's within the box; 0 for the label itself.
 
     The last layer is bounded together with the difference, which is tighter than bounding the scores: the weights of
     a class and of the label meet the same hidden values.
     """
-    *hidden, output = layers
-    for layer in hidden:
-        box = through(layer, box)
+    *hidden, (output, inputs, _) = _operations(layers)
+    boxes = {graph.INPUT: box}
+    for place, operation in enumerate(hidden):
+        boxes[place] = through(operation.layer, *(boxes[source] for source in operation.inputs))
     assert isinstance(output, nn.Linear)
+    (box,) = (boxes[source] for source in inputs)
     scores: Tensor = output(box.centre)
     of_label = scores.gather(1, labels[:, None])
     return scores - of_label + spread_from_label(output, box.radius, labels)
+
+
+_FOLLOWED: WeakKeyDictionary[nn.Module, list[graph.Operation]] = WeakKeyDictionary()
+
+
+def _operations(layers: nn.Module) -> list[graph.Operation]:
+    """Return the network's operations; a forward of its own is followed once, since training asks at every step."""
+    if graph.is_plain_stack(layers) or not list(layers.children()):
+        return graph.operations_of(layers)
+    if layers not in _FOLLOWED:
+        _FOLLOWED[layers] = graph.operations_of(layers)
+    return _FOLLOWED[layers]
 
 
 def spread_from_label(output: nn.Linear, radius: Tensor, labels: Tensor) -> Tensor:

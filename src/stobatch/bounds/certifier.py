@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from typing import Any, Literal, NamedTuple, Self
 
@@ -16,16 +17,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from stobatch.bounds import graph, linear
 from stobatch.bounds.arithmetic import require_plain_float32
 from stobatch.bounds.linear import (
     LOWER_SLOPES,
+    AdaptivePool,
     AveragePool,
     Box,
+    ChannelScaling,
     Clamp,
     Convolution,
     Dense,
     Flatten,
     HyperbolicTangent,
+    Join,
     LargestPool,
     Passed,
     Rectifier,
@@ -34,9 +39,11 @@ from stobatch.bounds.linear import (
     lower_bounds,
 )
 from stobatch.errors import DataError, ModelError, UnitError
+from stobatch.models.handed_over import HandedOver
 from stobatch.models.layered import Layered, Squash
+from stobatch.models.replacements import FrozenAffine
 from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius, Status
-from stobatch.verifier import Certificate, CertificateKind, Flags, Labels, require_stack, require_unaltered
+from stobatch.verifier import Certificate, CertificateKind, Flags, Labels, Search, require_stack, require_unaltered
 
 FLOAT32_DISTANCE = 2.0**-22
 """Boxes are this much wider than asked, so that a distance may be measured, or a ball cut out, in float32."""
@@ -124,12 +131,14 @@ def certify(
     method: Literal["interval", "linear"] = "linear",
     memory_mb: int = 512,
 ) -> BoundCertificates:
-    """Prove, input by input, that no perturbation up to a radius changes the label that a stack of layers gives.
+    """Prove, input by input, that no perturbation up to a radius changes the label that a network gives.
 
-    `module` is an nn.Sequential, or a `stobatch.models.Layered`, of Linear, Conv2d, ReLU, Tanh, AvgPool2d, MaxPool2d,
-    Flatten, Identity and Squash, ending in Linear, in float32. Numbers are l-infinity radii on inputs in [-1, 1]; a
-    `Radius` may have another norm, and another range inside [-1, 1] that the inputs lie in. Of several radii, which
-    share their unit, the largest that is proved counts. `labels` are the true ones, to count right answers with.
+    `module` is made of Linear, Conv2d, ReLU, Tanh, AvgPool2d, AdaptiveAvgPool2d, MaxPool2d, Flatten, Identity, Squash
+    and `stobatch.models.FrozenAffine`, ends in Linear, and is in float32: layers in a row (nn.Sequential, or a
+    `stobatch.models.Layered`), or a forward of its own that torch.fx can follow, with sums of values, as in residual
+    networks, and concatenations. Numbers are l-infinity radii on inputs in [-1, 1]; a `Radius` may have another norm,
+    and another range inside [-1, 1] that the inputs lie in. Of several radii, which share their unit, the largest that
+    is proved counts. `labels` are the true ones, to count right answers with.
 
     **Guarantee.** No float32 input of the range within `radius` of the given one gets another label from the module,
     called as it is now: deterministic, with the rounding of the module's own pass and of these bounds included. The
@@ -149,16 +158,10 @@ def certify(
         raise UnitError(
             "the radii to certify are none, or of different units.", remedy="Give one or more of one norm and range."
         )
-    if isinstance(module, Layered):
-        certifier = BoxCertifier(require_stack(module), method, memory_mb, deployed=module)
-    elif isinstance(module, nn.Sequential):
-        certifier = BoxCertifier(module, method, memory_mb)
+    if isinstance(module, Layered | HandedOver):
+        certifier = BoxCertifier(_inside(module), method, memory_mb, deployed=module)
     else:
-        raise ModelError(
-            f"there are no bounds for a {type(module).__name__}.",
-            why="Bounds follow layers one after the other, and its forward may compute anything.",
-            remedy="Give an nn.Sequential of its layers, or certify it by vote: stobatch.votes.certify.",
-        )
+        certifier = BoxCertifier(module, method, memory_mb)
     unit = replace(asked[0], size=1.0)
     found = certifier.certificates(inputs, [radius.size for radius in asked], unit)
     if labels is None:
@@ -180,10 +183,10 @@ class BoundRadii(NamedTuple):
 
 @dataclass(frozen=True)
 class BoxCertifier:
-    """Proves that no input within an l∞ radius changes the class that a stack of layers names.
+    """Proves that no input within an l∞ radius changes the class that a network of known operations names.
 
-    `interval` propagates boxes. `linear` also follows linear lower bounds of every lead back to the last squash, tanh
-    or max-pooling, or to the input, and keeps the better bound: slower, never worse.
+    `interval` propagates boxes. `linear` also follows linear lower bounds of every lead back to the last squash or
+    tanh, or to the input, and keeps the better bound: slower, never worse.
 
     **Guarantee.** Where `margins` is positive, every float32 input in [-1, 1] within the radius of the given one gets
     the same prediction from the deployed float32 pass, on any device that keeps to the assumptions of
@@ -196,11 +199,11 @@ class BoxCertifier:
     BoundRadii(prediction=tensor([0, 1]), radius=tensor([0.3750, 0.2500], dtype=torch.float64))
     """
 
-    layers: nn.Sequential
+    layers: nn.Module
     method: Literal["interval", "linear"] = "linear"
     memory_mb: int = 512
     deployed: nn.Module | None = None
-    """The network that is called, if it is not the stack itself."""
+    """The network that is called, if it is not `layers` itself."""
 
     def __post_init__(self) -> None:
         self._steps()
@@ -208,7 +211,7 @@ class BoxCertifier:
     @classmethod
     def of(cls, network: nn.Module, memory_mb: int) -> Self:
         """For the calls of a network; raises unless they compute what its layers say."""
-        return cls(require_stack(network), memory_mb=memory_mb, deployed=network)
+        return cls(_inside(network), memory_mb=memory_mb, deployed=network)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
@@ -270,28 +273,14 @@ class BoxCertifier:
 
         Sound whether or not bounds fall with the radius: each radius returned is one that was checked.
         """
-        if not 0 < tolerance <= largest:
-            raise UnitError(
-                f"tolerance={tolerance:g} with largest={largest:g} leaves no radius to check.",
-                remedy="Give 0 < tolerance <= largest.",
-            )
-        inputs = self._checked(inputs)
-        predictions = self.predict(inputs)
-        steps = int(largest / tolerance + 1e-9)
-        proved = torch.zeros(len(inputs), dtype=torch.long, device=inputs.device)
-        failed = torch.full_like(proved, steps + 1)
-        while bool((failed - proved > 1).any()):
-            todo = (failed - proved > 1).nonzero().squeeze(1)
-            middle = (proved[todo] + failed[todo]) // 2
-            radius = _checked_radii(middle.double() * tolerance, inputs[todo])
-            holds = self._margins(inputs[todo], predictions[todo], radius, until_positive=True) > 0
-            proved[todo] = torch.where(holds, middle, proved[todo])
-            failed[todo] = torch.where(holds, failed[todo], middle)
-        return BoundRadii(predictions, proved.double() * tolerance)
+        search = RadiusSearch(self, inputs, Radius(1.0), largest=largest, tolerance=tolerance)
+        while search.step():
+            pass
+        return search.radii()
 
-    def _steps(self) -> list[Step]:
+    def _steps(self) -> list[Node]:
         """Of the layers as they are now: weights and hooks may have changed since the last question."""
-        if self.deployed is not None and require_stack(self.deployed) is not self.layers:
+        if self.deployed is not None and _inside(self.deployed) is not self.layers:
             raise ModelError("the network has other layers than those certified.", remedy="Make the certifier again.")
         return _steps(self.layers)
 
@@ -305,7 +294,7 @@ class BoxCertifier:
         return found.nan_to_num(nan=-torch.inf)
 
     def _part_margins(
-        self, steps: list[Step], inputs: Tensor, predictions: Tensor, radii: Tensor, *, until_positive: bool
+        self, steps: list[Node], inputs: Tensor, predictions: Tensor, radii: Tensor, *, until_positive: bool
     ) -> Tensor:
         trace = list(_passes(steps, _ball(inputs, radii)))
         *hidden, head = trace
@@ -318,9 +307,11 @@ class BoxCertifier:
                 margins[todo] = torch.maximum(margins[todo], lower_bounds(part, hidden, lower_slope))
         return margins.view(len(inputs), -1).amin(1)
 
-    def _examples_in_memory(self, inputs: Tensor, steps: list[Step]) -> int:
+    def _examples_in_memory(self, inputs: Tensor, steps: list[Node]) -> int:
         *hidden, head = _passes(steps, _ball(inputs[:1], inputs.new_zeros(1).double()))
         largest = max(passed.before.low.numel() for passed in (*hidden, head))
+        # Behind a join, coefficients of several values wait at once.
+        largest *= 1 + any(isinstance(passed.step, Join) for passed in hidden)
         rows = head.after.low.numel() - 1
         examples = max(1, self.memory_mb * 2**20 // (8 * _COPIES * rows * largest))
         return min(examples, _CPU_EXAMPLES) if inputs.is_cpu else examples
@@ -336,8 +327,56 @@ class BoxCertifier:
                 remedy="Scale them as stobatch.data does.",
             )
         device = next(self.layers.parameters()).device
-        require_plain_float32(self.layers, device)
+        require_plain_float32(self.layers.modules(), device)
         return inputs.to(device)
+
+
+class RadiusSearch(Search):
+    """Bisection for the largest multiple of `tolerance` up to `largest` that is certified, row by row.
+
+    **Guarantee.** At every moment each radius is one that was checked, or 0.
+    """
+
+    def __init__(
+        self, certifier: BoxCertifier, inputs: Tensor, unit: Radius, *, largest: float, tolerance: float
+    ) -> None:
+        if not 0 < tolerance <= largest:
+            raise UnitError(
+                f"tolerance={tolerance:g} with largest={largest:g} leaves no radius to check.",
+                remedy="Give 0 < tolerance <= largest.",
+            )
+        self.certifier, self.unit, self.tolerance = certifier, unit, tolerance
+        self.inputs = certifier._checked(inputs)
+        self.predictions: Tensor | None = None
+        self.proved = torch.zeros(len(inputs), dtype=torch.long, device=self.inputs.device)
+        self.failed = torch.full_like(self.proved, int(largest / tolerance + 1e-9) + 1)
+
+    @torch.no_grad()
+    def step(self) -> bool:
+        """Find the predictions, then try one radius for each row that is open; return whether any row is."""
+        if self.predictions is None:
+            self.predictions = self.certifier.predict(self.inputs)
+            return bool(len(self.inputs))
+        todo = (self.failed - self.proved > 1).nonzero().squeeze(1)
+        if not len(todo):
+            return False
+        middle = (self.proved[todo] + self.failed[todo]) // 2
+        radius = _checked_radii(middle.double() * self.tolerance, self.inputs[todo])
+        holds = self.certifier._margins(self.inputs[todo], self.predictions[todo], radius, until_positive=True) > 0
+        self.proved[todo] = torch.where(holds, middle, self.proved[todo])
+        self.failed[todo] = torch.where(holds, self.failed[todo], middle)
+        return bool((self.failed - self.proved > 1).any())
+
+    def drop(self, rows: slice) -> None:
+        self.failed[rows] = self.proved[rows] + 1
+
+    def radii(self) -> BoundRadii:
+        assert self.predictions is not None
+        return BoundRadii(self.predictions, self.proved.double() * self.tolerance)
+
+    def read(self) -> BoundCertificates:
+        label, radius = self.radii()
+        return BoundCertificates(label.cpu().numpy(), radius.cpu().numpy(), bound_kind(self.unit))
 
 
 def _require_within(limits: InputRange, inputs: Tensor) -> None:
@@ -365,17 +404,57 @@ def _ball(inputs: Tensor, radii: Tensor) -> Box:
     return Box((centre - wide).clamp(-1, 1), (centre + wide).clamp(-1, 1))
 
 
-def _passes(steps: list[Step], box: Box) -> Iterator[Passed]:
-    for step in steps:
+class Node(NamedTuple):
+    """An operation as a map of bounds, and where its values come from."""
+
+    step: Step | Join
+    inputs: tuple[int, ...]
+
+
+def _passes(steps: list[Node], box: Box) -> Iterator[Passed]:
+    boxes = {graph.INPUT: box}
+    for place, (step, inputs) in enumerate(steps):
+        box, *others = parts = [boxes[source] for source in inputs]
         if isinstance(step, Dense) and box.low.dim() != 2:
             shape = "x".join(map(str, box.low.shape[1:]))
             raise ModelError(f"a linear layer is given {shape} values.", remedy="Put nn.Flatten() before it.")
-        passed = step.forward(box)
+        if isinstance(step, Join):
+            _require_same_shape(step, parts)
+            passed = Passed(step, box, *step.join(parts), inputs, tuple(parts))
+        else:
+            assert not others
+            passed = replace(step.forward(box), inputs=inputs)
         yield passed
-        box = passed.after
+        boxes[place] = passed.after
 
 
-def _require_within_bounds(steps: list[Step], inputs: Tensor, scores: Tensor) -> None:
+def _require_same_shape(step: Join, parts: list[Box]) -> None:
+    shapes = {tuple(part.low.shape) for part in parts}
+    if isinstance(step, linear.Sum) and len(shapes) > 1:
+        raise ModelError(
+            f"a sum of values of shapes {sorted(shape[1:] for shape in shapes)} has no bounds.",
+            remedy="Bring them to one shape before.",
+        )
+
+
+def _inside(network: nn.Module) -> nn.Module:
+    """Return what a call of the network computes, and nothing else: its stack of layers, or the module handed over."""
+    if type(network) is not HandedOver:
+        return require_stack(network)
+    require_unaltered("the network", network)
+    return network.module
+
+
+def why_unbounded(network: nn.Module) -> str:
+    """Return why there are no bounds for a network, or nothing if there are."""
+    try:
+        BoxCertifier.of(network, memory_mb=1)
+    except ModelError as error:
+        return error.what
+    return ""
+
+
+def _require_within_bounds(steps: list[Node], inputs: Tensor, scores: Tensor) -> None:
     """Raise unless the scores lie in the bounds of a ball of radius 0 around the inputs that they were given for."""
     *_, last = _passes(steps, _ball(inputs, inputs.new_zeros(len(inputs)).double()))
     box = last.after
@@ -404,51 +483,63 @@ def _leads(head: Passed, predictions: Tensor) -> Rows:
     return Rows(weight[named] - weight[others], constant, owner)
 
 
-_MAKERS: dict[type[nn.Module], Callable[..., Step]] = {
+_MAKERS: dict[type[nn.Module], Callable[..., Step | Join]] = {
     Squash: lambda layer, device: Clamp(layer.slope, layer.thresholds),
     nn.Linear: lambda layer, device: Dense(layer),
     nn.Conv2d: lambda layer, device: Convolution(layer),
     nn.AvgPool2d: lambda layer, device: AveragePool(_pair(layer.kernel_size), _pair(layer.stride), device),
-    nn.MaxPool2d: lambda layer, device: LargestPool(_pair(layer.kernel_size), _pair(layer.stride)),
+    nn.AdaptiveAvgPool2d: lambda layer, device: AdaptivePool(partial(graph.window_of, layer), device),
+    nn.MaxPool2d: lambda layer, device: LargestPool(
+        _pair(layer.kernel_size), _pair(layer.stride), _pair(layer.padding)
+    ),
+    FrozenAffine: lambda layer, device: ChannelScaling(layer.scale, layer.shift),
     nn.Flatten: lambda layer, device: Flatten(),
     nn.ReLU: lambda layer, device: Rectifier(),
     nn.Tanh: lambda layer, device: HyperbolicTangent(),
+    graph.Sum: lambda layer, device: linear.Sum(),
+    graph.Concatenation: lambda layer, device: linear.Concatenation(),
 }
 """Of these classes themselves: a subclass may compute anything."""
 
-_NO_PADDING: dict[str, object] = {"padding": (0, 0), "ceil_mode": False}
 _REQUIRED: dict[type[nn.Module], dict[str, object]] = {
     nn.Conv2d: {"groups": 1, "dilation": (1, 1), "padding_mode": "zeros"},
-    nn.AvgPool2d: {**_NO_PADDING, "divisor_override": None},
-    nn.MaxPool2d: {**_NO_PADDING, "dilation": (1, 1), "return_indices": False},
+    nn.AvgPool2d: {"padding": (0, 0), "ceil_mode": False, "divisor_override": None},
+    nn.MaxPool2d: {"ceil_mode": False, "dilation": (1, 1), "return_indices": False},
     nn.Flatten: {"start_dim": 1, "end_dim": -1},
 }
 
 
-def _steps(layers: nn.Sequential) -> list[Step]:
-    """Return the layers as maps of bounds, or why there are none."""
-    if not len(layers) or type(layers[-1]) is not nn.Linear or layers[-1].out_features < 2:
+def _steps(layers: nn.Module) -> list[Node]:
+    """Return the operations as maps of bounds, or why there are none."""
+    require_unaltered("the stack of layers" if graph.is_plain_stack(layers) else "the network", layers)
+    operations = graph.operations_of(layers)
+    last = operations[-1].layer if operations else None
+    if type(last) is not nn.Linear or last.out_features < 2:
         raise ModelError(
             "the last layer has to be linear, with two classes or more.", remedy="End the network with nn.Linear."
         )
-    if type(layers) is not nn.Sequential:
-        raise ModelError(
-            f"the layers are in a {type(layers).__name__}.",
-            why="A subclass may compute anything.",
-            remedy="Put them into an nn.Sequential.",
-        )
-    require_unaltered("the stack of layers", layers)
-    for name, layer in layers.named_children():
-        _refuse_unknown(name, layer)
+    for operation in operations:
+        _refuse_unknown(operation.name, operation.layer)
+    for name, layer in layers.named_modules():
         require_unaltered(f"layer '{name}'", layer)
-    device = layers[-1].weight.device
-    return [_MAKERS[type(layer)](layer, device) for layer in layers if not isinstance(layer, nn.Identity)]
+    steps: list[Node] = []
+    places = {graph.INPUT: graph.INPUT}
+    for place, operation in enumerate(operations):
+        inputs = tuple(places[source] for source in operation.inputs)
+        if isinstance(operation.layer, nn.Identity):
+            places[place] = inputs[0]
+        else:
+            places[place] = len(steps)
+            steps.append(Node(_MAKERS[type(operation.layer)](operation.layer, last.weight.device), inputs))
+    return steps
 
 
 def _refuse_unknown(name: str, layer: nn.Module) -> None:
     kind = type(layer)
     if kind is not nn.Identity and kind not in _MAKERS:
-        known = ", ".join(known.__name__ for known in _MAKERS)
+        known = ", ".join(
+            known.__name__ for known in _MAKERS if known.__module__.startswith("torch.") or known is Squash
+        )
         raise ModelError(f"layer '{name}' is {kind.__name__}: no bounds are known for it.", remedy=f"Use only {known}.")
     for setting, required in _REQUIRED.get(kind, {}).items():
         given = getattr(layer, setting)
@@ -464,7 +555,8 @@ def _refuse_unknown(name: str, layer: nn.Module) -> None:
             f"layer '{name}' has the slope {layer.slope:g} and thresholds {layer.thresholds}.",
             remedy="Give a positive slope and thresholds inside the range of inputs.",
         )
-    for parameter, value in layer.named_parameters():
+    held = dict(layer.named_parameters()) | dict(layer.named_buffers())
+    for parameter, value in held.items():
         plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
         if not plain or value.dtype != torch.float32 or not bool(value.isfinite().all()):
             raise ModelError(

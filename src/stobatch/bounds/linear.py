@@ -117,15 +117,31 @@ class Step(ABC):
         return None
 
 
+class Join(ABC):
+    """One operation on several values, as a map of bounds."""
+
+    @abstractmethod
+    def join(self, parts: Sequence[Box]) -> tuple[Box, Tensor | None]:
+        """Return the box after it, and how far it rounds."""
+
+    @abstractmethod
+    def split(self, coefficients: Tensor, parts: Sequence[Box]) -> list[Tensor]:
+        """Return the coefficients of each of the values, from those of what it made of them."""
+
+
 @dataclass(frozen=True)
 class Passed:
     """What a forward pass of boxes leaves behind at one layer."""
 
-    step: Step
+    step: Step | Join
     before: Box
     after: Box
     rounding: Tensor | None = None
     """How far each value may lie from the real number that it stands for, given the values before."""
+    inputs: tuple[int, ...] | None = None
+    """Where in the trace its values come from, -1 for the network's input; None for the layer before."""
+    parts: tuple[Box, ...] = ()
+    """All boxes that a join was given; `before` is the first."""
 
 
 class Affine(Step):
@@ -229,6 +245,70 @@ class AveragePool(Affine):
         return _spread(maps, self.weight, shape, self.stride, (0, 0)).view(len(coefficients), *shape)
 
 
+@final
+class AdaptivePool(Step):
+    """The mean of windows whose size follows from the picture's."""
+
+    def __init__(self, window: Callable[[Sequence[int]], tuple[int, int]], device: torch.device) -> None:
+        self.window, self.device = window, device
+
+    def forward(self, before: Box) -> Passed:
+        window = self.window(before.low.shape[2:])
+        return AveragePool(window, window, self.device).forward(before)
+
+
+@final
+class ChannelScaling(Affine):
+    """A factor and a shift for every channel: one product and one sum, which the error model counts as three."""
+
+    fan_in = 1
+
+    def __init__(self, scale: Tensor, shift: Tensor) -> None:
+        self.weight, self.shift = scale.detach().double(), shift.detach().double()
+
+    @property
+    def bias(self) -> Tensor:  # type: ignore[override]
+        return self.shift
+
+    def forward(self, before: Box) -> Passed:
+        channels = (-1, *(1,) * (before.low.dim() - 2))
+        return Affine.forward(ChannelScaling(self.weight.view(channels), self.shift.view(channels)), before)
+
+    def product(self, weight: Tensor, values: Tensor) -> Tensor:
+        return values * weight
+
+    def transposed(self, coefficients: Tensor, shape: torch.Size) -> Tensor:
+        return coefficients * self.weight
+
+
+@final
+class Sum(Join):
+    """x + y, rounded once."""
+
+    def join(self, parts: Sequence[Box]) -> tuple[Box, Tensor]:
+        one, other = parts
+        # |fl(x + y) - (x + y)| <= u|x + y| <= u(|x| + |y|). The bounds' own share pays, as an affine layer's does, for
+        # their sums here and for the roundings of coefficients that meet these values on the way back.
+        sizes = one.reach + other.reach
+        share = gamma(FLOAT32_UNIT, 2) + gamma(FLOAT64_UNIT, 4 * sizes[0].numel() + SPARE_ROUNDINGS)
+        rounding = torch.where(sizes < LARGEST_SUM, share * sizes + 4 * SMALLEST_NORMAL, torch.nan)
+        return Box(one.low + other.low - rounding, one.high + other.high + rounding), rounding
+
+    def split(self, coefficients: Tensor, parts: Sequence[Box]) -> list[Tensor]:
+        return [coefficients, coefficients]
+
+
+@final
+class Concatenation(Join):
+    """Values beside each other, along their channels: exact."""
+
+    def join(self, parts: Sequence[Box]) -> tuple[Box, None]:
+        return Box(torch.cat([part.low for part in parts], 1), torch.cat([part.high for part in parts], 1)), None
+
+    def split(self, coefficients: Tensor, parts: Sequence[Box]) -> list[Tensor]:
+        return list(torch.split(coefficients, [part.low.shape[1] for part in parts], 1))
+
+
 def _pair(setting: tuple[int, ...]) -> tuple[int, int]:
     return setting[0], setting[1]
 
@@ -306,14 +386,50 @@ def _outwards(values: Tensor, relative_error: float, way: int) -> Tensor:
 @final
 @dataclass(frozen=True)
 class LargestPool(Step):
-    """The largest value of every window: monotone and exact."""
+    """The largest value of every window: monotone and exact. At least the value with the highest lower end, and that
+    value itself where no other can exceed it; else at most the highest upper end.
+    """
 
     size: tuple[int, int]
     stride: tuple[int, int]
+    padding: tuple[int, int] = (0, 0)
 
     def forward(self, before: Box) -> Passed:
-        low, high = (F.max_pool2d(end, self.size, self.stride) for end in (before.low, before.high))
+        low, high = (F.max_pool2d(end, self.size, self.stride, self.padding) for end in (before.low, before.high))
         return Passed(self, before, Box(low, high))
+
+    def backward(self, rows: Rows, passed: Passed, lower_slope: LowerSlope) -> Rows:
+        box, highest = passed.before, passed.after.high
+        # The place of the value with the highest lower end, in its map; -inf around the picture is never chosen.
+        floor, chosen = F.max_pool2d(box.low, self.size, self.stride, self.padding, return_indices=True)
+        alone = self._highest_of_others(box.high, chosen) <= floor
+        # Windows in which something is unknown say nothing.
+        unknown = floor.isnan() | highest.isnan()
+        helps, harms = rows.coefficients.clamp(min=0), rows.coefficients.clamp(max=0)
+        followed = helps + torch.where(alone[rows.owner], harms, 0.0)
+        capped = torch.where(alone[rows.owner], 0.0, harms)
+        spread = torch.zeros(len(helps), *box.low.shape[1:], dtype=helps.dtype, device=helps.device)
+        spread.flatten(2).scatter_add_(2, chosen[rows.owner].flatten(2), followed.flatten(2))
+        # No coefficient goes on where a value is capped, so no layer before pays for the rounding of this sum.
+        cap = torch.where(unknown, torch.nan, highest)
+        sums = gamma(FLOAT64_UNIT, 4 * highest[0].numel() + SPARE_ROUNDINGS)
+        paid = _dot(capped.abs(), cap.abs()[rows.owner]) * sums + SMALLEST_NORMAL
+        return Rows(spread, rows.constant + _dot(capped, cap[rows.owner]) - paid, rows.owner)
+
+    def _highest_of_others(self, high: Tensor, chosen: Tensor) -> Tensor:
+        """Return the highest upper end in every window but that of the chosen value."""
+        sides = high.shape[2:]
+        places = torch.arange(sides[0] * sides[1], device=high.device, dtype=high.dtype).view(1, 1, *sides)
+        down, right = self.padding
+        around = (right, right, down, down)
+
+        def windows(values: Tensor, fill: float) -> Tensor:
+            padded = F.pad(values, around, value=fill)
+            found = padded.unfold(2, self.size[0], self.stride[0]).unfold(3, self.size[1], self.stride[1])
+            return found.flatten(4)
+
+        here = windows(places, -1.0) == chosen.unsqueeze(-1)
+        return windows(high, -torch.inf).masked_fill(here, -torch.inf).amax(-1)
 
 
 @final
@@ -329,16 +445,47 @@ class Flatten(Step):
 
 
 def lower_bounds(rows: Rows, trace: Sequence[Passed], lower_slope: LowerSlope) -> Tensor:
-    """Return the best of the bounds that the rows reach on their way back, from the box they stand on to the first."""
-    # Every place on the way back gives a lower bound of the same quantity, so the largest holds; the walk ends at the
-    # first layer that knows only boxes.
-    best = rows.lowest(trace[-1].after)
-    for passed in reversed(trace):
-        moved = passed.step.backward(rows, passed, lower_slope)
+    """Return the best of the bounds that the rows reach on their way back, from the box they stand on to the first.
+
+    On the way a row has coefficients at one value, or behind a join at several: lead >= Σ a·z + constant over all of
+    them. Every such cut through the network gives a lower bound of the same quantity, so the largest holds.
+    """
+    best, constant, owner = rows.lowest(trace[-1].after), rows.constant, rows.owner
+    waiting, seen = {len(trace) - 1: rows.coefficients}, True
+    boxes = {-1: trace[0].before} | {place: passed.after for place, passed in enumerate(trace)}
+    for place, passed in reversed(list(enumerate(trace))):
+        if place not in waiting:
+            continue
+        here = Rows(waiting.pop(place), constant, owner)
+        inputs = (place - 1,) if passed.inputs is None else passed.inputs
+        moved = _moved(here, passed, lower_slope)
         if moved is None:
-            break
-        rows = moved
+            # Boxes are all there is: the row is bounded over this one, and goes on with what it has elsewhere.
+            if not waiting and seen:
+                return best
+            constant, seen = here.lowest(passed.after), False
+            continue
+        coefficients, constant = moved
+        for source, part in zip(inputs, coefficients, strict=True):
+            waiting[source] = waiting[source] + part if source in waiting else part
         # Before an affine layer the bound is never worse than behind it, so boxes behind need no look.
-        if isinstance(passed.step, Affine) or passed is trace[0]:
-            best = torch.maximum(best, rows.lowest(passed.before))
-    return best
+        seen = isinstance(passed.step, Affine) or place == 0
+        if seen:
+            best = torch.maximum(best, _lowest(waiting, boxes, constant, owner))
+    return best if seen else torch.maximum(best, _lowest(waiting, boxes, constant, owner))
+
+
+def _moved(here: Rows, passed: Passed, lower_slope: LowerSlope) -> tuple[list[Tensor], Tensor] | None:
+    if isinstance(passed.step, Step):
+        moved = passed.step.backward(here, passed, lower_slope)
+        return None if moved is None else ([moved.coefficients], moved.constant)
+    constant = here.constant
+    if passed.rounding is not None:
+        constant = constant - _dot(here.coefficients.abs(), passed.rounding[here.owner])
+    return passed.step.split(here.coefficients, passed.parts), constant
+
+
+def _lowest(waiting: dict[int, Tensor], boxes: dict[int, Box], constant: Tensor, owner: Tensor) -> Tensor:
+    for place, coefficients in waiting.items():
+        constant = Rows(coefficients, constant, owner).lowest(boxes[place])
+    return constant

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from stobatch.comparison.plan import TEST_DATA, Compared, plan_comparison
 from stobatch.config import RunConfig
 from stobatch.data import Dataset
 from stobatch.evaluation.attack import evaluate
 from stobatch.evaluation.certify import certify
 from stobatch.files import as_written, write_json
-from stobatch.models import Classifier
 from stobatch.reporting.comparison_document import build_comparison
 from stobatch.reporting.summary import Facts
 from stobatch.results import CertificateSummary, Comparison, Scores, Training
@@ -30,7 +31,7 @@ def compare(
     seeds: Sequence[int] | None = None,
     repeats: int = 1,
     dataset: Dataset | None = None,
-    networks: Mapping[str, Classifier] | None = None,
+    networks: Mapping[str, nn.Module] | None = None,
     quiet: bool = False,
     device: str | None = None,
 ) -> Comparison:

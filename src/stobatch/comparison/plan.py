@@ -9,6 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from stobatch import data
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
@@ -17,9 +19,9 @@ from stobatch.errors import RunError, SettingError, StobatchError, UnitError
 from stobatch.evaluation.protocols import radii_of
 from stobatch.evaluation.tables import data_root
 from stobatch.files import read_json
-from stobatch.loading import make_network, make_plan
+from stobatch.loading import make_network, make_plan, name_network
 from stobatch.methods import can_certify, verifiers_of
-from stobatch.models import Classifier
+from stobatch.models import Classifier, hand_over
 from stobatch.reporting.format import privacy_words
 from stobatch.results import StartedRun
 from stobatch.runs import Run
@@ -46,7 +48,7 @@ class Compared:
 
     @property
     def certifies(self) -> bool:
-        return can_certify(self.config)
+        return can_certify(self.config, self.network)
 
     @property
     def public(self) -> bool:
@@ -75,7 +77,7 @@ def plan_comparison(
     seeds: Sequence[int] | None,
     repeats: int,
     dataset: Dataset | None,
-    networks: Mapping[str, Classifier],
+    networks: Mapping[str, nn.Module],
     device: str | None,
 ) -> list[Compared]:
     """Return every training of a comparison in order, or an error; nothing is written."""
@@ -86,21 +88,24 @@ def plan_comparison(
             f"{out} is a run.", why="A comparison is a folder of several runs.", remedy="Choose another --out."
         )
     placed = {n: c.override("machine.device", device) if device is not None else c for n, c in configs.items()}
+    placed = {name: name_network(config, networks.get(name)) for name, config in placed.items()}
     _require_one_measurement(placed)
     found: list[Compared] = []
     for name, config in placed.items():
         info = dataset.info if dataset else data.describe(config.data, data_root(config))
         try:
-            the_plan = make_plan(config, info, networks.get(name))
+            given = networks.get(name)
+            network = None if given is None else hand_over(given, info.input_shape, info.num_classes)
+            the_plan = make_plan(config, info, network)
         except StobatchError as error:
             raise type(error)(f"row '{name}': {error.what}", why=error.why, remedy=error.remedy) from None
-        _require_answers(name, config, info, the_plan, networks.get(name))
+        _require_answers(name, config, info, the_plan, network)
         use_device(config.machine)
         status = str((the_plan.claim if seeds is None else the_plan.claim.with_public_seed()).status)
         for number in range(1, repeats + 1) if seeds is None else seeds:
             folder = f"secret-{number}" if seeds is None else f"seed-{number}"
             own = config.replace(seed=None if seeds is None else number)
-            found.append(Compared(name, number, own, Run(out / slug(name) / folder), networks.get(name), status))
+            found.append(Compared(name, number, own, Run(out / slug(name) / folder), network, status))
     for one in found:
         _require_own_directory(one, dataset)
     if dataset is not None:
@@ -108,7 +113,7 @@ def plan_comparison(
     return found
 
 
-def _require_names(configs: Mapping[str, RunConfig], networks: Mapping[str, Classifier]) -> None:
+def _require_names(configs: Mapping[str, RunConfig], networks: Mapping[str, nn.Module]) -> None:
     if not configs:
         raise SettingError(
             "there is nothing to compare.", remedy="Give at least one row: a name and its configuration."
@@ -174,7 +179,7 @@ def _require_answers(
     settings = config.evaluation
     radii_of(settings, prod(info.input_shape))
     untrained = make_network(config, info, Seeds.reproducible(0), network).eval()
-    ways = verifiers_of(config, the_plan, untrained) if can_certify(config) else ()
+    ways = verifiers_of(config, the_plan, untrained) if can_certify(config, untrained) else ()
     for kind in (kind for way in ways for kind in way.kinds):
         if kind.unit.norm != settings.norm:
             raise UnitError(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stobatch.config import CanaryConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples
+from stobatch.dp.parts import TrainedPart
 from stobatch.errors import SettingError
 from stobatch.seeds import Seeds
 
@@ -121,5 +122,9 @@ CANARY_SCORES = "canary_scores.safetensors"
 """In the private folder: what the steps showed of each canary."""
 
 
-def draw_run_canaries(config: RunConfig, info: DatasetInfo, network: torch.nn.Module, seeds: Seeds) -> Planted:
-    return draw_canaries(config.canaries, info, sum(p.numel() for p in network.parameters()), seeds)
+def draw_run_canaries(
+    config: RunConfig, info: DatasetInfo, network: torch.nn.Module, parts: TrainedPart | None, seeds: Seeds
+) -> Planted:
+    """Draw those of a run; canaries of the gradient are of what is trained alone."""
+    trained = parts.trained if parts else sum(p.numel() for p in network.parameters())
+    return draw_canaries(config.canaries, info, trained, seeds)

@@ -165,19 +165,25 @@ def clipped_sum_by_example(network: nn.Module, losses: Losses, batch: Batch, cli
 
 def is_recorded(network: nn.Module) -> bool:
     """Return whether every parameter belongs to a layer whose gradients are known from what it saw."""
+    return not unrecorded(network)
+
+
+def unrecorded(network: nn.Module) -> list[str]:
+    """Return the names of trained parameters that belong to no layer whose gradients are known from what it saw."""
     known = {id(p) for layer in network.modules() if is_known(layer) for p in layer.parameters(recurse=False)}
-    return all(id(p) in known for p in network.parameters() if p.requires_grad)
+    return [name for name, p in network.named_parameters() if p.requires_grad and id(p) not in known]
 
 
 @contextmanager
-def _stirred(network: nn.Module) -> Iterator[None]:
+def stirred(network: nn.Module) -> Iterator[None]:
     """Every weight moved for a moment: where weights start at zero gradients vanish, and mistakes with them."""
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in network.parameters():
             if p.requires_grad:
-                p.add_(torch.randn(p.shape, generator=generator).to(p) / math.sqrt(p.numel() / len(p)))
+                fan_in = p.numel() / len(p) if p.ndim else 1
+                p.add_(torch.randn(p.shape, generator=generator).to(p) / math.sqrt(fan_in))
     try:
         yield
     finally:
@@ -220,7 +226,7 @@ def clipper_for(network: nn.Module, losses: Losses, probe: Batch) -> Clipper:
     """
     if not is_recorded(network) or len(probe[0]) < 2:
         return clipped_sum_by_example
-    with _stirred(network):
+    with stirred(network):
         slow = clipped_sum_by_example(network, losses, probe, 1.0)
         try:
             fast = clipped_sum_in_one_pass(network, losses, probe, 1.0)
@@ -238,7 +244,7 @@ def is_right_in_full(network: nn.Module, losses: Losses, batch: Batch, *, rough:
     count = len(batch[0])
     few = torch.tensor(sorted({0, count // 3, 2 * count // 3, count - 1}), device=batch[0].device)
     rest = torch.ones(count, dtype=torch.bool, device=batch[0].device).index_fill(0, few, False)
-    with _stirred(network):
+    with stirred(network):
         whole = clipped_sum_in_one_pass(network, losses, batch, 1.0)
         others = clipped_sum_in_one_pass(network, losses, tuple(entry[rest] for entry in batch), 1.0)
         slow = clipped_sum_by_example(network, losses, tuple(entry[few] for entry in batch), 1.0)

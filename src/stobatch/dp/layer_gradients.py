@@ -141,7 +141,7 @@ class LinearGradients(LayerGradients):
         self.r, self.h = self._joined(WeightForm.ABSOLUTE)
         differences = [met.rows(num_examples) for met in self.met[WeightForm.DIFFERENCES]]
         usual = not differences or (sum(r.shape[1] for r, _ in differences) == 1 and not self.met[WeightForm.ABSOLUTE])
-        self.formed = None if usual else self._formed()
+        self.formed = None if usual or "weight" not in self.trained else self._formed()
 
     def _joined(self, kind: WeightForm) -> tuple[Tensor, Tensor]:
         pairs = [met.rows(self.num_examples) for met in self.met[kind]]
@@ -216,7 +216,8 @@ class LinearGradients(LayerGradients):
         return total
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        return self._trained({"weight": self._weighted_sum(weights), "bias": weights @ self.g.sum(1)})
+        bias = {"bias": weights @ self.g.sum(1)}
+        return self._trained(bias if "weight" not in self.trained else {"weight": self._weighted_sum(weights)} | bias)
 
     def _weighted_sum(self, weights: Tensor) -> Tensor:
         if self.formed is not None:
@@ -257,10 +258,17 @@ class ConvGradients(LayerGradients):
         positions = sum(m.gradient.numel() for m in usual) // (num_examples * maps)
         # Numbers to read for each example: its rows, positions x (patch + maps), or its gradient, patch x maps.
         by_rows = not moved and positions * (patch + maps) < patch * maps
-        self.formed = None if by_rows else self._formed()
-        self.of_weight = self._of_rows() if self.formed is None else squared_lengths(self.formed)
-        none = self.weight.new_zeros(num_examples, maps)
-        self.bias = sum((_channels(m.gradient, num_examples) for m in usual), start=none)
+        self.formed: Tensor | None = None
+        self.of_weight = self.weight.new_zeros(num_examples, dtype=torch.float64)
+        if "weight" in self.trained:
+            self.formed = None if by_rows else self._formed()
+            self.of_weight = self._of_rows() if self.formed is None else squared_lengths(self.formed)
+        self.bias = self._of_bias()
+
+    def _of_bias(self) -> Tensor:
+        """Return each example's gradient of b, as examples x maps."""
+        none = self.weight.new_zeros(self.num_examples, len(self.weight))
+        return sum((_channels(m.gradient, self.num_examples) for m in self.met[WeightForm.WEIGHT]), start=none)
 
     @staticmethod
     def window_of(layer: nn.Module) -> Window:
@@ -315,6 +323,8 @@ class ConvGradients(LayerGradients):
         return torch.stack(list(norms.values())).sum(0)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        if "weight" not in self.trained:
+            return self._trained({"bias": weights @ self.bias})
         if self.formed is not None:
             maps, channels, *kernel = self.weight.shape
             weight = (weights @ self.formed.flatten(1)).reshape(*kernel, channels, maps).permute(3, 2, 0, 1)

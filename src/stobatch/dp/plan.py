@@ -10,6 +10,8 @@ from typing import Any, final
 
 from stobatch.dp.accounting import LEAST_NOISE, MOST_NOISE, PoissonGaussian, check_delta, noise_for
 from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.parts import TrainedPart
+from stobatch.dp.selection import Search
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
 
@@ -31,6 +33,10 @@ class Plan(ABC):
 
     public_seeds: bool = field(default=False, kw_only=True)
     """Whether the seeds are known to others, who can then take the noise off."""
+    network: tuple[str, ...] = field(default=(), kw_only=True)
+    """Of a network handed over: how it is clipped, and which certificates it will have; no number depends on it."""
+    parts: TrainedPart | None = field(default=None, kw_only=True)
+    """What is trained of the network; None where it is all of it."""
 
     @property
     @abstractmethod
@@ -60,16 +66,28 @@ class Plan(ABC):
         """The mechanism that the proof says is not exceeded, at any ε; None where nothing so exact is said."""
         return None
 
+    def mechanism_of(self, accounted_steps: int | None = None) -> PoissonGaussian | Search | None:
+        """Return what is paid for the plan, or for as many steps as were counted; None where nothing so exact is
+        said.
+        """
+        return None
+
     @abstractmethod
     def rows(self) -> list[PlanRow]: ...
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        return {name: value for name, value in vars(self).items() if name != "public_seeds"}
+        derived_from = vars(self).keys() - {"public_seeds", "network", "parts"}
+        return {name: value for name, value in vars(self).items() if name in derived_from}
+
+    def _rows_of_parts(self) -> list[PlanRow]:
+        parts = self.parts
+        return [PlanRow("parameters trained", "", parts.trained, f"of {parts.parameters}", "")] if parts else []
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [vars(row) for row in self.rows()]
-        return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows}
+        rows = [vars(row) for row in (*self.rows(), *self._rows_of_parts())]
+        said = {"network": list(self.network)} if self.network else {}
+        return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows, **said}
 
 
 @dataclass(frozen=True)
@@ -265,6 +283,9 @@ class DpSgdPlan(Plan):
     @property
     def curve(self) -> PoissonGaussian:
         return self.mechanism(self.most_steps)
+
+    def mechanism_of(self, accounted_steps: int | None = None) -> PoissonGaussian | Search | None:
+        return self.mechanism(max(accounted_steps or self.most_steps, self.steps))
 
     def spent(self, steps: int) -> float:
         """ε after that many steps; the whole run spends `claim.epsilon`."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from stobatch.attacks import FGSM, IFGSM, Attack, Ball, Budget, Goal, Plain, make_attack
 from stobatch.config import CertificationConfig, EvaluationConfig
@@ -22,7 +23,6 @@ from stobatch.evaluation.summaries import attack_summary, probe_of, probe_radius
 from stobatch.evaluation.tables import about_test_records, begin, end, open_run, tabulate, test_examples
 from stobatch.files import PRIVATE, Columns, as_written, serialise_tensors, tensors_sha256, write_tensors
 from stobatch.loading import TrainedModel, require_weights, seeds_of
-from stobatch.models import Classifier
 from stobatch.progress import Tick
 from stobatch.results import Attack as AttackDocument
 from stobatch.results import CertificateSummary, Pictures, ProbeRecords, Scores
@@ -100,7 +100,7 @@ def _begin(
     run: str | Path,
     overrides: dict[str, Any] | None,
     dataset: Dataset | None,
-    network: Classifier | None,
+    network: nn.Module | None,
     device: str | None,
     *,
     seed: int | None,
@@ -120,7 +120,7 @@ def attack(
     function: str = "single_pass",
     overrides: dict[str, Any] | None = None,
     dataset: Dataset | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     seed: int | None = None,
     resume: bool = False,
     quiet: bool = False,
@@ -154,7 +154,7 @@ def evaluate(
     *,
     overrides: dict[str, Any] | None = None,
     dataset: Dataset | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     seed: int | None = None,
     resume: bool = False,
     quiet: bool = False,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from stobatch.data import Dataset, Examples
 from stobatch.errors import UnitError
@@ -15,7 +16,6 @@ from stobatch.evaluation.summaries import certificate_summary
 from stobatch.evaluation.tables import begin, end, open_run, tabulate, test_examples
 from stobatch.files import Columns
 from stobatch.loading import TrainedModel
-from stobatch.models import Classifier
 from stobatch.progress import Tick
 from stobatch.results import CertificateSummary
 from stobatch.sound.verifiers import best_of
@@ -26,7 +26,7 @@ def certify(
     *,
     overrides: dict[str, Any] | None = None,
     dataset: Dataset | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     seed: int | None = None,
     resume: bool = False,
     quiet: bool = False,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from stobatch import data
 from stobatch.config import RunConfig
@@ -16,7 +17,6 @@ from stobatch.data.overlap import is_own, require_apart, statement
 from stobatch.errors import DataError, SettingError
 from stobatch.files import Columns, Records
 from stobatch.loading import TrainedModel, load, seeds_of
-from stobatch.models import Classifier
 from stobatch.progress import Progress, Tick, progress
 from stobatch.runs import MANIFEST, require_unchanged, seal
 from stobatch.seeds import Seeds
@@ -76,7 +76,7 @@ def require_allowed(changes: dict[str, Any]) -> None:
 
 
 def open_run(
-    run: str | Path, overrides: dict[str, Any] | None, network: Classifier | None, device: str | None
+    run: str | Path, overrides: dict[str, Any] | None, network: nn.Module | None, device: str | None
 ) -> TrainedModel:
     """Return a trained model with settings changed that leave it what it is."""
     changes = {**(overrides or {}), **({"machine.device": device} if device else {})}

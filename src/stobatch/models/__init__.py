@@ -1,12 +1,14 @@
-"""Networks: the paper's three f(x) = g(a(x)), plain stacks of layers, and an adapter for your own."""
+"""Networks: the paper's three f(x) = g(a(x)), plain stacks of layers, and your own."""
 
 from stobatch.dp.mixing import mixing_layers
 from stobatch.models.affine import AffineEncoder, ConvEncoder, DenseEncoder, OperatorNorms
 from stobatch.models.architectures import Architecture, build, build_encoder, initialise
 from stobatch.models.classifier import Classifier, bytes_per_row, rows_in_memory
+from stobatch.models.handed_over import HandedOver, hand_over
 from stobatch.models.layered import Layered, build_layered
 from stobatch.models.network import Head, Network, ReferenceNorm, from_layers
-from stobatch.models.validators import replace_batch_norm, require_per_example
+from stobatch.models.replacements import FrozenAffine, fix, replace_batch_norm
+from stobatch.models.validators import require_per_example
 
 __all__ = [
     "AffineEncoder",
@@ -14,6 +16,8 @@ __all__ = [
     "Classifier",
     "ConvEncoder",
     "DenseEncoder",
+    "FrozenAffine",
+    "HandedOver",
     "Head",
     "Layered",
     "Network",
@@ -23,7 +27,9 @@ __all__ = [
     "build_encoder",
     "build_layered",
     "bytes_per_row",
+    "fix",
     "from_layers",
+    "hand_over",
     "initialise",
     "mixing_layers",
     "replace_batch_norm",

@@ -140,7 +140,8 @@ class Architecture:
 def _handed_over(*_: object) -> NoReturn:
     raise ModelError(
         "architecture 'custom' has to be handed over in Python.",
-        remedy="Call stobatch.train(config, network=stobatch.models.from_layers(...)).",
+        why="A run holds the weights of a network of your own, and not its code.",
+        remedy="Give it as network=...: any nn.Module, or what stobatch.from_layers makes of one.",
     )
 
 

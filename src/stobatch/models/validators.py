@@ -1,4 +1,4 @@
-"""Refuse networks in which one example can reach another's output or is left behind, and mend what can be mended.
+"""Refuse networks in which one example can reach another's output or is left behind.
 
 What mixes is found by type and by experiment (`dp.mixing`). A module that writes down something of the examples that
 pass is found by comparing it, bit by bit, with what it was before a pass (`unchanged`) or a training (`SavedState`).
@@ -6,7 +6,6 @@ pass is found by comparing it, bit by bit, with what it was before a pass (`unch
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,30 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stobatch.dp.mixing import FEW_ROWS, mixing_experiment, mixing_layers, require_no_mixing_layers
+from stobatch.dp.mixing import FEW_ROWS, mixing_experiment, require_no_mixing_layers
 from stobatch.errors import ModelError
 from stobatch.models.classifier import Classifier
-from stobatch.models.network import group_norm
-
-
-def replace_batch_norm(module: nn.Module) -> nn.Module:
-    """Return a copy with every batch normalisation replaced by a GroupNorm over the same channels."""
-    return _replaced(copy.deepcopy(module), {})
-
-
-def _replaced(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    if module not in done:
-        done[module] = _group_norm(module) if mixing_layers(module) == [""] else module
-        for name, child in list(module._modules.items()):
-            if child is not None:
-                setattr(module, name, _replaced(child, done))
-    return done[module]
-
-
-def _group_norm(layer: nn.Module) -> nn.GroupNorm:
-    channels = layer.num_features
-    assert isinstance(channels, int)
-    return group_norm(channels, on_maps=not isinstance(layer, nn.BatchNorm1d))
 
 
 def require_per_example(network: Classifier, rows: int = FEW_ROWS) -> None:
@@ -48,7 +26,7 @@ def require_per_example(network: Classifier, rows: int = FEW_ROWS) -> None:
     """
     require_no_mixing_layers(
         network,
-        remedy="Set model.normalisation to reference or group, or use stobatch.models.replace_batch_norm(module).",
+        remedy="Set model.normalisation to reference or group, or use stobatch.models.fix(module).",
     )
     generator = torch.Generator().manual_seed(1)
     with unchanged(network):
@@ -88,9 +66,7 @@ class _State:
 
     def require_same(self) -> None:
         now, rest = _tensors(self.network), _attributes(self.network)
-        changed = [
-            name for name in now.keys() | self.tensors.keys() if not _same(now.get(name), self.tensors.get(name))
-        ]
+        changed = _differing(now, self.tensors)
         changed += [name for name in rest.keys() | self.rest.keys() if rest.get(name) != self.rest.get(name)]
         if changed:
             raise ModelError(
@@ -101,10 +77,26 @@ class _State:
             )
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(_bits(one), _bits(other))
+def _differing(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
+    """Return the names whose tensors have not the same bits. Those on GPUs get one look, since each look waits."""
+    found, there = [], {}
+    for name in some.keys() | others.keys():
+        one, other = some.get(name), others.get(name)
+        if one is None or other is None or not _comparable(one, other):
+            found.append(name)
+        elif one.is_cuda:
+            there[name] = (_bits(one) != _bits(other)).any()
+        elif not torch.equal(_bits(one), _bits(other)):
+            found.append(name)
+    if there:
+        first = next(iter(there.values())).device
+        looks = torch.stack([look.to(first) for look in there.values()]).tolist()
+        found += [name for name, differs in zip(there, looks, strict=True) if differs]
+    return found
+
+
+def _comparable(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
 
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -172,8 +164,8 @@ class SavedState:
     def require_same(self) -> None:
         """Raise unless it still has the same bits, but for what the method has released with noise."""
         now = untrained(self.network)
-        for name in sorted(now.keys() | self.first.keys()):
-            if name not in self.released and not _same(now.get(name), self.first.get(name)):
+        for name in sorted(_differing(now, self.first)):
+            if name not in self.released:
                 raise ModelError(
                     f"the state '{name}' is not trained, and is not what it was before training.",
                     why="Saved with the model it would publish what it holds of the training data, without noise.",

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stobatch.errors import RunError, SettingError
 from stobatch.files import as_written, write_atomically
-from stobatch.models import Classifier
 from stobatch.reporting.accuracy import Accuracy, measured_accuracy
 from stobatch.reporting.audits import Audits, audits_of
 from stobatch.reporting.comparison_document import compare_runs, settings_tests
@@ -22,10 +21,11 @@ from stobatch.reporting.page import render
 from stobatch.reporting.provenance import Provenance, provenance
 from stobatch.reporting.several_runs import several_runs
 from stobatch.reporting.summary import Facts
-from stobatch.results import ReportSummary, Verification
+from stobatch.results import ReportSummary, Verification, is_old
 from stobatch.runs import MANIFEST, SIGNATURE_FILES, Run, seal
-from stobatch.training.device import environment
-from stobatch.verification import is_old, require_agreement, verify
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def report(
@@ -33,7 +33,7 @@ def report(
     out: str | Path | None = None,
     *,
     images: bool | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     signers: Path | None = None,
     identity: str | None = None,
 ) -> ReportSummary:
@@ -59,6 +59,10 @@ def report(
     with directories[0].held() if inside and directories[0].exists else nullcontext(), as_written(_named(runs)):
         # What a person can mend, a run that was not evaluated, is said before anything is computed.
         facts = [Facts.read(run) for run in directories]
+        # PyTorch and the accountants from here on: to compute again, not to be told what is missing.
+        from stobatch.training.device import environment
+        from stobatch.verification import require_agreement, verify
+
         asked: dict[str, Any] = {"network": network, "signers": signers, "identity": identity}
         rewritten = ("report.html",) if inside else ()
         checked = [verify(run.path, sample=0, rewritten=rewritten, **asked) for run in directories]

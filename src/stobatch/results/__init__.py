@@ -28,6 +28,7 @@ from stobatch.results.audit import (
     recheck,
     untested,
 )
+from stobatch.results.budget import BookedRun, Budget, PlannedSpending, SpentShare, epsilon_words
 from stobatch.results.certificates import CertificateSummary, CertifiedAccuracies, Chosen, Kind, VerifiedAccuracy
 from stobatch.results.checks import (
     Check,
@@ -60,6 +61,7 @@ from stobatch.results.document import Document, Part
 from stobatch.results.export import Exported, ProbeCheck
 from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
 from stobatch.results.prediction import Prediction, Predictions
+from stobatch.results.prior import PriorCard, PriorSource
 from stobatch.results.scores import (
     WORST,
     Attack,
@@ -85,6 +87,7 @@ from stobatch.results.training import (
     PlannedNumber,
     StartedRun,
     Training,
+    is_old,
 )
 
 DOCUMENTS: dict[str, type[Document]] = {
@@ -110,6 +113,8 @@ DOCUMENTS: dict[str, type[Document]] = {
     "data-check": DataCheck,
     "predictions": Predictions,
     "export": Exported,
+    "budget": Budget,
+    "prior": PriorCard,
 }
 """Every document, by the name of its schema in docs/schemas."""
 
@@ -124,8 +129,10 @@ __all__ = [
     "AttackedShare",
     "AttackedSpread",
     "Audit",
+    "BookedRun",
     "Bound",
     "BoundCounts",
+    "Budget",
     "CertificateDetails",
     "CertificateSummary",
     "CertifiedAccuracies",
@@ -172,8 +179,11 @@ __all__ = [
     "Pictures",
     "PlanDocument",
     "PlannedNumber",
+    "PlannedSpending",
     "Prediction",
     "Predictions",
+    "PriorCard",
+    "PriorSource",
     "PrivacyDetails",
     "ProbeCheck",
     "ProbeRecords",
@@ -194,6 +204,7 @@ __all__ = [
     "Share",
     "ShareAt",
     "Source",
+    "SpentShare",
     "Spread",
     "StartedRun",
     "TTest",
@@ -202,6 +213,8 @@ __all__ = [
     "Verification",
     "VerifiedAccuracy",
     "at_radius",
+    "epsilon_words",
+    "is_old",
     "judge_claims",
     "name_of",
     "of_attack",

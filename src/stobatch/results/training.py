@@ -19,6 +19,7 @@ from stobatch.results.document import (
     Text,
     Whole,
 )
+from stobatch.runs import Run
 
 
 class DatasetFacts(Part):
@@ -104,9 +105,12 @@ class PlanDocument(Document):
     sizes: Settings = Field(default_factory=dict)
     """The public numbers that the plan was derived from, by the names that its method gives them."""
     rows: tuple[PlannedNumber, ...]
+    network: Annotated[tuple[Text, ...] | None, NotNull] = None
+    """Of a network handed over: how it is clipped, and which certificates it will have."""
 
     def lines(self) -> list[str]:
-        return [str(self.guarantee), *(f"{row.name}: {row.value:g}" for row in self.rows)]
+        numbers = (f"{row.name}: {row.value:g}" for row in self.rows)
+        return [str(self.guarantee), *numbers, *(self.network or ())]
 
 
 class DataDigests(Part):
@@ -127,6 +131,12 @@ class NetworkFacts(Part):
     handed_over: Flag
     layers: tuple[Text, ...]
     parameters: Count
+    probe: Annotated[tuple[Number, ...] | None, NotNull] = None
+    """Scores of public points by the saved model, where the network was a module of its owner's: what it computes."""
+    trained: Annotated[Count | None, NotNull] = None
+    """How many values were trained, those of adapters included; left out where all parameters were."""
+    trained_names: Annotated[tuple[Text, ...] | None, NotNull] = None
+    """Which: names of parameters; `up` and `down` are an adapter's, which was added to its layer's weight."""
 
 
 class HistoryRow(Part):
@@ -213,3 +223,9 @@ class Manifest(Document):
 
     def lines(self) -> list[str]:
         return [f"{len(self.files)} files", *(f"{verb}: {made.date}" for verb, made in self.made.items())]
+
+
+def is_old(run: Run) -> bool:
+    """Return whether there is nothing to compare with because an older version made the run."""
+    training = Training.read_if_there(run)
+    return not run.has(Manifest.kind) and (training is None or training.weights_sha256 is None)

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch.bounds.boxes import Box, worst_case_scores
 from stobatch.dp.clipping import Batch
-from stobatch.models import Classifier, Layered, Network
+from stobatch.models import Classifier, HandedOver, Layered, Network
 from stobatch.published.losses import reconstruction_losses
 
 
@@ -80,8 +80,9 @@ class IntervalBounds(Term):
     ramped = True
 
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
-        assert isinstance(network, Layered)
-        worst = worst_case_scores(network.layers, Box.around(inputs, share * self.radius), labels)
+        assert isinstance(network, Layered | HandedOver)
+        layers = network.layers if isinstance(network, Layered) else network.module
+        worst = worst_case_scores(layers, Box.around(inputs, share * self.radius), labels)
         return F.cross_entropy(worst, labels, reduction="none")
 
 

@@ -13,12 +13,13 @@ from typing import ClassVar
 
 import torch
 
+from stobatch.bounds.certifier import why_unbounded
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.plan import DpSgdPlan, Plan, TrainersPlan
 from stobatch.errors import ModelError, SettingError
 from stobatch.methods import Method, make_verifiers, require_per_example_at_size
-from stobatch.models import Classifier, Layered, Network, build_layered, require_per_example
+from stobatch.models import Classifier, HandedOver, Layered, Network, build_layered, require_per_example
 from stobatch.seeds import Seeds
 from stobatch.sound.settings import DpSgdSettings, SoundConfig
 from stobatch.sound.step import DpSgdTrainable
@@ -29,6 +30,7 @@ class DpSgdFamily(Method):
     """Everything but the losses. A member names its settings, and refuses networks that it cannot train."""
 
     has_trainers = True
+    trains_parts = True
     certificates: ClassVar[tuple[str, ...]] = ("bounds", "votes")
     trainable: ClassVar[type[DpSgdTrainable]] = DpSgdTrainable
 
@@ -52,6 +54,8 @@ class DpSgdFamily(Method):
         if network is None and config.model.layers is not None:
             # A list that cannot be built is found here, before any data is read.
             build_layered(config.model.layers, info.input_shape, info.num_classes, torch.Generator())
+        if isinstance(network, HandedOver):
+            self.require_trainable(config, network)
         make: Callable[..., DpSgdPlan] = DpSgdPlan
         trainers = config.trainers
         if trainers.num > 1:
@@ -145,7 +149,15 @@ class Sound(DpSgdFamily):
     def require_trainable(self, config: RunConfig, network: Classifier) -> None:
         method = config.method
         assert isinstance(method, SoundConfig)
-        if method.certified_weight and not isinstance(network, Layered):
+        if method.certified_weight and isinstance(network, HandedOver):
+            if unbounded := why_unbounded(network):
+                raise ModelError(
+                    f"the certified loss cannot follow your network: {unbounded}",
+                    why="method.certified_weight is the weight of a loss on bounds, and there are none.",
+                    remedy="Set method.certified_weight=0 and method.natural_weight=1; for votes also "
+                    "method.smoothing_stddev=0.25 and method.views_weight=1.",
+                )
+        elif method.certified_weight and not isinstance(network, Layered):
             raise ModelError(
                 "the certified loss needs a plain stack of layers.",
                 remedy="Set model.architecture to a list of layers, or method.certified_weight=0.",

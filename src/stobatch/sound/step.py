@@ -105,7 +105,7 @@ class DpSgdTrainable(Trainable):
             )
         self.clip = self._clipper(precision)
         if self.clip is clipped_sum_by_example:
-            formed = sum(p.numel() * p.element_size() for p in network.parameters())
+            formed = sum(p.numel() * p.element_size() for p in self.parameters.values())
             self.chunk = max(self.per, min(self.chunk, memory_mb * 2**20 // 4 // formed))
 
     def _read(self) -> None:

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.expectation import Sample
-from stobatch.bounds.certifier import BoundCertificates, BoxCertifier, bound_kind
+from stobatch.bounds.certifier import BoundCertificates, BoxCertifier, RadiusSearch, bound_kind
 from stobatch.config import RunConfig
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError
-from stobatch.models import Classifier, Layered, rows_in_memory
+from stobatch.models import Classifier, HandedOver, Layered, rows_in_memory
 from stobatch.models.validators import unchanged
 from stobatch.results import Chosen
 from stobatch.sound.settings import DpSgdSettings
 from stobatch.types import PAPER_RANGE, Norm, Radius
-from stobatch.verifier import CertificateKind, Verifier, require_same_scores, require_stack
-from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSettings
+from stobatch.verifier import CertificateKind, Search, Verifier, require_same_scores, require_stack
+from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSearch, VoteSettings
 from stobatch.votes.noise import GaussianNoise, HiddenGaussian, SmoothingNoise, vote_samples
 
 _FINEST = PAPER_RANGE.width / 2550
@@ -62,6 +62,12 @@ class BoundsVerifier(Verifier):
             inputs.to(self.network.device), largest=PAPER_RANGE.width, tolerance=_FINEST
         )
         return BoundCertificates(found.prediction.cpu().numpy(), found.radius.cpu().numpy(), bound_kind(self._unit))
+
+    def search(self, inputs: Tensor, generator: torch.Generator, *, farthest: bool, anytime: bool) -> Search:
+        if not farthest and len(self.radii) > 1:
+            return super().search(inputs, generator, farthest=farthest, anytime=anytime)
+        largest, tolerance = (PAPER_RANGE.width, _FINEST) if farthest else (self.radii[0], self.radii[0])
+        return RadiusSearch(self.certifier, inputs, self._unit, largest=largest, tolerance=tolerance)
 
 
 @final
@@ -121,6 +127,15 @@ class VotesVerifier(Verifier):
         )
         return patient.verify(inputs, generator)
 
+    def search(self, inputs: Tensor, generator: torch.Generator, *, farthest: bool, anytime: bool) -> Search:
+        inputs = inputs.to(self.network.device)
+        with unchanged(self.network):
+            rows = self.settings.rows_at_once
+            require_same_scores(self.network, lambda part: self.behind_noise(self.noise.seen(part)), inputs, rows)
+        asked = [Radius(size, self.norm, PAPER_RANGE) for size in (0.0, *self.radii)]
+        radii = None if farthest or not self.stop_early else asked
+        return VoteSearch(self.classifier, inputs, generator, radii, anytime=anytime)
+
     def samples(self) -> dict[str, Sample]:
         return vote_samples(self.network, self.behind_noise, self.noise)
 
@@ -153,11 +168,11 @@ def _asked_about(config: RunConfig) -> tuple[float, ...]:
 
 
 def bounds(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None:
-    """Bounds of the network itself; None for one that is no stack of layers.
+    """Bounds of the network itself; None for one in two parts, with noise between them.
 
-    A stack with a layer that has no bounds is refused where bounds are asked for by name, and passed over else.
+    A network with an operation that has no bounds is refused where they are asked for by name, and passed over else.
     """
-    if not isinstance(network, Layered):
+    if not isinstance(network, Layered | HandedOver):
         return None
     try:
         norm, memory_mb = Norm(config.evaluation.norm), config.machine.memory_mb

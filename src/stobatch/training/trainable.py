@@ -190,6 +190,10 @@ class Reader:
         if isinstance(examples, Examples):
             self.kept = examples.inputs.to(device, dtype), examples.labels.to(device)
 
+    def beside(self, rows: Tensor) -> Tensor:
+        """Return positions where the examples are: a copy at each step would wait until a GPU has nothing to do."""
+        return rows.to(self.device) if isinstance(self.examples, Examples) else rows
+
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and labels at these positions."""
         if isinstance(self.examples, Examples):

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from torch import nn
+
 from stobatch.data import Dataset
 from stobatch.errors import RunError, StobatchError
 from stobatch.loading import load
-from stobatch.models import Classifier
-from stobatch.results import CertificateSummary, Check, Outcome, Source, Training, Verification
+from stobatch.results import CertificateSummary, Check, Outcome, Source, Training, Verification, is_old
 from stobatch.runs import MANIFEST, NOT_LISTED, Run, differences, is_ours, source
 from stobatch.seeds import Seeds
 from stobatch.verification import audits, documents
@@ -20,7 +21,7 @@ from stobatch.verification.checks import agrees, differs, not_checked, sign, sig
 from stobatch.verification.sampling import data_of, sample_checks
 from stobatch.verification.subject import Subject
 
-__all__ = ["BEYOND", "Verification", "is_old", "require_agreement", "sign", "verify"]
+__all__ = ["BEYOND", "Verification", "require_agreement", "sign", "verify"]
 
 BEYOND = (
     "that the noise and the samples of the training were drawn as its plan says, with seeds that stayed secret",
@@ -33,12 +34,6 @@ BEYOND = (
 
 _UNUSABLE = (StobatchError, KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration, OverflowError)
 """What documents that were edited by hand make of code that reads them."""
-
-
-def is_old(run: Run) -> bool:
-    """Return whether there is nothing to compare with because an older version made the run."""
-    training = Training.read_if_there(run)
-    return not run.has(MANIFEST) and (training is None or training.weights_sha256 is None)
 
 
 def require_agreement(verification: Verification) -> None:
@@ -58,7 +53,7 @@ def verify(
     *,
     sample: int = 20,
     dataset: Dataset | None = None,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     signers: Path | None = None,
     identity: str | None = None,
     seed: int | None = None,
@@ -90,7 +85,7 @@ def _checks(
     run: Run,
     sample: int,
     dataset: Dataset | None,
-    network: Classifier | None,
+    network: nn.Module | None,
     signers: Path | None,
     identity: str | None,
     seed: int | None,

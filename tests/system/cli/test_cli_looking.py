@@ -25,6 +25,18 @@ def test_an_answer_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.strip()
 
 
+def test_a_report_says_what_is_missing_before_it_computes_again(tmp_path) -> None:
+    """What follows needs PyTorch: each number of the page is computed from weights, ledger and rows."""
+    code = (
+        "import sys; from stobatch.__main__ import main\n"
+        "try: main()\nexcept SystemExit as end: assert end.code == 2, end.code\nassert 'torch' not in sys.modules"
+    )
+    asked = [sys.executable, "-c", code, "report", str(tmp_path)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "is not a run" in done.stderr
+
+
 def test_the_test_would_notice() -> None:
     """The broken twin: a verb that reads data does import PyTorch."""
     code = (

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import checkpoints
+from support.checkpoints import same_bits
 from support.tiny import as_arguments
 
 SETTINGS = {
@@ -40,11 +41,6 @@ def quiet_run(stobatch_process, tmp_path_factory) -> Path:
     return out
 
 
-def same_bits(one: Path, other: Path, file: Path) -> bool:
-    ours, theirs = (load_file(run / file) for run in (one, other))
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["while", "after"])
 @pytest.mark.parametrize("write", MOMENTS)
@@ -56,7 +52,7 @@ def test_killed_and_resumed(stobatch_process, quiet_run, tmp_path, write, after)
     assert killed.code == -signal.SIGKILL
     resumed = stobatch_process("train", "--out", out, "--resume")
     assert resumed.code == 0, resumed.err
-    assert same_bits(out, quiet_run, Path("model.safetensors"))
+    assert same_bits(out, quiet_run)
     assert same_bits(out, quiet_run, SCORES)
     assert stat.S_IMODE((out / SCORES).stat().st_mode) == 0o600
 
@@ -77,5 +73,5 @@ def test_sums_that_were_not_carried_over_are_caught(stobatch_process, quiet_run,
     assert stobatch_process("train", "--out", out, *ARGUMENTS, kill_at_fsync=moment).code == -signal.SIGKILL
     checkpoints.forge(checkpoints.newest(out), lambda tensors: tensors["carried.canary_sums"].zero_())
     assert stobatch_process("train", "--out", out, "--resume").code == 0
-    assert same_bits(out, quiet_run, Path("model.safetensors"))
+    assert same_bits(out, quiet_run)
     assert not same_bits(out, quiet_run, SCORES)

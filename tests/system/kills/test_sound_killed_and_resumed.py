@@ -7,8 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from support.checkpoints import same_bits
 from support.tiny import as_arguments
 
 import stobatch
@@ -48,11 +47,6 @@ def quiet_run(stobatch_process, tmp_path_factory) -> Path:
     done = stobatch_process("train", "--out", out, *ARGUMENTS, kill_at_fsync=2 * len(WRITES))
     assert done.code == 0, done.err
     return out
-
-
-def same_bits(one: Path, other: Path) -> bool:
-    ours, theirs = (load_file(run / "model.safetensors") for run in (one, other))
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def test_the_three_normalisations_pass_and_batch_is_refused(normalisation):
 def test_batch_normalisation_is_refused_even_when_it_is_asleep():
     """In evaluation mode the experiment sees nothing; the type does."""
     asleep = network(nn.BatchNorm1d(8)).eval()
-    with pytest.raises(ModelError, match=r"head\.body\.0.*BatchNorm1d.*replace_batch_norm"):
+    with pytest.raises(ModelError, match=r"head\.body\.0.*BatchNorm1d.*models\.fix"):
         require_per_example(asleep)
 
 

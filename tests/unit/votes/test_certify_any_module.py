@@ -99,20 +99,20 @@ def test_a_stack_of_the_library_is_certified_as_its_layers_are() -> None:
     assert len(set(one.radius)) > 1
 
 
-class Residual(nn.Module):
+class Gated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        scores: Tensor = self.head(inputs + self.layer(inputs).relu())
+        scores: Tensor = self.head(inputs * self.layer(inputs).relu())
         return scores
 
 
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Residual(), r"no bounds for a Residual.*stobatch\.votes\.certify"),
+        (Gated(), r"no bounds for a Gated.*stobatch\.votes\.certify"),
         (nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)), "layer '1' is GELU: no bounds are known"),
         (nn.Sequential(nn.Linear(2, 2).double()), "float64"),
     ],
@@ -175,7 +175,7 @@ def test_a_vote_names_its_chance_of_error_and_abstains() -> None:
 
 def test_votes_serve_modules_that_bounds_cannot_follow_and_refuse_those_that_mix() -> None:
     torch.manual_seed(0)
-    assert len(votes.certify(Residual(), torch.zeros(3, 2), 0.1, draws=200)) == 3
+    assert len(votes.certify(Gated(), torch.zeros(3, 2), 0.1, draws=200)) == 3
     mixing = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
     with pytest.raises(ModelError, match="layer '0' is in training mode"):
         votes.certify(mixing, torch.zeros(3, 2), 0.1)
@@ -183,6 +183,6 @@ def test_votes_serve_modules_that_bounds_cannot_follow_and_refuse_those_that_mix
     with pytest.raises(ModelError, match="returns"):
         votes.certify(nn.Flatten(0), torch.zeros(3, 2), 0.1)
     with pytest.raises(DataError, match="outside"):
-        votes.certify(Residual(), torch.full((1, 2), 1.5), 0.1)
+        votes.certify(Gated(), torch.full((1, 2), 1.5), 0.1)
     with pytest.raises(DataError, match="no inputs"):
-        votes.certify(Residual(), torch.zeros(0, 2), 0.1)
+        votes.certify(Gated(), torch.zeros(0, 2), 0.1)

@@ -1,0 +1,110 @@
+"""A prior: weights made without private data, as NAME.safetensors, and the card beside them, NAME.card.json.
+
+The card says what the weights have seen. Whoever trains from them on private data cannot find that out from the
+numbers, and a guarantee that starts from weights which have seen the private records is none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from stobatch.errors import RunError
+from stobatch.files import read_json, read_tensors, serialise_tensors, tensors_sha256, write_atomically, write_json
+from stobatch.results.document import Count, Document, Part, Settings, Text
+
+UNKNOWN = "unknown"
+"""In `may_contain`: nobody can say which records the weights have seen."""
+_WEIGHTS, _CARD = ".safetensors", ".card.json"
+
+
+class PriorSource(Part):
+    """Something that the weights were made from."""
+
+    name: Text
+    what: Text
+    """In a sentence: which images, and how many kinds of them."""
+    licence: Text
+    sha256: Text | None
+    """Of the records as they were trained on, or of the files; none where they are drawn anew in every step."""
+    records: Count | None
+    """How many; none where they are drawn anew in every step."""
+
+
+class PriorCard(Document):
+    """What a prior is, what it was made from, and which records it may have seen."""
+
+    kind = "prior"
+
+    name: Text
+    made_by: Text
+    architecture: Settings | None
+    """The `model` section of the settings that the weights fit; none for a network that was handed over."""
+    input_shape: tuple[Count, ...]
+    num_classes: Count
+    sources: tuple[PriorSource, ...]
+    may_contain: tuple[Text, ...]
+    """Names of data sets whose records it may have seen, or the word `unknown`."""
+    weights_sha256: Text
+    """Over the tensors, ordered by name, as in `training.json`."""
+    method: Literal["supervised", "contrastive", "other"]
+    settings: Settings
+    """What it was trained with."""
+
+    def lines(self) -> list[str]:
+        shape = "x".join(map(str, self.input_shape))
+        seen = ", ".join(self.may_contain) or "none"
+        return [
+            f"{self.name}: made by {self.made_by}, {self.method}, {shape} inputs, {self.num_classes} classes",
+            *(_line(source) for source in self.sources),
+            f"data sets whose records it may have seen: {seen}",
+            "privacy: none towards its sources; it was trained on no other record (ε = 0)",
+        ]
+
+
+def _line(source: PriorSource) -> str:
+    count = "drawn anew in every step" if source.records is None else f"{source.records:,} records"
+    return f"source {source.name}: {source.what} ({count}; licence: {source.licence})"
+
+
+def prior_files(prior: Path) -> tuple[Path, Path]:
+    """Return where the weights and the card of a prior are, from its name with or without its ending.
+
+    >>> [path.name for path in prior_files(Path("priors/fonts.v2"))]
+    ['fonts.v2.safetensors', 'fonts.v2.card.json']
+    """
+    name = prior.name.removesuffix(_WEIGHTS).removesuffix(_CARD)
+    return prior.with_name(name + _WEIGHTS), prior.with_name(name + _CARD)
+
+
+def require_new_prior(prior: Path) -> None:
+    """Raise where one of its files is there already."""
+    for path in prior_files(prior):
+        if path.exists():
+            raise RunError(f"{path} is there already.", remedy="Choose another --out, or remove it.")
+
+
+def write_prior(prior: Path, tensors: dict[str, Any], card: PriorCard) -> PriorCard:
+    """Write the weights, then the card, which says that all is there, each file whole or not at all; return the card
+    with the weights' digest.
+    """
+    weights, beside = prior_files(prior)
+    blob = serialise_tensors(tensors, {"stobatch": PriorCard.kind})
+    card = card.replace(weights_sha256=tensors_sha256(blob))
+    write_atomically(weights, lambda out: out.write(blob))
+    write_json(beside, PriorCard.kind, card.to_dict())
+    return card
+
+
+def read_prior(prior: Path) -> tuple[dict[str, Any], PriorCard]:
+    """Return the tensors and the card of a prior; raises where either is missing, damaged or of another."""
+    weights, beside = prior_files(prior)
+    card = PriorCard.from_dict(read_json(beside, PriorCard.kind), beside)
+    tensors, _ = read_tensors(weights)
+    if tensors_sha256(serialise_tensors(tensors, {})) != card.weights_sha256:
+        raise RunError(
+            f"{weights} holds other weights than {beside} describes.",
+            why="What a card says of other weights says nothing of these.",
+            remedy="Take both files from one place, or make the prior again.",
+        )
+    return tensors, card
