@@ -108,8 +108,7 @@ def deal_persons(groups: Tensor, num_shards: int, seeds: Seeds) -> npt.NDArray[n
     **Guarantee.** As `deal`, with persons for records: shards differ in their numbers of persons by at most one.
     """
     of_person = deal(int(groups.max()) + 1 if len(groups) else 0, 1, num_shards, seeds)
-    found: npt.NDArray[np.int32] = of_person[groups.numpy()]
-    return found
+    return np.take(of_person, groups.numpy())
 
 
 def require_room(out: Path) -> None:
