@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -274,6 +275,8 @@ async def _read_body(request: HttpRequest, limits: Limits) -> bytes:
                 if size > limits.body_bytes:
                     raise too_large
                 parts.append(part)
+    except ClientDisconnect:
+        raise HttpError(499, "the client has gone.") from None
     except TimeoutError:
         raise HttpError(408, f"the body did not arrive within {limits.body_s:g} s.", connection="close") from None
     request.scope[_READ] = True
