@@ -42,7 +42,8 @@ def serve(
             f"serving needs {', '.join(absent)}.", remedy="Install what is missing: pip install 'stobatch[serve]'."
         )
     import stobatch
-    from stobatch.serving import Limits, serve as serve_models
+    from stobatch.serving import Limits
+    from stobatch.serving import serve as serve_models
 
     named: dict[str, Path] = {}
     for run in runs:

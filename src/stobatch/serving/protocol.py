@@ -149,7 +149,9 @@ def _outputs(document: dict[str, Any], binary: bool) -> dict[str, bool] | None:
     asked = document.get("outputs")
     if asked is None:
         return None
-    if not isinstance(asked, list) or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in asked):
+    if not isinstance(asked, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) for one in asked
+    ):
         raise Refused("the outputs are no list of objects with names.", remedy="Send names, or leave outputs out.")
     found = {}
     for one in asked:

@@ -34,9 +34,7 @@ DRAIN_S = 30
 CONNECTIONS = 1024
 
 
-def serve(
-    models: Mapping[str, TrainedModel], *, on_start: Callable[[str], object] = print, **options: Any
-) -> None:
+def serve(models: Mapping[str, TrainedModel], *, on_start: Callable[[str], object] = print, **options: Any) -> None:
     """Serve models by name until SIGTERM or Ctrl-C, which finish what was taken on; `on_start` hears the address.
 
     Options are those of `serving.Server`.
