@@ -248,10 +248,9 @@ def describe_network(network: Classifier, *, handed_over: bool, parts: TrainedPa
     """
     layers = tuple(str(layer) for layer in network.modules() if not list(layer.children()))
     count = sum(parameter.numel() for parameter in network.parameters())
-    facts = NetworkFacts(handed_over=handed_over, layers=layers, parameters=count)
-    if isinstance(network, HandedOver):
-        facts = facts.replace(probe=_probe(network))
-    return facts.replace(trained=parts.trained, trained_names=parts.names) if parts else facts
+    probed: dict[str, Any] = {"probe": _probe(network)} if isinstance(network, HandedOver) else {}
+    trained: dict[str, Any] = {"trained": parts.trained, "trained_names": parts.names} if parts else {}
+    return NetworkFacts(handed_over=handed_over, layers=layers, parameters=count, **trained, **probed)
 
 
 @torch.no_grad()

@@ -207,10 +207,13 @@ class Stream:
     info: DatasetInfo
     train: Iterable[Chunk]
     test: Iterable[Chunk]
+    groups: Tensor | None = None
+    """The persons' numbers of all training examples, where they have persons."""
 
     @classmethod
     def of(cls, dataset: Dataset) -> Stream:
-        return cls(dataset.info, chunks(dataset.train), chunks(dataset.test))
+        groups = None if dataset.train.persons is None else dataset.train.persons.codes()
+        return cls(dataset.info, chunks(dataset.train), chunks(dataset.test), groups)
 
 
 def rows_at_once(input_shape: tuple[int, int, int]) -> int:

@@ -11,6 +11,7 @@ from typing import Any, final
 from stobatch.dp.accounting import LEAST_NOISE, MOST_NOISE, PoissonGaussian, check_delta, noise_for
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.parts import TrainedPart
+from stobatch.dp.selection import Search
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
 
@@ -63,6 +64,12 @@ class Plan(ABC):
     @property
     def curve(self) -> PoissonGaussian | None:
         """The mechanism that the proof says is not exceeded, at any ε; None where nothing so exact is said."""
+        return None
+
+    def mechanism_of(self, accounted_steps: int | None = None) -> PoissonGaussian | Search | None:
+        """Return what is paid for the plan, or for as many steps as were counted; None where nothing so exact is
+        said.
+        """
         return None
 
     @abstractmethod
@@ -275,6 +282,9 @@ class DpSgdPlan(Plan):
     @property
     def curve(self) -> PoissonGaussian:
         return self.mechanism(self.most_steps)
+
+    def mechanism_of(self, accounted_steps: int | None = None) -> PoissonGaussian | Search | None:
+        return self.mechanism(max(accounted_steps or self.most_steps, self.steps))
 
     def spent(self, steps: int) -> float:
         """ε after that many steps; the whole run spends `claim.epsilon`."""

@@ -1,4 +1,4 @@
-"""Pictures that strangers send: as files, bytes or numbers; what is not plainly a picture of the right shape is refused."""
+"""Pictures that strangers send as files: what is not plainly one picture of the right shape is refused."""
 
 from __future__ import annotations
 
