@@ -21,7 +21,7 @@ from stobatch.models.replacements import FrozenAffine
 
 INPUT = -1
 """The place of the network's input among the operations."""
-MOST_OPERATIONS = 256
+MOST_OPERATIONS = 128
 """Bounds pay for the roundings of so many sums (`bounds.linear`)."""
 MOST_READERS = 16
 """Operations that read one value, likewise."""
