@@ -194,7 +194,7 @@ def crossings(left: Fraction, right: Fraction, one: Values, other: Values) -> li
     return found
 
 
-def overshoots(seeds: int = 6, radii: Sequence[float] = (0.0, 0.1, 0.4)) -> list[float]:
+def overshoots(seeds: int = 5, radii: Sequence[float] = (0.0, 0.1, 0.4)) -> list[float]:
     """How far each bound lies above the exact minimum: never, if it is a bound."""
     found = []
     for seed, radius in product(range(seeds), radii):
@@ -244,7 +244,7 @@ TWINS: dict[str, tuple[type, str, Callable[..., object]]] = {
 @pytest.mark.parametrize("name", TWINS)
 def test_a_broken_rule_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*TWINS[name])
-    assert max(overshoots(12, (0.1, 0.4))) > 1e-6
+    assert max(overshoots(5, (0.4,))) > 1e-6
 
 
 # Attacks on what is deployed, in float32.
@@ -488,6 +488,21 @@ def test_batch_normalisation_is_no_frozen_map_even_in_evaluation() -> None:
     module = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), nn.Linear(4, 3)).eval()
     with pytest.raises(ModelError, match=r"layer '0\.1' is BatchNorm1d"):
         bounds.certify(module, torch.zeros(1, 4), 0.1)
+
+
+def test_following_leaves_nothing_behind() -> None:
+    module = Forward(lambda module, values: values + torch.ones(4))
+    before = set(vars(module))
+    with pytest.raises(ModelError, match="outside of a layer"):
+        bounds.certify(module, torch.zeros(1, 4), 0.1)
+    assert set(vars(module)) == before
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 3, 1), nn.MaxPool2d(1), nn.AvgPool2d(1), nn.AdaptiveAvgPool2d(4)])
+def test_three_examples_are_not_taken_for_three_channels(layer: nn.Module) -> None:
+    module = nn.Sequential(layer, nn.Flatten(), nn.Linear(16, 2))
+    with pytest.raises(ModelError, match="layer of pictures is given 4x4 values"):
+        bounds.certify(module, torch.zeros(3, 4, 4), 0.1)
 
 
 def test_windows_of_different_sizes_are_refused() -> None:
