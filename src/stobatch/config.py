@@ -409,15 +409,6 @@ class PriorConfig(Settings):
         False, doc="Whether the last layer is drawn afresh: theirs is for other classes, or for none", added_later=True
     )
 
-    def model_post_init(self, context: Any) -> None:
-        whole = (self.name, self.weights_sha256, self.read)
-        if any(self.to_dict().values()) and not all(whole):
-            raise SettingError(
-                "the section `prior` does not say what training starts from.",
-                why="Its name, its digest and what was read go together.",
-                remedy="Leave the section out, and give the weights themselves: `stobatch train --from PRIOR`.",
-            )
-
 
 class RunConfig(Settings):
     """Everything that a run depends on."""

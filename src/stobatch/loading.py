@@ -186,8 +186,14 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
 def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
     """Return what the training starts from for its guarantee, with the reason why it may contain the private data."""
     found = config.prior
-    if found.name is None or found.weights_sha256 is None:
+    if not found.to_dict():
         return None
+    if not (found.name and found.weights_sha256 and found.read):
+        raise SettingError(
+            "the section `prior` does not say what training starts from.",
+            why="Its name, its digest and what was read go together.",
+            remedy="Leave the section out, and give the weights themselves: `stobatch train --from PRIOR`.",
+        )
     if not method_of(config).trains_parts:
         raise SettingError(
             f"method '{config.method.title}' does not start from a prior.",

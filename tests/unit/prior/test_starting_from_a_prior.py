@@ -318,7 +318,7 @@ def test_settings_that_name_a_prior_need_its_weights(tmp_path: Path) -> None:
         train(None, tmp_path / "other", again)
     assert not (tmp_path / "other").exists()
     with pytest.raises(SettingError, match="does not say what training starts from"):
-        CONFIG.override("prior.name", "shapes")
+        stobatch.plan(CONFIG.override("prior.name", "shapes"))
 
 
 def test_a_method_whose_analysis_starts_at_random_refuses_a_prior(tmp_path: Path) -> None:
