@@ -50,6 +50,12 @@ class DataConfig(Settings):
         doc="Of image folders: turn every picture grey, or into RGB; unset takes what the first one is",
         added_later=True,
     )
+    manifest: str | None = setting(
+        None,
+        doc="Of image folders: a CSV file under the data root with the columns image, label, person; guarantees are "
+        "then about persons",
+        added_later=True,
+    )
     allow_overlap: bool = setting(
         False, doc="Go on although test records of your own data are training records; every report says so"
     )
@@ -339,6 +345,11 @@ class MachineConfig(Settings):
         True,
         doc="Between processes: sums with the same bits for any number of them, at 16 bytes a parameter, not 4; sums "
         "under DP-SGD's noise always are",
+    )
+    book: str | None = setting(
+        None,
+        doc="The folder of the owner's budget book, in which trainings are entered; STOBATCH_BOOK if unset, else none",
+        added_later=True,
     )
     timeout_s: float = setting(
         600.0, above=0, doc="How long a process waits for the others before it gives them up for lost, in seconds"

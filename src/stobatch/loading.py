@@ -42,7 +42,7 @@ from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import use_device
 from stobatch.training.ledger import require_possible_count
-from stobatch.types import Verdict
+from stobatch.types import Status, Verdict
 from stobatch.verifier import Certificates, Verifier
 
 
@@ -133,12 +133,16 @@ class TrainedModel:
         seeds: Seeds | None = None,
     ) -> tuple[Kind | None, Iterator[Prediction]]:
         """As `predict`, one answer after the other, for more pictures than fit into memory."""
-        asked = {"evaluation.radii": [radius], "certification.attack_radius": radius} if radius is not None else {}
-        changed = replace(self, config=self.config.override_all(asked | ({"evaluation.norm": norm} if norm else {})))
-        verifier = changed.verifier if self.certifies else None
+        verifier = self.verifier_for(radius, norm)
         named = name_pictures(pictures, self.network.input_shape)
         kind = describe_kind(best_kind(verifier.kinds), self.refuted_kinds()) if verifier else None
         return kind, predictions(self, verifier, named, radius=radius, rule=rule, seeds=seeds)
+
+    def verifier_for(self, radius: float | None = None, norm: str | None = None) -> Verifier | None:
+        """Return the way to certify that answers a question about this radius, over [-1, 1]; None: there is none."""
+        asked = {"evaluation.radii": [radius], "certification.attack_radius": radius} if radius is not None else {}
+        changed = replace(self, config=self.config.override_all(asked | ({"evaluation.norm": norm} if norm else {})))
+        return changed.verifier if self.certifies else None
 
     def refuted_kinds(self) -> frozenset[str]:
         """Return the names of the kinds of certificate that an audit broke."""
@@ -180,7 +184,15 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             remedy="Leave them out, or set method.name=sound.",
         )
     parts, prior = _trained_part(config, info, network), describe_prior(config, info)
-    return replace(method.plan(config, info, network), public_seeds=config.seed is not None, parts=parts, prior=prior)
+    planned = method.plan(config, info, network)
+    found = replace(planned, public_seeds=config.seed is not None, parts=parts, prior=prior)
+    if info.num_persons is not None and found.claim.status is not Status.NONE and "person" not in found.claim.unit:
+        raise SettingError(
+            f"method '{config.method.title}' has no guarantee for persons, and the records have some.",
+            why=f"It speaks of a {found.claim.unit}: a person with several records would be protected less.",
+            remedy="Use method.name=sound or dpsgd, or leave the persons out and read the guarantee as it stands.",
+        )
+    return found
 
 
 def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
@@ -212,7 +224,7 @@ def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
     )
 
 
-def _trained_part(config: RunConfig, info: DatasetInfo, network: Classifier | None) -> TrainedPart | None:
+def _trained_part(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> TrainedPart | None:
     """Return what the settings, or the network that was handed over, leave to be trained."""
     if config.model.train_only is None and not config.model.adapter_rank:
         return describe_parts(network) if network is not None else None

@@ -71,4 +71,4 @@ def _certificates(config: RunConfig, network: HandedOver) -> str:
     if not unbounded:
         return f"certificates: bounds, of forward as torch.fx follows it{f'; or {votes}' if votes else ''}"
     without = "votes need method.smoothing_stddev, which is 0"
-    return f"certificates: {votes or 'none, ' + without}; no bounds: {unbounded}"
+    return f"certificates: {votes or 'none, ' + without}; {unbounded}"

@@ -60,7 +60,7 @@ def name_pictures(pictures: Any, shape: tuple[int, ...]) -> Iterator[Named]:
         for one in pictures:
             yield from _files(Path(one))
     else:
-        for place, one in enumerate(_as_batch(pictures, shape)):
+        for place, one in enumerate(as_batch(pictures, shape)):
             yield str(place), one
 
 
@@ -74,7 +74,7 @@ def _files(path: Path) -> Iterator[Named]:
         yield str(path), path
 
 
-def _as_batch(values: Any, shape: tuple[int, ...]) -> Tensor:
+def as_batch(values: Any, shape: tuple[int, ...]) -> Tensor:
     """Arrays and tensors as a batch of the network's shape in [-1, 1]; bytes are scaled, another layout is named."""
     try:
         found = torch.as_tensor(np.asarray(values) if isinstance(values, list | tuple) else values).detach()

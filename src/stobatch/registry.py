@@ -204,6 +204,8 @@ METHODS = Registry(
         "control_half_noise": "stobatch.baselines.controls:HalfNoiseControl",
         "control_shared_noise": "stobatch.baselines.controls:SharedNoiseControl",
         "control_no_clipping": "stobatch.baselines.controls:NoClippingControl",
+        "control_split_persons": "stobatch.baselines.controls:SplitPersonsControl",
+        "control_record_clipping": "stobatch.baselines.controls:RecordClippingControl",
         "federated": "stobatch.federated.plan:Federated",
     },
     of=("stobatch.methods:Method",),

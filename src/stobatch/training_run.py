@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from stobatch import data
+from stobatch.book import Booking, cost_of
 from stobatch.config import RunConfig
-from stobatch.data import Dataset, DatasetInfo, Examples
+from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.data.sources import is_public
 from stobatch.dp.canaries import CANARY_SCORES, draw_run_canaries, replace_by_canaries
-from stobatch.dp.plan import Plan
-from stobatch.errors import RunError
+from stobatch.dp.plan import DpSgdPlan, Plan
+from stobatch.errors import BudgetError, RunError
 from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
 from stobatch.loading import (
@@ -51,6 +52,8 @@ from stobatch.training.checkpoint import TrainingState, tensors_digest
 from stobatch.training.device import PeakMemory, environment, use_device
 from stobatch.training.engines import Engine
 from stobatch.training.engines.distributed import REMEDIES, engine_for, placed
+from stobatch.training.ledger import Ledger
+from stobatch.training.observer import Callback, CallingBack, Observer
 from stobatch.training.trainable import Monitored, parameter_precision
 from stobatch.types import Neighbours
 
@@ -87,6 +90,7 @@ def train(
     prior: str | Path | None = None,
     resume: bool = False,
     quiet: bool = False,
+    callback: Callback | None = None,
 ) -> TrainedModel:
     """Train a model into a run directory, or continue one that was interrupted.
 
@@ -95,6 +99,7 @@ def train(
     instead of random weights: a finished run on other data, or a safetensors file with its card beside it.
 
     Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
+    `callback` is told every `training.monitor_every` steps what may be seen of the training (docs/watching.md).
     """
     config = name_network(config.replace(machine=placed(config.machine)), network)
     run, start = Run(Path(out)), None
@@ -105,7 +110,8 @@ def train(
         # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
         replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
         resume = resume or replaced > 0
-        return _train(engine, config, run, dataset, network, start, resume=resume, quiet=quiet)
+        observers = (CallingBack(callback),) if callback is not None else ()
+        return _train(engine, config, run, dataset, network, start, resume=resume, quiet=quiet, observers=observers)
 
 
 def _train(
@@ -118,20 +124,18 @@ def _train(
     *,
     resume: bool,
     quiet: bool,
+    observers: tuple[Observer, ...],
 ) -> TrainedModel:
     run.require_new(config, resume=resume)
     the_plan = plan(config, dataset=dataset, network=network)
+    booking = _book(config, the_plan, run, dataset)
     device = use_device(config.machine)
     seeds, given = _common_seeds(engine, seeds_of(config, run)), dataset is not None
     own = given or is_own(config.data)
     dataset = dataset or _read_by_turns(engine, config, seeds, quiet)
     copies = require_apart(dataset, config.data) if own else None
-    if copies and engine.leads and not quiet:
-        line = f"{copies} of {len(dataset.test)} test records are training records. This is for the data's owner alone."
-        print(f"stobatch: {line}", file=sys.stderr)
-    if config.prior.new_head and engine.leads and not quiet:
-        line = f"the last layer is drawn afresh: the prior {config.prior.name} has one for other classes, or none."
-        print(f"stobatch: {line}", file=sys.stderr)
+    if engine.leads and not quiet:
+        _say_what_is_odd(config, dataset, copies)
     net = make_network(config, dataset.info, seeds, network, start)
     net = net.to(device, parameter_precision(config.machine.precision))
     trainable = _with_canaries(config, the_plan, dataset, net, seeds)
@@ -144,6 +148,7 @@ def _train(
     # A digest of private data confirms guesses; one that is mixed with the seeds does not.
     mixed = f"{seeds.child('training data', trained_on).root:064x}"[:12]
     engine.require_equal("start", {"training data": mixed, "first parameters": first}, REMEDIES)
+    _require_budget(engine, booking, dataset.train)
     # Nothing is written before everything above has passed, in every process.
     with run.held() if engine.leads else nullcontext():
         # A finished run is sealed: to write its settings again, with another machine's, would break the seal.
@@ -151,19 +156,23 @@ def _train(
             write_start(run, config, dataset.info, the_plan, seeds, start)
             run.write("data", {"sha256": trained_on, "test_copies": copies}, private=True)
             trainable.save_private(run.path, config.training_hash)
+            observers += _enter(booking, the_plan, run, dataset.train)
         _require_one_directory(engine, run)
         engine.open_log(run.path)
         if not run.is_trained:
             started, memory = time.monotonic(), PeakMemory.begin(device)
-            state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
+            state = run_training(
+                trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet, observers=observers
+            )
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
                 _warn_if_diverged(size_at_start, _size(net))
-                facts = {"data": described_data(run, dataset, given), "processes": engine.processes}
                 merge = partial(_merged, net, saved, the_plan, handed_over=network is not None)
+                facts = {"data": described_data(run, dataset, given), "processes": engine.processes}
                 _write_end(run, config, trainable, merge, state, dataset.test, spent | facts)
             engine.note("done")
             if engine.leads:
+                _settle(booking, the_plan, run)
                 seal(run, "train", environment(device))
             engine.exchange("trained", "")
         elif engine.leads and not run.has(MANIFEST):
@@ -171,6 +180,71 @@ def _train(
             seal(run, "train", environment(device))
     trained = load(run.path, network=network, device=str(device), threads=config.machine.threads)
     return replace(trained, config=trained.config.replace(machine=config.machine))
+
+
+def _book(config: RunConfig, the_plan: Plan, run: Run, dataset: Dataset | None) -> Booking | None:
+    """Return the booking of a training that is not finished, if its owner keeps a book; one that is known to exceed the
+    limit is refused before data are read.
+    """
+    booking = None if run.is_trained else Booking.of(config, the_plan, run)
+    if booking is not None and dataset is None:
+        booking.require_allowed()
+    return booking
+
+
+def _require_budget(engine: Engine, booking: Booking | None, records: TrainingExamples) -> None:
+    """Let the process that leads ask the book about these records, and every process hear its answer."""
+    if booking is None:
+        return
+    refusal: BudgetError | None = None
+    if engine.leads:
+        try:
+            booking.require_allowed(records)
+        except BudgetError as error:
+            refusal = error
+    said = engine.exchange("budget", "refused" if refusal else "")[0]
+    if refusal is not None:
+        raise refusal
+    if said:
+        raise BudgetError("the budget book refuses this training.", remedy="See what its first process says.")
+
+
+def _enter(booking: Booking | None, the_plan: Plan, run: Run, records: TrainingExamples) -> tuple[Observer, ...]:
+    """Enter a training in its book, before its first step."""
+    if booking is None:
+        return ()
+    booking.enter(run, records)
+    return (_Amending(booking, the_plan, run),)
+
+
+def _settle(booking: Booking | None, the_plan: Plan, run: Run) -> None:
+    if booking is not None:
+        booking.settle(cost_of(the_plan, Ledger.of(run.path).accounted or None))
+
+
+@dataclass(frozen=True)
+class _Amending(Observer):
+    """Tells the book where a crash makes more steps necessary than were planned, before they are made."""
+
+    booking: Booking
+    plan: Plan
+    run: Run
+
+    def begin(self, first: int, last: int) -> None:
+        ledger = Ledger.of(self.run.path)
+        if isinstance(self.plan, DpSgdPlan):
+            counted = ledger.accounted + self.plan.steps - last
+            if counted > self.plan.most_steps:
+                self.booking.amend(cost_of(self.plan, counted))
+
+
+def _say_what_is_odd(config: RunConfig, dataset: Dataset, copies: int | None) -> None:
+    if copies:
+        line = f"{copies} of {len(dataset.test)} test records are training records. This is for the data's owner alone."
+        print(f"stobatch: {line}", file=sys.stderr)
+    if config.prior.new_head:
+        line = f"the last layer is drawn afresh: the prior {config.prior.name} has one for other classes, or none."
+        print(f"stobatch: {line}", file=sys.stderr)
 
 
 def _size(network: Classifier) -> float:

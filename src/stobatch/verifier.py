@@ -79,6 +79,39 @@ class Certificates(Protocol):
         """Return all of them, by name; the radii under the names that the kinds of certificate say."""
 
 
+class Search(ABC):
+    """Certificates of a batch that are worked out step by step, so that a deadline can be kept."""
+
+    @abstractmethod
+    def step(self) -> bool:
+        """Do a little of the work; return whether any is left."""
+
+    @abstractmethod
+    def read(self) -> Certificates:
+        """Return what is proved by now; after the first step."""
+
+    @abstractmethod
+    def drop(self, rows: slice) -> None:
+        """Spend no more work on these rows, if that is possible; they may still be read."""
+
+
+class WholeSearch(Search):
+    """Certificates that come all at once."""
+
+    def __init__(self, verify: Callable[[Tensor, torch.Generator], Certificates], *given: Any) -> None:
+        self._verify, self._given = verify, given
+
+    def step(self) -> bool:
+        self._found = self._verify(*self._given)
+        return False
+
+    def read(self) -> Certificates:
+        return self._found
+
+    def drop(self, rows: slice) -> None:
+        pass
+
+
 class Verifier(ABC):
     """One way to certify a network's answers."""
 
@@ -99,6 +132,18 @@ class Verifier(ABC):
         alone.
         """
         return self.verify(inputs, generator)
+
+    def search(self, inputs: Tensor, generator: torch.Generator, *, farthest: bool, anytime: bool) -> Search:
+        """Return the work of `verify_farthest`, or of `verify`, in steps; `anytime`: it may be read before the end.
+
+        That has to be said before the first draw: a number of draws that was not fixed then needs other bounds.
+        """
+        return WholeSearch(self.verify_farthest if farthest else self.verify, inputs, generator)
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether an answer hangs on its input alone, so that inputs of several people may pass together."""
+        return all(kind.failure_probability == 0 for kind in self.kinds)
 
     @property
     def function(self) -> str:

@@ -20,6 +20,7 @@ from stobatch.auditing.lower_bounds import privacy_finding, two_sided_bounds
 from stobatch.auditing.neighbours import Pair, require_relation, worst_case
 from stobatch.auditing.subject import Audited, require_claim, require_enough, scores_by_world
 from stobatch.auditing.tradeoff_curves import PoissonGaussianFamily
+from stobatch.data import Examples
 from stobatch.dp.accounting import PoissonGaussian
 from stobatch.dp.canaries import GradientCanaries, Planted
 from stobatch.dp.guarantee import PrivacyGuarantee
@@ -68,13 +69,15 @@ class StepAttack:
 
     curve: PoissonGaussian
     contribution: Callable[[int, Trainable], Gradients]
-    others: tuple[Tensor, Tensor]
+    others: tuple[Tensor, ...]
+    """Inputs, labels and, where there are any, persons."""
     total: float = 0.0
 
     def see(self, step: int, trainable: Trainable, released: Gradients) -> None:
         unit, q, variance = trainable.per_example_bound, self.curve.sampling_rate, self.curve.noise_multiplier**2
         along = self.contribution(step, trainable)
-        rest = trainable.contributions(*self.others, step)
+        inputs, labels, *groups = self.others
+        rest = trainable.contributions(inputs, labels, step, *groups)
         shares = [(released[name] - q * rest[name]).double().mul(value.double()).sum() for name, value in along.items()]
         seen = sum(float(share) for share in shares) / unit**2
         power = sum(float(value.double().square().sum()) for value in along.values()) / unit**2
@@ -105,7 +108,7 @@ def many_runs_finding(
         "many_runs",
         guarantee,
         bounds,
-        tried=f"{len(without)} + {len(with_)} models trained on two {pair.relation} neighbours:",
+        tried=f"{len(without)} + {len(with_)} models trained on two {pair.relation} neighbours{_differing(pair)}:",
         threat_model=THREATS[view],
         attack=ATTACKS[view, canary],
         confidence=confidence,
@@ -114,6 +117,16 @@ def many_runs_finding(
         canaries=1,
         histogram=histogram(without, with_),
     )
+
+
+def _persons_of(examples: Examples) -> tuple[Tensor, ...]:
+    """Return the persons' numbers as a further argument, where there are any."""
+    return () if examples.groups is None else (examples.groups,)
+
+
+def _differing(pair: Pair) -> str:
+    """Say in what neighbours differ, where it is a person."""
+    return "" if pair.pool.groups is None else f" that differ in a person of {pair.canary_records} records"
 
 
 def histogram(without: Floats, with_: Floats, bins: int = 40) -> Histogram:
@@ -136,8 +149,9 @@ def of_many_runs(audited: Audited) -> list[Finding]:
             remedy="Set audit.view=steps, or audit.canary=input.",
         )
     require_enough(settings.trainings, audited)
-    pair = worst_case(audited.data().train.in_memory(), relation)
-    plan = audited.plan_for(pair.size)
+    pair = worst_case(audited.data().train.in_memory(), relation, audited.canary_records)
+    persons = pair.first.persons
+    plan = audited.plan_for(pair.size, None if persons is None else len(persons))
     curve = plan.curve
     if settings.view == "steps" and curve is None:
         raise SettingError("this method's proof says nothing about single steps.", remedy="Set audit.view=final.")
@@ -183,9 +197,9 @@ class Trials:
         pair = self.pair
         if pair.relation is Neighbours.REPLACE_ONE:
             return self.audited.fresh(self.plan, pair.pool.take(pair.members(world)), seeds)
-        trainable = self.audited.fresh(self.plan, pair.pool.take(pair.without), seeds)
+        trainable = self.audited.fresh(self.plan, pair.first, seeds)
         if world:
-            inputs, labels = pair.canary
+            inputs, labels = (values[:1] for values in pair.canary)
             here = torch.tensor([True])
             gradient = self.audited.settings.canary == "gradient"
             trainable.add_canaries(
@@ -199,12 +213,13 @@ class Trials:
         return GradientCanaries(torch.tensor([sum(p.numel() for p in trainable.parameters.values()) - 1]))
 
     def _steps(self, worlds: Sequence[int], seeds: Sequence[Seeds], tick: Tick) -> Floats:
-        curve, others = self.plan.curve, self.pair.pool.take(self.pair.without)
+        curve, others = self.plan.curve, self.pair.first
+        known = (others.inputs, others.labels, *_persons_of(others))
         assert curve is not None
         scores = []
         for world, each in zip(worlds, seeds, strict=True):
             trainable = self._one(world, each)
-            attack = StepAttack(curve, self._contribution(trainable), (others.inputs, others.labels))
+            attack = StepAttack(curve, self._contribution(trainable), known)
             train_one(trainable, self.audited.config, attack)
             scores.append(attack.total)
             tick(1 / len(worlds))
@@ -212,7 +227,8 @@ class Trials:
 
     def _contribution(self, trainable: Trainable) -> Callable[[int, Trainable], Gradients]:
         if self.audited.settings.canary == "input":
-            return lambda step, present: present.contributions(*self.pair.canary, step)
+            own = self.pair.pool.take(slice(self.pair.size, None))
+            return lambda step, present: present.contributions(*self.pair.canary, step, *_persons_of(own))
         canary = self._place(trainable)
 
         def pull(step: int, present: Trainable) -> Gradients:

@@ -528,6 +528,12 @@ def membership_finding(
 def of_membership(audited: Audited) -> list[Finding]:
     """Shadow models on random halves of the training data, and the likelihood ratio of every record's membership."""
     settings, pool = audited.settings, audited.data().train.in_memory()
+    if pool.groups is not None:
+        raise SettingError(
+            "membership is about single records, and the claim is about persons.",
+            why="Its shadow models are trained on random halves of the records, which cut persons in two.",
+            remedy="Audit with many_runs or one_run: their canaries are persons.",
+        )
     half = len(pool) // 2
     if half < 2:
         raise DataError(f"{len(pool)} records have no halves to train on.", remedy="Raise data.train_limit.")

@@ -2,6 +2,7 @@
 
 Differential privacy is a promise about every pair of neighbours, so the auditor may choose the pair. The record in
 which they differ is a pattern of black and white that no digit looks like, with a label that no other record has.
+Where the promise is about persons they differ in a person, all of whose records are that pattern.
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ class Pair:
     pool: Examples
     without: Tensor
     with_: Tensor
+    canary_records: int = 1
 
     @property
     def canary(self) -> tuple[Tensor, Tensor]:
-        """The record, with a leading axis of one, that the second data set has and the first has not."""
-        return self.pool.inputs[-1:], self.pool.labels[-1:]
+        """The record, or the records of the person, that the second data set has and the first has not."""
+        return self.pool.inputs[-self.canary_records :], self.pool.labels[-self.canary_records :]
+
+    @property
+    def first(self) -> Examples:
+        """The first data set, which the plan is made for."""
+        return self.pool.take(self.without)
 
     @property
     def instead(self) -> int | None:
@@ -55,11 +62,12 @@ def require_relation(asked: str | None, claimed: Neighbours) -> Neighbours:
     return claimed
 
 
-def worst_case(records: Examples, relation: Neighbours) -> Pair:
+def worst_case(records: Examples, relation: Neighbours, canary_records: int = 1) -> Pair:
     """Return all records for the first data set, and a canary whose label no other record has.
 
     Replace-one: the last record becomes the pattern, labelled 0 in the first data set and 1 in the second.
-    Add-or-remove: the second data set has the pattern, labelled 1, on top.
+    Add-or-remove: the second data set has the pattern, labelled 1, on top; where records have persons, so many of them,
+    as one more person.
     """
     replace = relation is Neighbours.REPLACE_ONE
     if records.num_classes < 3 or len(records) < 2:
@@ -70,15 +78,21 @@ def worst_case(records: Examples, relation: Neighbours) -> Pair:
         )
     pattern = pattern_like(records.inputs)
     rest = len(records) - 1 if replace else len(records)
-    labels = torch.tensor([0, 1] if replace else [1])
+    labels = torch.tensor([0, 1] if replace else [1] * canary_records)
+    groups = None
+    if records.groups is not None and not replace:
+        groups = torch.cat([records.groups, (records.groups.max() + 1).expand(canary_records)])
     pool = Examples(
         torch.cat([records.inputs[:rest], pattern.expand(len(labels), *pattern.shape[1:])]),
         torch.cat([2 + records.labels[:rest] % (records.num_classes - 2), labels]),
         records.num_classes,
+        groups,
     )
     everyone = torch.arange(rest)
-    first = torch.cat([everyone, torch.tensor([rest])]) if replace else everyone
-    return Pair(relation, pool, first, torch.cat([everyone, torch.tensor([len(pool) - 1])]))
+    if replace:
+        first, second = (torch.cat([everyone, torch.tensor([place])]) for place in (rest, rest + 1))
+        return Pair(relation, pool, first, second)
+    return Pair(relation, pool, everyone, torch.arange(len(pool)), canary_records)
 
 
 def pattern_like(inputs: Tensor) -> Tensor:

@@ -68,6 +68,7 @@ def one_run_finding(
     *,
     kind: str,
     confidence: float,
+    called: str = "canaries",
 ) -> Finding:
     """Bounds from the canaries' scores, held against the claim; how each single canary fared is not told."""
     family = None if curve is None else PoissonGaussianFamily(curve.sampling_rate, curve.steps)
@@ -76,13 +77,17 @@ def one_run_finding(
         "one_run",
         guarantee,
         bounds,
-        tried=f"{len(scores)} {kind} canaries in the training itself:",
+        tried=f"{len(scores)} {kind} {called} in the training itself:",
         threat_model=THREATS[kind],
         attack=ATTACKS[kind],
         confidence=confidence,
         canaries=len(scores),
         kind=kind,
     )
+
+
+def _called(audited: Audited) -> str:
+    return "canaries" if audited.info.num_persons is None else f"canary persons of {audited.canary_records} records"
 
 
 def of_one_run(audited: Audited) -> list[Finding]:
@@ -110,5 +115,6 @@ def of_one_run(audited: Audited) -> list[Finding]:
     finding = one_run_finding(
         scores, canaries.included, claim, audited.plan.curve,
         kind=config.canaries.kind, confidence=audited.confidence,
+        called=_called(audited),
     )  # fmt: skip
     return [finding]

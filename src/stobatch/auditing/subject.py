@@ -13,7 +13,7 @@ from stobatch.auditing.lower_bounds import require_enough_trainings
 from stobatch.config import AuditConfig, RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.dp.plan import Plan
+from stobatch.dp.plan import DpSgdPlan, Plan
 from stobatch.errors import RunError, SettingError
 from stobatch.evaluation.tables import PartOf, fill, read_data
 from stobatch.files import Columns
@@ -105,8 +105,16 @@ class Audited:
         """The weights of the run's prior."""
         return read_start(self.config, self.run)
 
-    def plan_for(self, size: int) -> Plan:
-        return make_plan(self.config, replace(self.info, num_train=size), self.network)
+    def plan_for(self, size: int, num_persons: int | None = None) -> Plan:
+        info = replace(self.info, num_train=size, num_persons=num_persons)
+        return make_plan(self.config, info, self.network)
+
+    @property
+    def canary_records(self) -> int:
+        """Records of a canary: one, or as many as a step draws of a person at most."""
+        if self.info.num_persons is None or not isinstance(self.plan, DpSgdPlan):
+            return 1
+        return self.plan.records_per_person
 
 
 def require_claim(audited: Audited) -> None:

@@ -10,15 +10,22 @@ from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from stobatch.config import RunConfig
-from stobatch.data import DatasetInfo
+from stobatch.data import DatasetInfo, Persons
+from stobatch.data.persons import as_dense
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import DpSgdPlan
+from stobatch.errors import SettingError
 from stobatch.models import Classifier
 from stobatch.seeds import Stream
+from stobatch.sound.losses import NormalSampler
 from stobatch.sound.method import Sound
 from stobatch.sound.settings import SoundConfig
 from stobatch.sound.step import DpSgdTrainable
+from stobatch.training.engines import Gradients
 from stobatch.types import Status
 
 
@@ -43,6 +50,34 @@ class NoClipping(DpSgdTrainable):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.clip_norm = inf
+
+
+class SplitPersons(DpSgdTrainable):
+    """Everybody with two records or more is taken for two persons, as when one has an account at home and at work."""
+
+    def _persons(self) -> Persons | None:
+        whole = super()._persons()
+        if whole is None:
+            return None
+        rows, counts = whole.rows(torch.arange(len(whole)))
+        within = torch.arange(len(rows)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+        codes = torch.empty_like(rows)
+        codes[rows] = 2 * torch.arange(len(whole)).repeat_interleave(counts) + within % 2
+        return Persons.in_memory(as_dense(codes))
+
+    def _canary_units(self, canaries: Tensor) -> Tensor:
+        return canaries.repeat_interleave(2) if self.per > 1 else canaries
+
+
+class RecordClipping(DpSgdTrainable):
+    """Each record is clipped by itself, so that a person adds as many contributions as records."""
+
+    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int = 1) -> Gradients:
+        return super()._clipped(inputs, labels, step, coins, 1)
+
+    @property
+    def _canary_pull(self) -> float:
+        return self.per * super()._canary_pull
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +114,14 @@ class NoClippingConfig(SoundConfig, name="control_no_clipping"):
     """The sound method's settings, for the control that does not clip."""
 
 
+class SplitPersonsConfig(SoundConfig, name="control_split_persons"):
+    """The sound method's settings, for the control that takes a person for two."""
+
+
+class RecordClippingConfig(SoundConfig, name="control_record_clipping"):
+    """The sound method's settings, for the control that clips the records of a person one by one."""
+
+
 class Control(Sound):
     """The sound method with a mistake."""
 
@@ -106,3 +149,29 @@ class NoClippingControl(Control):
     """See `NoClipping`."""
 
     config_class, trainable, mistake = NoClippingConfig, NoClipping, "gradients are not clipped"
+
+
+class PersonControl(Control):
+    """A mistake about persons, which takes data that have some."""
+
+    def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> ControlPlan:
+        if info.num_persons is None:
+            raise SettingError(
+                f"method '{config.method.title}' needs data whose records have persons.",
+                why="Its mistake is one about persons: without them it is the sound method.",
+                remedy="Hand the data over with stobatch.data.from_tensors(..., groups=...), or name a manifest.",
+            )
+        return super().plan(config, info, network)
+
+
+class SplitPersonsControl(PersonControl):
+    """See `SplitPersons`."""
+
+    config_class, trainable, mistake = SplitPersonsConfig, SplitPersons, "a person's records are taken for two persons'"
+
+
+class RecordClippingControl(PersonControl):
+    """See `RecordClipping`."""
+
+    config_class, trainable = RecordClippingConfig, RecordClipping
+    mistake = "the records of a person are clipped one by one"

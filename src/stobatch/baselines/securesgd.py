@@ -73,12 +73,12 @@ class RelevanceTrainable(DpSgdTrainable):
             return super().targets(step)
         return {RELEVANCE: torch.zeros(self.relevance_shape, device=self.network.device, dtype=self.network.dtype)}
 
-    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler) -> Gradients:
+    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int = 1) -> Gradients:
         if step != self.relevance_step:
-            return super()._clipped(inputs, labels, step, coins)
+            return super()._clipped(inputs, labels, step, coins, per)
         found = self.relevances(inputs, labels, coins).detach()
         # In float64, and vectors that are no numbers left out: the bound must not depend on what the data do.
-        rows = found.flatten(1).double()
+        rows = found.reshape(len(found) // per, per, -1).double().mean(1)
         rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
         weights = clipping_weights(rows.norm(dim=1), self.clip_norm)
         return {RELEVANCE: (weights @ rows).reshape(self.relevance_shape).to(found.dtype)}

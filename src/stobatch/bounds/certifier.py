@@ -43,7 +43,7 @@ from stobatch.models.handed_over import HandedOver
 from stobatch.models.layered import Layered, Squash
 from stobatch.models.replacements import FrozenAffine
 from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius, Status
-from stobatch.verifier import Certificate, CertificateKind, Flags, Labels, require_stack, require_unaltered
+from stobatch.verifier import Certificate, CertificateKind, Flags, Labels, Search, require_stack, require_unaltered
 
 FLOAT32_DISTANCE = 2.0**-22
 """Boxes are this much wider than asked, so that a distance may be measured, or a ball cut out, in float32."""
@@ -273,24 +273,10 @@ class BoxCertifier:
 
         Sound whether or not bounds fall with the radius: each radius returned is one that was checked.
         """
-        if not 0 < tolerance <= largest:
-            raise UnitError(
-                f"tolerance={tolerance:g} with largest={largest:g} leaves no radius to check.",
-                remedy="Give 0 < tolerance <= largest.",
-            )
-        inputs = self._checked(inputs)
-        predictions = self.predict(inputs)
-        steps = int(largest / tolerance + 1e-9)
-        proved = torch.zeros(len(inputs), dtype=torch.long, device=inputs.device)
-        failed = torch.full_like(proved, steps + 1)
-        while bool((failed - proved > 1).any()):
-            todo = (failed - proved > 1).nonzero().squeeze(1)
-            middle = (proved[todo] + failed[todo]) // 2
-            radius = _checked_radii(middle.double() * tolerance, inputs[todo])
-            holds = self._margins(inputs[todo], predictions[todo], radius, until_positive=True) > 0
-            proved[todo] = torch.where(holds, middle, proved[todo])
-            failed[todo] = torch.where(holds, failed[todo], middle)
-        return BoundRadii(predictions, proved.double() * tolerance)
+        search = RadiusSearch(self, inputs, Radius(1.0), largest=largest, tolerance=tolerance)
+        while search.step():
+            pass
+        return search.radii()
 
     def _steps(self) -> list[Node]:
         """Of the layers as they are now: weights and hooks may have changed since the last question."""
@@ -343,6 +329,54 @@ class BoxCertifier:
         device = next(self.layers.parameters()).device
         require_plain_float32(self.layers.modules(), device)
         return inputs.to(device)
+
+
+class RadiusSearch(Search):
+    """Bisection for the largest multiple of `tolerance` up to `largest` that is certified, row by row.
+
+    **Guarantee.** At every moment each radius is one that was checked, or 0.
+    """
+
+    def __init__(
+        self, certifier: BoxCertifier, inputs: Tensor, unit: Radius, *, largest: float, tolerance: float
+    ) -> None:
+        if not 0 < tolerance <= largest:
+            raise UnitError(
+                f"tolerance={tolerance:g} with largest={largest:g} leaves no radius to check.",
+                remedy="Give 0 < tolerance <= largest.",
+            )
+        self.certifier, self.unit, self.tolerance = certifier, unit, tolerance
+        self.inputs = certifier._checked(inputs)
+        self.predictions: Tensor | None = None
+        self.proved = torch.zeros(len(inputs), dtype=torch.long, device=self.inputs.device)
+        self.failed = torch.full_like(self.proved, int(largest / tolerance + 1e-9) + 1)
+
+    @torch.no_grad()
+    def step(self) -> bool:
+        """Find the predictions, then try one radius for each row that is open; return whether any row is."""
+        if self.predictions is None:
+            self.predictions = self.certifier.predict(self.inputs)
+            return bool(len(self.inputs))
+        todo = (self.failed - self.proved > 1).nonzero().squeeze(1)
+        if not len(todo):
+            return False
+        middle = (self.proved[todo] + self.failed[todo]) // 2
+        radius = _checked_radii(middle.double() * self.tolerance, self.inputs[todo])
+        holds = self.certifier._margins(self.inputs[todo], self.predictions[todo], radius, until_positive=True) > 0
+        self.proved[todo] = torch.where(holds, middle, self.proved[todo])
+        self.failed[todo] = torch.where(holds, self.failed[todo], middle)
+        return bool((self.failed - self.proved > 1).any())
+
+    def drop(self, rows: slice) -> None:
+        self.failed[rows] = self.proved[rows] + 1
+
+    def radii(self) -> BoundRadii:
+        assert self.predictions is not None
+        return BoundRadii(self.predictions, self.proved.double() * self.tolerance)
+
+    def read(self) -> BoundCertificates:
+        label, radius = self.radii()
+        return BoundCertificates(label.cpu().numpy(), radius.cpu().numpy(), bound_kind(self.unit))
 
 
 def _require_within(limits: InputRange, inputs: Tensor) -> None:

@@ -3,6 +3,7 @@
 from stobatch.data.dataset import Dataset, DatasetInfo, Examples, Stream, TrainingExamples, from_tensors
 from stobatch.data.overlap import find_repeated_records
 from stobatch.data.partition import fixed_disjoint_batches, pick_trainers, poisson_sample, trainer_batches
+from stobatch.data.persons import Persons, person_codes
 from stobatch.data.shard_writing import write_shards
 from stobatch.data.shards import Manifest, ShardedExamples
 from stobatch.data.sources import Source, data_root, describe, load, stream
@@ -12,6 +13,7 @@ __all__ = [
     "DatasetInfo",
     "Examples",
     "Manifest",
+    "Persons",
     "ShardedExamples",
     "Source",
     "Stream",
@@ -22,6 +24,7 @@ __all__ = [
     "fixed_disjoint_batches",
     "from_tensors",
     "load",
+    "person_codes",
     "pick_trainers",
     "poisson_sample",
     "stream",

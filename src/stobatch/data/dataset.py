@@ -12,12 +12,13 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stobatch.data.persons import Persons, as_dense, check_codes, person_codes
 from stobatch.errors import DataError
 from stobatch.types import PAPER_RANGE
 
@@ -32,7 +33,8 @@ class DatasetInfo:
     """What the privacy plan needs to know, obtained without reading an image.
 
     `copies` says how many training records stem from one original record: changing one person's image changes up to
-    that many records, which is what a guarantee per person has to count.
+    that many records, which is what a guarantee per person has to count. `num_persons` says how many persons the
+    training records belong to, where that is known: then the guarantee is about persons.
     """
 
     name: str
@@ -42,9 +44,12 @@ class DatasetInfo:
     num_test: int
     class_names: tuple[str, ...]
     copies: int = 1
+    num_persons: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "input_shape": list(self.input_shape), "class_names": list(self.class_names)}
+        found = {**vars(self), "input_shape": list(self.input_shape), "class_names": list(self.class_names)}
+        # As data sets were described before there were persons.
+        return {key: value for key, value in found.items() if key != "num_persons" or value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DatasetInfo:
@@ -75,6 +80,11 @@ class TrainingExamples(ABC):
     def shards(self) -> tuple[range, ...]:
         """Consecutive ranges of positions that cover all of them: what can be read without the rest."""
 
+    @property
+    def persons(self) -> Persons | None:
+        """Whose records they are; None where each record stands for itself."""
+        return None
+
     def require(self, shards: Iterable[int] | None = None) -> None:
         """Raise where one of these shards is not there, or not as it was written; all of them without a choice."""
         return
@@ -97,7 +107,7 @@ class Examples(TrainingExamples):
     """Images and their labels in memory, checked.
 
     **Guarantee.** `inputs` is float32 [N, C, H, W] with every value finite and inside [-1, 1]; `labels` is int64 [N]
-    with every value in [0, num_classes).
+    with every value in [0, num_classes). `groups`, where they are given, are the persons' numbers (`person_codes`).
 
     >>> few = Examples(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 1]), num_classes=2)
     >>> len(few), few.take(torch.tensor([2, 0])).labels.tolist(), len(few.limit(1))
@@ -107,9 +117,12 @@ class Examples(TrainingExamples):
     inputs: Tensor = field(repr=False)
     labels: Tensor = field(repr=False)
     num_classes: int
+    groups: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_examples(self.inputs, self.labels, self.num_classes)
+        if self.groups is not None:
+            check_codes(self.groups, len(self.labels))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -123,13 +136,17 @@ class Examples(TrainingExamples):
     def shards(self) -> tuple[range, ...]:
         return (range(len(self)),)
 
+    @property
+    def persons(self) -> Persons | None:
+        return None if self.groups is None else Persons.in_memory(self.groups)
+
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Plain indexing, on the device where the tensors live."""
         return self.inputs[rows], self.labels[rows]
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
-        for tensor in (self.inputs, self.labels):
+        for tensor in (self.inputs, self.labels, *(() if self.groups is None else (self.groups,))):
             digest.update(tensor.contiguous().cpu().numpy().data)
         return digest.hexdigest()
 
@@ -138,7 +155,8 @@ class Examples(TrainingExamples):
 
     def take(self, indices: Tensor | slice) -> Examples:
         """Return the examples at these positions, in this order."""
-        return Examples(self.inputs[indices], self.labels[indices], self.num_classes)
+        groups = None if self.groups is None else as_dense(self.groups[indices])
+        return Examples(self.inputs[indices], self.labels[indices], self.num_classes, groups)
 
     def limit(self, count: int | None) -> Examples:
         """Return the first `count` examples; all of them where `count` is None or larger than the set."""
@@ -169,6 +187,13 @@ class Dataset:
                     why=f"Count, shape and classes are {found}, not {promised}, so a plan made before would not hold.",
                     remedy="Leave the files alone between planning and training, then plan again.",
                 )
+        persons = self.train.persons
+        if self.info.num_persons != (None if persons is None else len(persons)):
+            raise DataError(
+                f"the persons of {self.info.name} are not what was described.",
+                why="Their number is public and fixed before the data are read: the sampling rate follows from it.",
+                remedy="Describe the data by what they are: DatasetInfo.num_persons.",
+            )
 
 
 Chunk = tuple[Tensor, Tensor]
@@ -182,10 +207,13 @@ class Stream:
     info: DatasetInfo
     train: Iterable[Chunk]
     test: Iterable[Chunk]
+    groups: Tensor | None = None
+    """The persons' numbers of all training examples, where they have persons."""
 
     @classmethod
     def of(cls, dataset: Dataset) -> Stream:
-        return cls(dataset.info, chunks(dataset.train), chunks(dataset.test))
+        groups = None if dataset.train.persons is None else dataset.train.persons.codes()
+        return cls(dataset.info, chunks(dataset.train), chunks(dataset.test), groups)
 
 
 def rows_at_once(input_shape: tuple[int, int, int]) -> int:
@@ -210,11 +238,12 @@ def from_tensors(
     num_classes: int | None = None,
     class_names: Sequence[str] | None = None,
     name: str = "tensors",
+    groups: Any = None,
 ) -> Dataset:
     """Make a data set of images [N, C, H, W] that are already in [-1, 1].
 
     Give `class_names` or `num_classes` where you can: left out, the number is read off the labels, which are themselves
-    private data.
+    private data. `groups` says whose each training record is, by numbers or texts: guarantees are then about persons.
     """
     if class_names is not None:
         names_given = tuple(map(str, class_names))
@@ -239,9 +268,12 @@ def from_tensors(
             remedy=f"Give a whole number from 2 to {MOST_CLASSES:,}, and labels below it.",
         )
     train, test = (Examples(inputs, labels, classes) for inputs, labels in parts)
+    if groups is not None:
+        train = replace(train, groups=person_codes(groups, len(train)))
     _warn_of_half_the_range(train.inputs)
     names = tuple(str(index) for index in range(classes)) if class_names is None else names_given
-    info = DatasetInfo(name, train.input_shape, classes, len(train), len(test), names)
+    persons = None if train.persons is None else len(train.persons)
+    info = DatasetInfo(name, train.input_shape, classes, len(train), len(test), names, num_persons=persons)
     return Dataset(info, train, test)
 
 

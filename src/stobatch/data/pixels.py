@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -75,8 +75,8 @@ def in_turn(per_class: Sequence[Sequence[Path]]) -> list[tuple[Path, int]]:
     return [item for item in chain.from_iterable(rows) if item is not None]
 
 
-def image_shape(path: Path) -> tuple[int, int, int]:
-    """(C, H, W) from the file's header; the pixels are not decoded."""
+def image_shape(path: Path | BinaryIO) -> tuple[int, int, int]:
+    """(C, H, W) from the header of a file, which may be open; the pixels are not decoded."""
     from PIL import Image
 
     try:
@@ -102,8 +102,8 @@ def read_images(
     return Examples(inputs, torch.tensor([label for _, label in files], dtype=torch.int64), num_classes)
 
 
-def read_image(path: Path, shape: tuple[int, int, int], rule: PictureRule) -> Tensor:
-    """Return one picture as numbers in [-1, 1]."""
+def read_image(path: Path | BinaryIO, shape: tuple[int, int, int], rule: PictureRule) -> Tensor:
+    """Return one picture as numbers in [-1, 1]; messages call an open file by what `str` says of it."""
     from PIL import Image
 
     channels, height, width = shape
@@ -150,7 +150,7 @@ def _fitted(picture: Image, width: int, height: int, *, crop: bool) -> Image:
     return picture.resize((width, height), Image.Resampling.BILINEAR)
 
 
-def _scale_deep(path: Path, values: NDArray[Any]) -> Tensor:
+def _scale_deep(path: Path | BinaryIO, values: NDArray[Any]) -> Tensor:
     """Sixteen bits to [-1, 1]: p / 32767.5 - 1."""
     if values.min() < 0 or values.max() > 65535:
         raise DataError(
@@ -169,7 +169,7 @@ def _is_transparent(image: Image) -> bool:
     return isinstance(lowest, int | float) and lowest < 255
 
 
-def _channels(path: Path, mode: str) -> int:
+def _channels(path: Path | BinaryIO, mode: str) -> int:
     if mode in DEEP:
         return 1
     if mode not in CHANNELS:
@@ -181,7 +181,7 @@ def _channels(path: Path, mode: str) -> int:
     return CHANNELS[mode]
 
 
-def _damaged(path: Path, error: Exception) -> DataError:
+def _damaged(path: Path | BinaryIO, error: Exception) -> DataError:
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return DataError(
         f"{path} is not a whole image.", why=f"Pillow says: {reason}.", remedy="Restore the file or remove it."

@@ -51,7 +51,8 @@ class GradientCanaries:
         for name, _, places in self._by_parameter(total, self.coordinates[which]):
             value = total[name]
             # Laid end to end in the order of the axes, whatever the order in memory.
-            own = torch.zeros(value.numel(), dtype=value.dtype).index_fill_(0, places, self.sign(step) * length)
+            pulls = torch.full((len(places),), self.sign(step) * length, dtype=value.dtype)
+            own = torch.zeros(value.numel(), dtype=value.dtype).index_add_(0, places, pulls)
             value += own.reshape(value.shape).to(value.device)
 
     def read(self, values: dict[str, Tensor], step: int) -> Tensor:

@@ -12,6 +12,7 @@ from stobatch.dp.accounting import LEAST_NOISE, MOST_NOISE, PoissonGaussian, che
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.parts import TrainedPart
 from stobatch.dp.prior import Prior
+from stobatch.dp.selection import Search
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
 
@@ -33,12 +34,12 @@ class Plan(ABC):
 
     public_seeds: bool = field(default=False, kw_only=True)
     """Whether the seeds are known to others, who can then take the noise off."""
-    parts: TrainedPart | None = field(default=None, kw_only=True)
-    """What is trained of the network; None where it is all of it."""
     prior: Prior | None = field(default=None, kw_only=True)
     """The weights that training starts from; None where they are random."""
     network: tuple[str, ...] = field(default=(), kw_only=True)
     """Of a network handed over: how it is clipped, and which certificates it will have; no number depends on it."""
+    parts: TrainedPart | None = field(default=None, kw_only=True)
+    """What is trained of the network; None where it is all of it."""
 
     @property
     @abstractmethod
@@ -69,13 +70,19 @@ class Plan(ABC):
         """The mechanism that the proof says is not exceeded, at any ε; None where nothing so exact is said."""
         return None
 
+    def mechanism_of(self, accounted_steps: int | None = None) -> PoissonGaussian | Search | None:
+        """Return what is paid for the plan, or for as many steps as were counted; None where nothing so exact is
+        said.
+        """
+        return None
+
     @abstractmethod
     def rows(self) -> list[PlanRow]: ...
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        others = ("public_seeds", "parts", "prior", "network")
-        return {name: value for name, value in vars(self).items() if name not in others}
+        derived_from = vars(self).keys() - {"public_seeds", "network", "parts", "prior"}
+        return {name: value for name, value in vars(self).items() if name in derived_from}
 
     def _rows_of_parts(self) -> list[PlanRow]:
         parts = self.parts
@@ -126,9 +133,12 @@ class DpSgdPlan(Plan):
     adversarial versions and of its reconstruction, clipped as one vector. However many there are, the sum moves by at
     most C when the example is added or removed.
 
-    **Guarantee**: (ε, δ)-differential privacy for adding or removing one example, with the accounted ε at most
-    `target_epsilon`. The noise follows from the other numbers, or is given and a plan that would exceed the target is
-    refused; all of them are public and fixed before any data is read.
+    Where the examples belong to persons (`num_persons`), all of this is said of persons: a step takes each person with
+    probability B / P, at most `records_per_person` of that person's records, and clips their mean gradient as one.
+
+    **Guarantee**: (ε, δ)-differential privacy for adding or removing one example, or one person with all records, with
+    the accounted ε at most `target_epsilon`. The noise follows from the other numbers, or is given and a plan that
+    would exceed the target is refused; all of them are public and fixed before any data is read.
 
     >>> plan = DpSgdPlan(num_examples=60_000, expected_batch_size=2_499, steps=240, clip_norm=1.0, target_epsilon=1.0,
     ...                  delta=1e-5, tuned_on_private_data=False)
@@ -148,6 +158,8 @@ class DpSgdPlan(Plan):
     """Steps that may be made again, with other bits, within the budget."""
     given_noise_multiplier: float | None = None
     """σ where it was chosen, so that ε follows from it; unset, it is the smallest within the target."""
+    num_persons: int | None = None
+    """Whom the examples belong to: then batches count persons. None where each example stands for itself."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -157,11 +169,12 @@ class DpSgdPlan(Plan):
             self._check_noise(self.given_noise_multiplier)
 
     def _check_sizes(self) -> None:
-        if not 1 <= self.expected_batch_size <= self.num_examples:
+        if not 1 <= self.expected_batch_size <= self.num_units:
+            whole = "training examples" if self.num_persons is None else "persons"
             raise SettingError(
-                f"batch_size={self.expected_batch_size} does not fit {self.num_examples} training examples.",
-                why="Each step takes every example with probability batch_size / num_examples.",
-                remedy=f"Set method.batch_size to a number from 1 to {self.num_examples}.",
+                f"batch_size={self.expected_batch_size} does not fit {self.num_units} {whole}.",
+                why=f"Each step takes every {self.word} with probability batch_size / {self.num_units}.",
+                remedy=f"Set method.batch_size to a number from 1 to {self.num_units}.",
             )
         if not LEAST_CLIP_NORM <= self.clip_norm <= MOST_CLIP_NORM:
             raise SettingError(
@@ -170,7 +183,7 @@ class DpSgdPlan(Plan):
                 "or above vanish or overflow in float32, and so would the bound.",
                 remedy=f"Use a number from {LEAST_CLIP_NORM:g} to {MOST_CLIP_NORM:g}, such as 1.",
             )
-        if self.records_per_person != 1:
+        if self.num_persons is None and self.records_per_person != 1:
             raise SettingError(
                 f"records_per_person={self.records_per_person} is not covered by the proof.",
                 why="Augmented copies stored as separate tuples are each clipped and drawn alone, so a person "
@@ -180,11 +193,12 @@ class DpSgdPlan(Plan):
 
     def _check_budget(self) -> None:
         check_delta(self.delta)
-        if self.delta >= 1 / self.num_examples:
+        if self.delta >= 1 / self.num_units:
+            number = "num_examples" if self.num_persons is None else "num_persons"
             raise SettingError(
-                f"delta={self.delta:g} is not below 1 / num_examples = {1 / self.num_examples:.3g}.",
-                why="A mechanism that publishes one example picked at random would keep that promise.",
-                remedy=f"Use {0.1 / self.num_examples:.1g} or less.",
+                f"delta={self.delta:g} is not below 1 / {number} = {1 / self.num_units:.3g}.",
+                why=f"A mechanism that publishes one {self.word} picked at random would keep that promise.",
+                remedy=f"Use {0.1 / self.num_units:.1g} or less.",
             )
         if not 0 < self.target_epsilon <= MOST_EPSILON:
             raise SettingError(
@@ -214,9 +228,24 @@ class DpSgdPlan(Plan):
             )
 
     @property
+    def num_units(self) -> int:
+        """How many there are of what is sampled, clipped and protected: examples, or persons."""
+        return self.num_examples if self.num_persons is None else self.num_persons
+
+    @property
+    def word(self) -> str:
+        """What one of them is called."""
+        return "example" if self.num_persons is None else "person"
+
+    @property
+    def unit(self) -> str:
+        """What the guarantee is per."""
+        return "training example" if self.num_persons is None else "person"
+
+    @property
     def sampling_rate(self) -> float:
-        """q, the probability that a step takes a given example."""
-        return self.expected_batch_size / self.num_examples
+        """q, the probability that a step takes a given example, or person."""
+        return self.expected_batch_size / self.num_units
 
     @property
     def denominator(self) -> float:
@@ -258,6 +287,9 @@ class DpSgdPlan(Plan):
     def curve(self) -> PoissonGaussian:
         return self.mechanism(self.most_steps)
 
+    def mechanism_of(self, accounted_steps: int | None = None) -> PoissonGaussian | Search | None:
+        return self.mechanism(max(accounted_steps or self.most_steps, self.steps))
+
     def spent(self, steps: int) -> float:
         """ε after that many steps; the whole run spends `claim.epsilon`."""
         if not 0 <= steps <= self.most_steps:
@@ -274,9 +306,9 @@ class DpSgdPlan(Plan):
             epsilon=self.spent(self.most_steps),
             delta=self.delta,
             neighbours=Neighbours.ADD_REMOVE,
-            unit="training example",
+            unit=self.unit,
             status=Status.PROVED,
-            source="DP-SGD with joint per-example clipping; docs/guarantees.md, section 4; PLD accountant "
+            source=f"DP-SGD with joint per-{self.word} clipping; docs/guarantees.md, section 4; PLD accountant "
             "(dp-accounting)",
             assumptions=self._assumptions(),
             objections=(TUNING_OBJECTION,) if self.tuned_on_private_data else (),
@@ -304,18 +336,30 @@ class DpSgdPlan(Plan):
             if self.tuned_on_private_data
             else "without the private data: from public data or from the literature"
         )
+        if self.num_persons is None:
+            whole = "an example's whole contribution to a step, adversarial versions included,"
+            public = f"the number of training examples, {self.num_examples}, is public"
+            alone = "the network and the attacks mix no examples: an example's gradient depends on no other example"
+            records = "a person has one record"
+        else:
+            whole = "a person's whole contribution to a step, the mean gradient of all records drawn of that person,"
+            public = f"the number of persons, {self.num_persons}, is public, and so is that of their records"
+            alone = "the network and the attacks mix no examples: a person's gradient depends on no other person's"
+            records = (
+                f"every training record of a person has that person's name, whom nobody else shares; a step draws at "
+                f"most {self.records_per_person} of a person's records; test records are not protected"
+            )
         return (
-            f"Poisson sampling: each step takes every example independently with probability {self.sampling_rate:.6g}; "
-            "shuffled or fixed batches would need another accountant",
-            f"an example's whole contribution to a step, adversarial versions included, is clipped to norm "
-            f"{self.clip_norm:g} as one vector",
+            f"Poisson sampling: each step takes every {self.word} independently with probability "
+            f"{self.sampling_rate:.6g}; shuffled or fixed batches would need another accountant",
+            f"{whole} is clipped to norm {self.clip_norm:g} as one vector",
             f"fresh Gaussian noise of standard deviation {self.noise_stddev:.6g} on the sum at every step, empty "
             "batches included; drawn once for it, however many processes share the work",
             f"at most {self.steps} steps{self._spare()}, and nothing else is computed from the training examples",
             f"the sum is divided by the public constant {self.expected_batch_size}, never by the realised batch size",
-            f"the number of training examples, {self.num_examples}, is public: sampling rate and denominator are "
-            "constants fixed before looking, and stay as they are when an example is added or removed",
-            "the network and the attacks mix no examples: an example's gradient depends on no other example",
+            f"{public}: sampling rate and denominator are constants fixed before looking, and stay as they are when "
+            f"{'an example' if self.num_persons is None else 'a person'} is added or removed",
+            alone,
             "the noise is an ideal Gaussian rounded to a public grid, exactly; its random bits and those of samples "
             "come from SHAKE-256, which is taken to be indistinguishable from fair coins",
             "norms are taken with an allowance for rounding at its worst; how sums of clipped contributions round, in "
@@ -323,7 +367,7 @@ class DpSgdPlan(Plan):
             "a step that a crash cut off is repeated bit by bit, which is the same release, or else with samples and "
             "noise of its own, and counted again; the run's directory is never set back to an older copy",
             "the seeds of sampling and noise stay secret; processes that share the work belong to one owner",
-            "a person has one record",
+            records,
             f"hyper-parameters and preprocessing were chosen {tuning}",
         )
 
@@ -335,7 +379,7 @@ class DpSgdPlan(Plan):
 
     def sizes(self) -> dict[str, Any]:
         # As plans from before there were such fields, where they are not used.
-        later = ("spare_steps", "given_noise_multiplier")
+        later = ("spare_steps", "given_noise_multiplier", "num_persons")
         return {name: value for name, value in super().sizes().items() if value or name not in later}
 
     def rows(self) -> list[PlanRow]:
@@ -344,22 +388,26 @@ class DpSgdPlan(Plan):
         on_mean = self.noise_stddev / self.expected_batch_size
         given = self.given_noise_multiplier is not None
         chosen, bound = ("given", "not exceeded") if given else ("smallest within the target", "")
+        persons = [] if self.num_persons is None else [PlanRow("persons", "P", self.num_persons, "public", "")]
+        symbol, most = ("N", "") if self.num_persons is None else ("P", "drawn in a step, at most")
+        whole = "an example's" if self.num_persons is None else "a person's"
         return [
             PlanRow("training examples", "N", self.num_examples, "public", "Section 2"),
+            *persons,
             PlanRow("expected batch size", "B", self.expected_batch_size, "the public denominator", ""),
-            PlanRow("sampling rate", "q", self.sampling_rate, "B / N, Poisson", ""),
+            PlanRow("sampling rate", "q", self.sampling_rate, f"B / {symbol}, Poisson", ""),
             PlanRow("steps", "T", self.steps, "", ""),
             *self._spare_rows(),
             PlanRow("epochs, on average", "", self.epochs, "q T", ""),
-            PlanRow("records per person", "", self.records_per_person, "", ""),
-            PlanRow("clipping norm", "C", self.clip_norm, "of an example's whole contribution", ""),
+            PlanRow("records per person", "", self.records_per_person, most, ""),
+            PlanRow("clipping norm", "C", self.clip_norm, f"of {whole} whole contribution", ""),
             PlanRow("noise multiplier", "σ", self.noise_multiplier, chosen, ""),
             PlanRow("noise on the sum, standard deviation", "σC", self.noise_stddev, "per coordinate", ""),
             PlanRow("noise on the mean, standard deviation", "σC/B", on_mean, "per coordinate", ""),
             PlanRow("target epsilon", "", self.target_epsilon, bound, ""),
             PlanRow("accounted epsilon", "ε", epsilon, "privacy loss distribution, rounded up", "Definition 1"),
             PlanRow("cross-check epsilon", "", renyi, "Rényi accounting, looser", ""),
-            PlanRow("delta", "δ", self.delta, "below 1 / N", "Definition 1"),
+            PlanRow("delta", "δ", self.delta, f"below 1 / {symbol}", "Definition 1"),
         ]
 
 
@@ -387,17 +435,17 @@ class TrainersPlan(DpSgdPlan):
     def _check_sizes(self) -> None:
         super()._check_sizes()
         if self.sampling_rate > 1:
-            most = self.num_examples * self.per_step // self.num_trainers
+            most = self.num_units * self.per_step // self.num_trainers
             raise SettingError(
                 f"batch_size={self.expected_batch_size} is more than the {self.per_step} trainers of a step "
-                f"own, about {most} examples.",
+                f"own, about {most} {self.word}s.",
                 remedy=f"Set method.batch_size to at most {most}, or raise trainers.per_step.",
             )
 
     @property
     def sampling_rate(self) -> float:
-        """q, the probability that a step takes a given example of a trainer who takes part."""
-        return self.expected_batch_size * self.num_trainers / (self.num_examples * self.per_step)
+        """q, the probability that a step takes a given example, or person, of a trainer who takes part."""
+        return self.expected_batch_size * self.num_trainers / (self.num_units * self.per_step)
 
     @property
     def turns(self) -> int:
@@ -434,7 +482,7 @@ class TrainersPlan(DpSgdPlan):
 
     @property
     def claim(self) -> PrivacyGuarantee:
-        return replace(super().claim, unit="training example of any one trainer")
+        return replace(super().claim, unit=f"{self.unit} of any one trainer")
 
     def _repeated(self, steps: int) -> str:
         return f"{super()._repeated(steps)}; each trainer is counted for all of them"
@@ -448,7 +496,8 @@ class TrainersPlan(DpSgdPlan):
         else:
             seen = "each trainer adds all the noise by itself, so the server and the others may see all that it sends"
         return (
-            f"{self.num_trainers} trainers own disjoint parts of the data, fixed beforehand; ε is the largest of all",
+            f"{self.num_trainers} trainers own disjoint parts of the data, fixed beforehand"
+            f"{'' if self.num_persons is None else ', with all records of a person in one'}; ε is the largest of all",
             f"a trainer takes part in at most {self.participations(self.steps)} of {self.steps} steps; who does so is "
             "treated as public, and amplifies nothing",
             seen,
@@ -459,7 +508,8 @@ class TrainersPlan(DpSgdPlan):
     def rows(self) -> list[PlanRow]:
         def changed(row: PlanRow) -> PlanRow:
             if row.name == "sampling rate":
-                return replace(row, formula="B n / (N 𝒩), Poisson, inside a trainer that takes part")
+                whole = "N" if self.num_persons is None else "P"
+                return replace(row, formula=f"B n / ({whole} 𝒩), Poisson, inside a trainer that takes part")
             if row.name == "noise on the mean, standard deviation":
                 on_sum = self.noise_stddev * sqrt(self.per_step)
                 return replace(row, value=on_sum / self.expected_batch_size, formula="of all trainers together")

@@ -66,9 +66,7 @@ class _State:
 
     def require_same(self) -> None:
         now, rest = _tensors(self.network), _attributes(self.network)
-        changed = [
-            name for name in now.keys() | self.tensors.keys() if not _same(now.get(name), self.tensors.get(name))
-        ]
+        changed = _differing(now, self.tensors)
         changed += [name for name in rest.keys() | self.rest.keys() if rest.get(name) != self.rest.get(name)]
         if changed:
             raise ModelError(
@@ -79,10 +77,31 @@ class _State:
             )
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(_bits(one), _bits(other))
+def _differing(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
+    """Return the names whose tensors have not the same bits."""
+    found, pairs = [], {}
+    for name in some.keys() | others.keys():
+        one, other = some.get(name), others.get(name)
+        if one is None or other is None or not _comparable(one, other):
+            found.append(name)
+        elif one.is_cuda:
+            pairs[name] = one, other
+        elif not torch.equal(_bits(one), _bits(other)):
+            found.append(name)
+    return found + _differing_at_one_look(pairs)
+
+
+def _differing_at_one_look(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> list[str]:
+    """Return the names of the pairs that have not the same bits. A look waits for the GPU, so there is one for all."""
+    if not pairs:
+        return []
+    flags = [(_bits(one) != _bits(other)).any() for one, other in pairs.values()]
+    seen = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
+    return [name for name, differs in zip(pairs, seen, strict=True) if differs]
+
+
+def _comparable(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
 
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -150,8 +169,8 @@ class SavedState:
     def require_same(self) -> None:
         """Raise unless it still has the same bits, but for what the method has released with noise."""
         now = untrained(self.network)
-        for name in sorted(now.keys() | self.first.keys()):
-            if name not in self.released and not _same(now.get(name), self.first.get(name)):
+        for name in sorted(_differing(now, self.first)):
+            if name not in self.released:
                 raise ModelError(
                     f"the state '{name}' is not trained, and is not what it was before training.",
                     why="Saved with the model it would publish what it holds of the training data, without noise.",

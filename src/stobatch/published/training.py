@@ -73,8 +73,8 @@ class PublishedTrainable(Trainable):
         self.label_noise = noise.label_noise.to(device, network.dtype)
         batches = fixed_disjoint_batches(len(train), config.batch_size, seeds.generator("batches"))
         self.schedule = schedule_of(config, len(batches), seeds)
-        self.batches = batches
         self.reader = Reader(train, device, network.dtype)
+        self.batches = self.reader.beside(batches)
         self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
         self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
         self.head = fuse(network.head) if fused else network.head

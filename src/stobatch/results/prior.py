@@ -58,7 +58,7 @@ class PriorCard(Document):
             f"{self.name}: made by {self.made_by}, {self.method}, {shape} inputs, {self.num_classes} classes",
             *(_line(source) for source in self.sources),
             f"data sets whose records it may have seen: {seen}",
-            "privacy: none towards its sources; records that are not among them were not read (ε = 0)",
+            "privacy: none towards its sources; it was trained on no other record (ε = 0)",
         ]
 
 
@@ -84,12 +84,16 @@ def require_new_prior(prior: Path) -> None:
             raise RunError(f"{path} is there already.", remedy="Choose another --out, or remove it.")
 
 
-def write_prior(prior: Path, tensors: dict[str, Any], card: PriorCard) -> None:
-    """Write the weights, then the card, which says that all is there; each file whole or not at all."""
+def write_prior(prior: Path, tensors: dict[str, Any], card: PriorCard) -> PriorCard:
+    """Write the weights, then the card, which says that all is there, each file whole or not at all; return the card
+    with the weights' digest.
+    """
     weights, beside = prior_files(prior)
     blob = serialise_tensors(tensors, {"stobatch": PriorCard.kind})
+    card = card.replace(weights_sha256=tensors_sha256(blob))
     write_atomically(weights, lambda out: out.write(blob))
-    write_json(beside, PriorCard.kind, card.replace(weights_sha256=tensors_sha256(blob)).to_dict())
+    write_json(beside, PriorCard.kind, card.to_dict())
+    return card
 
 
 def read_prior(prior: Path) -> tuple[dict[str, Any], PriorCard]:

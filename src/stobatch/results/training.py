@@ -32,6 +32,8 @@ class DatasetFacts(Part):
     num_test: Count
     class_names: tuple[Text, ...] = ()
     copies: Count = 1
+    num_persons: Annotated[Count | None, NotNull] = None
+    """Whom the training records belong to, where that is known."""
 
     def class_name(self, label: int) -> str:
         return self.class_names[label] if label < len(self.class_names) else str(label)
@@ -129,12 +131,12 @@ class NetworkFacts(Part):
     handed_over: Flag
     layers: tuple[Text, ...]
     parameters: Count
+    probe: Annotated[tuple[Number, ...] | None, NotNull] = None
+    """Scores of public points by the saved model, where the network was a module of its owner's: what it computes."""
     trained: Annotated[Count | None, NotNull] = None
     """How many values were trained, those of adapters included; left out where all parameters were."""
     trained_names: Annotated[tuple[Text, ...] | None, NotNull] = None
     """Which: names of parameters; `up` and `down` are an adapter's, which was added to its layer's weight."""
-    probe: Annotated[tuple[Number, ...] | None, NotNull] = None
-    """Scores of public points by the saved model, where the network was a module of its owner's: what it computes."""
 
 
 class HistoryRow(Part):

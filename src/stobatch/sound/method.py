@@ -69,9 +69,10 @@ class DpSgdFamily(Method):
             target_epsilon=method.epsilon,
             delta=method.delta,
             tuned_on_private_data=method.tuned_on_private_data,
-            records_per_person=info.copies,
+            records_per_person=info.copies if info.num_persons is None else method.records_per_person,
             spare_steps=method.spare_steps,
             given_noise_multiplier=method.noise_multiplier,
+            num_persons=info.num_persons,
         )
 
     def prepare(
@@ -88,6 +89,7 @@ class DpSgdFamily(Method):
                 why="The sampling rate and the noise follow from the number.",
                 remedy="Describe the data by what they are: DatasetInfo.num_train.",
             )
+        require_planned_persons(plan, train)
         self.require_trainable(config, network)
         trainable = self.trainable(
             method,
@@ -116,6 +118,19 @@ class DpSgdFamily(Method):
         return make_verifiers(self.certificates if wanted == "best" else (wanted,), config, plan, network)
 
 
+def require_planned_persons(plan: DpSgdPlan, train: TrainingExamples) -> None:
+    """Raise unless the data belong to as many persons as the plan is for, and not for the most part to one of them."""
+    persons = train.persons
+    if plan.num_persons != (None if persons is None else len(persons)):
+        raise SettingError(
+            "the plan and the data differ in how many persons there are.",
+            why="The sampling rate and the noise follow from the number, and what is clipped as one from whose it is.",
+            remedy="Describe the data by what they are: DatasetInfo.num_persons.",
+        )
+    if persons is not None:
+        persons.require_many(len(train))
+
+
 class Sound(DpSgdFamily):
     """Differential privacy and certificates that hold."""
 
@@ -137,7 +152,7 @@ class Sound(DpSgdFamily):
         if method.certified_weight and isinstance(network, HandedOver):
             if unbounded := why_unbounded(network):
                 raise ModelError(
-                    f"the certified loss cannot follow your {network.name}: {unbounded.rstrip('.')}.",
+                    f"the certified loss cannot follow your network: {unbounded}",
                     why="method.certified_weight is the weight of a loss on bounds, and there are none.",
                     remedy="Set method.certified_weight=0 and method.natural_weight=1; for votes also "
                     "method.smoothing_stddev=0.25 and method.views_weight=1.",

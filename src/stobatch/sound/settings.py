@@ -60,6 +60,15 @@ class DpSgdSettings(MethodConfig):
         added_later=True,
     )
 
+    records_per_person: int = setting(
+        4,
+        at_least=1,
+        at_most=1024,
+        doc="Of data whose records have persons: how many records of a person a step draws at most; batch_size then "
+        "counts persons",
+        added_later=True,
+    )
+
     @abstractmethod
     def objective(self, attack_chunk: int) -> Objective:
         """Return the mixture of losses that these settings describe; attacks may take so many rows in one pass."""

@@ -2,12 +2,13 @@
 
 Everything that an example is made into (noisy views, an adversarial point, the bounds of its box) is one gradient, and
 that gradient is clipped; Gaussian noise goes on the sum of a Poisson sample, and the sum is divided by a constant.
+Where examples belong to persons, samples are of persons, and all that is drawn of a person is one gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import frexp, sqrt
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from stobatch.config import RunConfig, TrainersConfig
 from stobatch.data import Examples, TrainingExamples
 from stobatch.data.partition import holdings, poisson_sample, take_turns
+from stobatch.data.persons import Persons, few_of_each
 from stobatch.dp.canaries import LENGTH, GradientCanaries, Planted
 from stobatch.dp.clipping import (
     Batch,
@@ -32,7 +34,8 @@ from stobatch.dp.clipping import (
 from stobatch.dp.mixing import FEW_ROWS
 from stobatch.dp.noise import Grid, add_noise
 from stobatch.dp.plan import DpSgdPlan
-from stobatch.errors import DataError, ModelError
+from stobatch.dp.units import in_units
+from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import Classifier, rows_in_memory
 from stobatch.models.validators import unchanged
 from stobatch.seeds import Seeds, Stream
@@ -48,6 +51,15 @@ from stobatch.training.trainable import BEFORE_AVERAGING, Reader, working_precis
 
 _CPU_CHUNK = 512
 """Examples of one pass on a CPU; larger chunks fall out of the cache."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Examples that pass at once: whole units, each of `per` consecutive rows."""
+
+    rows: Tensor
+    per: int
+    coins: NormalSampler
 
 
 class DpSgdTrainable(Trainable):
@@ -85,38 +97,56 @@ class DpSgdTrainable(Trainable):
         self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
         self.objective = config.objective(self.chunk)
         self.recalibrate()
+        if self.chunk < self.per:
+            raise SettingError(
+                f"records_per_person={self.per} are more than the {self.chunk} examples that pass at once.",
+                why="What is drawn of a person is clipped as one, in one pass.",
+                remedy="Raise machine.memory_mb, or lower method.records_per_person.",
+            )
         self.clip = self._clipper(precision)
         if self.clip is clipped_sum_by_example:
             formed = sum(p.numel() * p.element_size() for p in self.parameters.values())
-            self.chunk = max(1, min(self.chunk, memory_mb * 2**20 // 4 // formed))
+            self.chunk = max(self.per, min(self.chunk, memory_mb * 2**20 // 4 // formed))
 
     def _read(self) -> None:
         self.reader = Reader(self.examples, self.network.device, self.network.dtype)
-        self.holdings = holdings(self.examples.shards, self.trainers.num)
+        self.persons = self._persons()
+        self.holdings = holdings((self.persons or self.examples).shards, self.trainers.num)
+
+    def _persons(self) -> Persons | None:
+        """Whom the examples belong to, where the plan is about persons."""
+        return None if self.plan.num_persons is None else self.examples.persons
+
+    @property
+    def per(self) -> int:
+        """The most rows that one contribution is made of."""
+        return 1 if self.plan.num_persons is None else self.plan.records_per_person
 
     def _clipper(self, precision: str) -> Clipper:
         """Return the fast clipping, if it is right for a few examples and for as many as pass at once."""
         with unchanged(self.network):
             found = clipper_for(self.network, *self._probe(FEW_ROWS))
-            if found is clipped_sum_in_one_pass and self.rows > FEW_ROWS:
+            units = self.rows // self.per
+            if found is clipped_sum_in_one_pass and units > FEW_ROWS:
                 with working_precision(precision, self.network.device):
-                    if not is_right_in_full(self.network, *self._probe(self.rows), rough=precision == "bfloat16"):
+                    if not is_right_in_full(self.network, *self._probe(units), rough=precision == "bfloat16"):
                         return clipped_sum_by_example
             return found
 
     @property
     def rows(self) -> int:
         """Examples that pass at once, usually."""
-        return min(self.chunk, self.plan.expected_batch_size)
+        return min(self.chunk, self.plan.expected_batch_size * self.per)
 
-    def _probe(self, count: int) -> tuple[Losses, Batch]:
+    def _probe(self, units: int) -> tuple[Losses, Batch]:
         """Public points that have nothing to do with the data, to try the fast clipping on."""
-        generator = torch.Generator().manual_seed(1)
+        generator, count = torch.Generator().manual_seed(1), units * self.per
         inputs = torch.rand(count, *self.network.input_shape, generator=generator).to(self.network.dtype) * 2 - 1
         labels = torch.arange(count) % self.network.num_classes
         device = self.network.device
         coins = normal_sampler(generator, device)
         batch, losses = self.objective.prepare(self.network, inputs.to(device), labels.to(device), 1.0, coins)
+        batch, losses = in_units(batch, losses, self.per)
         return losses, batch
 
     def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
@@ -137,39 +167,72 @@ class DpSgdTrainable(Trainable):
         return 1 / self.plan.expected_batch_size
 
     def add_canaries(self, planted: Planted) -> None:
-        """Canaries that are in become records of the first trainer; the sampling rate and the noise stay as planned."""
+        """Canaries that are in become records of the first trainer; the sampling rate and the noise stay as planned.
+
+        Where the plan is about persons, each canary is a person, with as many records alike as a step may draw.
+        """
         if planted.inputs is not None and planted.labels is not None:
             if self.trainers.num > 1 or len(self.examples.shards) > 1:
                 raise ModelError(
                     "input canaries stand behind the data of one owner, in memory.",
                     remedy="Set canaries.kind=gradient, or train with one trainer on data that are not in shards.",
                 )
-            own = self.examples.in_memory()
-            inputs = torch.cat([own.inputs, planted.inputs[planted.included].to(own.inputs)])
-            labels = torch.cat([own.labels, planted.labels[planted.included].to(own.labels)])
-            self.examples = Examples(inputs, labels, own.num_classes)
+            own, here = self.examples.in_memory(), planted.included
+            inputs = torch.cat([own.inputs, planted.inputs[here].repeat_interleave(self.per, 0).to(own.inputs)])
+            labels = torch.cat([own.labels, planted.labels[here].repeat_interleave(self.per).to(own.labels)])
+            groups = own.groups
+            if groups is not None:
+                added = int(groups.max()) + 1 + torch.arange(int(here.sum())).repeat_interleave(self.per)
+                groups = torch.cat([groups, added])
+            self.examples = Examples(inputs, labels, own.num_classes, groups)
             self._read()
         if planted.gradients is not None:
             self.canaries = planted.gradients
-            self.canaries_in = planted.included.nonzero().flatten()
+            self.canaries_in = self._canary_units(planted.included.nonzero().flatten())
             self.canary_sums = torch.zeros(len(planted.included), dtype=torch.float64)
+
+    def _canary_units(self, canaries: Tensor) -> Tensor:
+        """Which canary each planted unit is: a unit of its own, whatever it owns."""
+        return canaries
+
+    @property
+    def _canary_pull(self) -> float:
+        """The length of a canary's contribution: all its records pull one way, far beyond C, and are clipped as one."""
+        return min(LENGTH * self.plan.clip_norm, self.clip_norm)
 
     def extra_state(self) -> dict[str, Tensor]:
         return {} if self.canaries is None else {"canary_sums": self.canary_sums}
 
-    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler) -> Gradients:
-        """Σ clipped contributions of some examples that pass at once."""
+    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int = 1) -> Gradients:
+        """Σ clipped contributions of some examples that pass at once, `per` of them to a unit."""
         batch, losses = self.objective.prepare(self.network, inputs, labels, step / self.plan.steps, coins)
+        batch, losses = in_units(batch, losses, per)
         return self.clip(self.network, losses, batch, self.clip_norm).gradients
 
-    def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
-        """As the release counts them, with view noise of its own."""
+    def contributions(self, inputs: Tensor, labels: Tensor, step: int, groups: Tensor | None = None) -> Gradients:
+        """As the release counts them, with view noise of its own; `groups` are the persons' numbers."""
         coins = normal_sampler(self.seeds.generator("step", step, "other views"), self.network.device)
         total = ExactSum(self.targets(step))
-        for part in torch.split(torch.arange(len(labels)), self.chunk):
-            there = inputs[part].to(self.network.device, self.network.dtype), labels[part].to(self.network.device)
-            total.add(self._clipped(*there, step, coins))
+        for rows, per in self._other_units(step, len(labels), groups):
+            for part in torch.split(rows, self.chunk // per * per):
+                there = inputs[part].to(self.network.device, self.network.dtype), labels[part].to(self.network.device)
+                total.add(self._clipped(*there, step, coins, per))
         return {name: value.mul_(self.per_example_bound / self.plan.clip_norm) for name, value in total.mean(1).items()}
+
+    def _other_units(self, step: int, count: int, groups: Tensor | None) -> list[tuple[Tensor, int]]:
+        """Rows of examples that are not the training's own, in units, and how many rows make one."""
+        if self.plan.num_persons is None or groups is None:
+            return [(torch.arange(count), 1)]
+        persons = Persons.in_memory(groups)
+        return self._drawn(persons, torch.arange(len(persons)), self.seeds.stream("step", step, "other records"))
+
+    def _drawn(self, persons: Persons, which: Tensor, stream: Stream) -> list[tuple[Tensor, int]]:
+        """Positions of at most K records of each of these persons: those of persons with one record, with two, ..."""
+        rows, counts = persons.rows(which)
+        rows = rows[few_of_each(counts, self.plan.records_per_person, stream)]
+        left = counts.clamp(max=self.plan.records_per_person)
+        of_each = left.repeat_interleave(left)
+        return [(rows[of_each == count], count) for count in sorted(set(left.tolist()))]
 
     def _path(self, step: int, trainer: int) -> tuple[str | int, ...]:
         """Return the name of a trainer's randomness in a step; no two of either share one."""
@@ -223,25 +286,35 @@ class DpSgdTrainable(Trainable):
     def _holds_canaries(self, trainer: int, shard: int) -> bool:
         return self.canaries is not None and trainer == 0 and shard == len(self.holdings[0]) - 1
 
+    def _cut(self, own: Tensor, step: int, trainer: int, index: int, share: DeviceRank) -> Iterator[_Piece]:
+        """Cut a sample into pieces that fit the memory; no unit is in two of them."""
+        path, device = self._path(step, trainer), self.network.device
+        units, shard = [(own, 1)], (("shard", index) if len(self.holdings[trainer]) > 1 else ())
+        if self.persons is not None:
+            units = self._drawn(self.persons, own, self.seeds.stream(*path, *shard, "records"))
+        for rows, per in units:
+            views = partial(self.seeds.generator, *path, "views", index, *(() if per == 1 else ("records", per)))
+            for piece in split_rows(len(rows) // per, self.chunk // per, device, share, self.pieces):
+                these = slice(piece.start * per, piece.stop * per)
+                yield _Piece(rows[these], per, sampler_by_blocks(views, these, device))
+
     def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         """Σ clipped contributions + noise, shrunk. The grid makes it (Σ + noise) / (C · denominator).
 
         So an example adds at most `unit` to the average.
         """
-        device, scale = self.network.device, self.shrink
+        scale = self.shrink
         for index, sample, whole in self._samples(step, task.trainer, share):
             shard = self.holdings[task.trainer][index]
-            own = sample[sample < len(shard)]
-            for number, piece in enumerate(split_rows(len(own), self.chunk, device, share, self.pieces)):
+            own = sample[sample < len(shard)] + shard.start
+            for number, piece in enumerate(self._cut(own, step, task.trainer, index, share)):
                 if whole or share.takes(number):
-                    views = partial(self.seeds.generator, *self._path(step, task.trainer), "views", index)
-                    examples = self.reader.fetch(own[piece] + shard.start)
-                    clipped = self._clipped(*examples, step, sampler_by_blocks(views, piece, device))
+                    clipped = self._clipped(*self.reader.fetch(piece.rows), step, piece.coins, piece.per)
                     yield {name: value.mul_(scale) for name, value in clipped.items()}
             if self.canaries is not None and self._holds_canaries(task.trainer, index) and (whole or share.first):
                 which = self.canaries_in[sample[sample >= len(shard)] - len(shard)]
                 total = {name: torch.zeros_like(p) for name, p in self.targets(step).items()}
-                self.canaries.add(total, which, step, min(LENGTH * self.plan.clip_norm, self.clip_norm))
+                self.canaries.add(total, which, step, self._canary_pull)
                 yield {name: value.mul_(scale) for name, value in total.items()}
         if share.first:
             # Once for the trainer, however many devices it has. The engine's sums are exact on the grid of the noise,

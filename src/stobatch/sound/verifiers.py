@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.expectation import Sample
-from stobatch.bounds.certifier import BoundCertificates, BoxCertifier, bound_kind
+from stobatch.bounds.certifier import BoundCertificates, BoxCertifier, RadiusSearch, bound_kind
 from stobatch.config import RunConfig
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError
@@ -23,8 +23,8 @@ from stobatch.models.validators import unchanged
 from stobatch.results import Chosen
 from stobatch.sound.settings import DpSgdSettings
 from stobatch.types import PAPER_RANGE, Norm, Radius
-from stobatch.verifier import CertificateKind, Verifier, require_same_scores, require_stack
-from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSettings
+from stobatch.verifier import CertificateKind, Search, Verifier, require_same_scores, require_stack
+from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSearch, VoteSettings
 from stobatch.votes.noise import GaussianNoise, HiddenGaussian, SmoothingNoise, vote_samples
 
 _FINEST = PAPER_RANGE.width / 2550
@@ -62,6 +62,12 @@ class BoundsVerifier(Verifier):
             inputs.to(self.network.device), largest=PAPER_RANGE.width, tolerance=_FINEST
         )
         return BoundCertificates(found.prediction.cpu().numpy(), found.radius.cpu().numpy(), bound_kind(self._unit))
+
+    def search(self, inputs: Tensor, generator: torch.Generator, *, farthest: bool, anytime: bool) -> Search:
+        if not farthest and len(self.radii) > 1:
+            return super().search(inputs, generator, farthest=farthest, anytime=anytime)
+        largest, tolerance = (PAPER_RANGE.width, _FINEST) if farthest else (self.radii[0], self.radii[0])
+        return RadiusSearch(self.certifier, inputs, self._unit, largest=largest, tolerance=tolerance)
 
 
 @final
@@ -120,6 +126,15 @@ class VotesVerifier(Verifier):
             self.network, self.behind_noise, self.noise, self.norm, self.radii, self.settings, stop_early=False
         )
         return patient.verify(inputs, generator)
+
+    def search(self, inputs: Tensor, generator: torch.Generator, *, farthest: bool, anytime: bool) -> Search:
+        inputs = inputs.to(self.network.device)
+        with unchanged(self.network):
+            rows = self.settings.rows_at_once
+            require_same_scores(self.network, lambda part: self.behind_noise(self.noise.seen(part)), inputs, rows)
+        asked = [Radius(size, self.norm, PAPER_RANGE) for size in (0.0, *self.radii)]
+        radii = None if farthest or not self.stop_early else asked
+        return VoteSearch(self.classifier, inputs, generator, radii, anytime=anytime)
 
     def samples(self) -> dict[str, Sample]:
         return vote_samples(self.network, self.behind_noise, self.noise)

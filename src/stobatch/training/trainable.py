@@ -127,8 +127,11 @@ class Trainable(ABC):
             remedy="Plant input canaries: canaries.kind=input.",
         )
 
-    def contributions(self, inputs: Tensor, labels: Tensor, step: int) -> Gradients:
-        """Return what examples add to a release at the present parameters, noise apart; for methods that bound it."""
+    def contributions(self, inputs: Tensor, labels: Tensor, step: int, groups: Tensor | None = None) -> Gradients:
+        """Return what examples add to a release at the present parameters, noise apart; for methods that bound it.
+
+        `groups` are the numbers of the persons whom they belong to, where the guarantee is about persons.
+        """
         raise ModelError(
             "this method does not bound what an example adds to a step.",
             remedy="Audit the trained model: audit.view=final and audit.canary=input.",
@@ -186,6 +189,10 @@ class Reader:
         self.examples, self.device, self.dtype = examples, device, dtype
         if isinstance(examples, Examples):
             self.kept = examples.inputs.to(device, dtype), examples.labels.to(device)
+
+    def beside(self, rows: Tensor) -> Tensor:
+        """Return positions where the examples are: a copy at each step would wait until a GPU has nothing to do."""
+        return rows.to(self.device) if isinstance(self.examples, Examples) else rows
 
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and labels at these positions."""

@@ -191,35 +191,59 @@ def upper_sequence(successes: ArrayLike, draws: ArrayLike, failure: float) -> Fl
     return 1 - lower_sequence(n - np.asarray(successes, dtype=np.float64), n, failure)
 
 
-def settle(
-    hits_of: Callable[[NDArray[np.int64], int], Floats], trials: int, needed: Floats, most: int, failure: float
-) -> tuple[Floats, NDArray[np.int64]]:
-    """Draw for many trials at once, each until it is known which of the `needed` success probabilities it reaches.
+class Settling:
+    """Trials that are drawn for until it is known which of the `needed` success probabilities each reaches.
 
-    `hits_of(open, more)` makes `more` further draws for the trials at positions `open` and counts their successes;
     `needed` is sorted. A trial stops when all of `needed` are proved, when the smallest one that is not is shown to be
-    too large, or when that one is out of reach even if all draws up to `most` were successes. Returns lower bounds,
-    which are at least every needed probability that was proved, and the draws made.
+    too large, or when that one is out of reach even if all draws up to `most` were successes.
 
     **Guarantee.** Each lower bound exceeds its success probability with probability at most `failure`; and so does
     each verdict "too large" fail. Looking often and stopping early costs nothing: the bounds hold at all times.
     """
-    hits, used, proved = np.zeros(trials), np.zeros(trials, dtype=np.int64), np.zeros(trials)
-    undecided, total = np.arange(trials), 0
-    while len(undecided) and total < most:
-        more = min(LOOK_EVERY * ceil(max(total * (_GROWTH - 1), 1) / LOOK_EVERY), most - total)
-        hits[undecided] += hits_of(undecided, more)
-        total += more
-        used[undecided] = total
-        won = hits[undecided]
+
+    def __init__(self, trials: int, needed: Floats, most: int, failure: float) -> None:
+        self.needed, self.most, self.failure = needed, most, failure
+        self.hits, self.used, self.proved = np.zeros(trials), np.zeros(trials, dtype=np.int64), np.zeros(trials)
+        self.undecided, self.total = np.arange(trials), 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a trial to draw for, and a draw left."""
+        return bool(len(self.undecided)) and self.total < self.most
+
+    def look(self, hits: Floats, more: int) -> None:
+        """Count the successes of `more` further draws of the undecided trials, and see which of them are decided."""
+        undecided, failure = self.undecided, self.failure
+        self.hits[undecided] += hits
+        self.total += more
+        self.used[undecided] = self.total
+        won = self.hits[undecided]
         # What was proved at an earlier look stays proved: all looks hold at once.
-        for mean in needed:
-            passed = rules_out(won, total, mean, failure)
-            proved[undecided] = np.maximum(proved[undecided], np.where(passed, mean, 0.0))
+        for mean in self.needed:
+            passed = rules_out(won, self.total, mean, failure)
+            self.proved[undecided] = np.maximum(self.proved[undecided], np.where(passed, mean, 0.0))
         # The smallest needed probability that is not proved, infinite where all are, which is out of reach.
-        pending = np.append(needed, np.inf)[np.searchsorted(needed, proved[undecided], side="right")]
-        too_large = rules_out(total - won, total, np.clip(1 - pending, 0, 1), failure)
+        pending = np.append(self.needed, np.inf)[np.searchsorted(self.needed, self.proved[undecided], side="right")]
+        too_large = rules_out(self.total - won, self.total, np.clip(1 - pending, 0, 1), failure)
         # A success never lowers a gambler's wealth, so the best that can happen is that all draws left are successes.
-        in_reach = rules_out(won + (most - total), most, pending, failure)
-        undecided = undecided[in_reach & ~too_large]
-    return np.maximum(lower_sequence(hits, used, failure), proved), used
+        in_reach = rules_out(won + (self.most - self.total), self.most, pending, failure)
+        self.undecided = undecided[in_reach & ~too_large]
+
+    def lower(self) -> Floats:
+        """Return lower bounds, which are at least every needed probability that was proved."""
+        return np.maximum(lower_sequence(self.hits, self.used, self.failure), self.proved)
+
+
+def settle(
+    hits_of: Callable[[NDArray[np.int64], int], Floats], trials: int, needed: Floats, most: int, failure: float
+) -> tuple[Floats, NDArray[np.int64]]:
+    """Draw for many trials at once until each is settled (`Settling`); return lower bounds and the draws made.
+
+    `hits_of(open, more)` makes `more` further draws for the trials at positions `open` and counts their successes.
+    """
+    settling = Settling(trials, needed, most, failure)
+    while settling.is_open:
+        grown = LOOK_EVERY * ceil(max(settling.total * (_GROWTH - 1), 1) / LOOK_EVERY)
+        more = min(grown, most - settling.total)
+        settling.look(hits_of(settling.undecided, more), more)
+    return settling.lower(), settling.used

@@ -26,8 +26,8 @@ from stobatch.errors import DataError, ModelError
 from stobatch.models.validators import unchanged
 from stobatch.settings import Settings, setting
 from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius, Status
-from stobatch.verifier import ASSUMPTIONS, Certificate, CertificateKind, Flags, Labels
-from stobatch.votes.confidence import LOOK_EVERY, Floats, clopper_pearson, settle
+from stobatch.verifier import ASSUMPTIONS, Certificate, CertificateKind, Flags, Labels, Search
+from stobatch.votes.confidence import LOOK_EVERY, Floats, Settling, clopper_pearson, settle
 from stobatch.votes.noise import GaussianNoise, SmoothingNoise, two_streams
 
 Scorer = Callable[[Tensor], Tensor]
@@ -150,12 +150,20 @@ class SmoothedClassifier:
             used = np.full(len(inputs), self.settings.draws)
             top, _ = clopper_pearson(hits, self.settings.draws, self.settings.failure_probability)
         else:
-            sizes = [(asked.to(self.input_range).size, asked.norm) for asked in radii]
-            needed = np.unique([self.noise.needed_top(*size, num_inputs) for size in sizes])
+            needed = self.needed(radii, num_inputs)
             most, failure = self.settings.draws, self.settings.failure_probability
             top, used = settle(
                 lambda open_, more: counter.hits(open_, label, more, counting), len(inputs), needed, most, failure
             )
+        return self.certificates(label, top, used, num_inputs)
+
+    def needed(self, radii: Sequence[Radius], num_inputs: int) -> Floats:
+        """Return the probabilities of the top class that these radii take, from small to large."""
+        sizes = [(asked.to(self.input_range).size, asked.norm) for asked in radii]
+        return np.unique([self.noise.needed_top(*size, num_inputs) for size in sizes])
+
+    def certificates(self, label: Tensor, top: Floats, used: Labels, num_inputs: int) -> VoteCertificates:
+        """Return what lower bounds on the probability of the chosen class prove."""
         proved = {f"radius_{norm}": self.noise.radius(norm, top, 1 - top, num_inputs) for norm in Norm}
         return VoteCertificates(
             label.cpu().numpy(),
@@ -190,6 +198,67 @@ class SmoothedClassifier:
         counter = VoteCounter(self.network, self.noise, inputs, self.num_classes, self.settings.rows_at_once)
         counter.require_per_example()
         return counter
+
+
+class VoteSearch(Search):
+    """The work of `SmoothedClassifier.certify` in blocks of draws.
+
+    **Guarantee.** As `certify`'s. With `radii` or `anytime` bounds hold for every number of draws at once (confidence
+    sequences), so whoever reads them may stop when they like. Else the number of draws is fixed beforehand, the bound
+    is Clopper-Pearson's, and nothing may be read before the last draw.
+    """
+
+    def __init__(
+        self,
+        classifier: SmoothedClassifier,
+        inputs: Tensor,
+        generator: torch.Generator,
+        radii: Sequence[Radius] | None,
+        *,
+        anytime: bool,
+    ) -> None:
+        self.classifier, self.inputs, self.anytime = classifier, inputs, anytime
+        self._choosing, self._counting = two_streams(generator)
+        self._counter: VoteCounter | None = None
+        settings, size = classifier.settings, prod(inputs.shape[1:])
+        needed = np.array([]) if radii is None else classifier.needed(radii, size)
+        self._settling = Settling(len(inputs), needed, settings.draws, settings.failure_probability)
+        self._stops_early = radii is not None
+
+    def step(self) -> bool:
+        """Choose the classes, then make a block of draws; return whether draws are left."""
+        if self._counter is None:
+            self._counter = self.classifier._counter(self.inputs)
+            everyone = np.arange(len(self.inputs))
+            self._label = self._counter.votes(
+                everyone, self.classifier.settings.selection_draws, self._choosing
+            ).argmax(1)
+            return True
+        settling = self._settling
+        if settling.is_open:
+            more, rows = min(LOOK_EVERY, settling.most - settling.total), settling.undecided
+            settling.look(self._counter.hits(rows, self._label, more, self._counting), more)
+            if not self._stops_early:
+                # Nothing was needed, so nothing is decided: every draw makes the bound better.
+                settling.undecided = rows
+        return settling.is_open
+
+    def drop(self, rows: slice) -> None:
+        dropped = np.arange(len(self.inputs))[rows]
+        self._settling.undecided = np.setdiff1d(self._settling.undecided, dropped)
+
+    def read(self) -> VoteCertificates:
+        settling = self._settling
+        if self._stops_early or self.anytime:
+            top = settling.lower()
+        elif settling.total == settling.most:
+            top, _ = clopper_pearson(settling.hits, settling.most, settling.failure)
+        else:
+            raise ModelError(
+                f"{settling.total} of {settling.most} draws are made, and their number was fixed.",
+                remedy="Search with anytime=True.",
+            )
+        return self.classifier.certificates(self._label, top, settling.used, prod(self.inputs.shape[1:]))
 
 
 def certify(

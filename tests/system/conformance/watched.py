@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from stobatch.data import Examples, TrainingExamples, overlap
+from stobatch.data import Examples, Persons, TrainingExamples, overlap
 
 SEARCH = -1
 """Stands for the search for copies of test records, whose count is the owner's alone (`data.overlap`)."""
@@ -42,6 +42,10 @@ class Watched(TrainingExamples):
     @property
     def shards(self) -> tuple[range, ...]:
         return self.behind.shards
+
+    @property
+    def persons(self) -> Persons | None:
+        return self.behind.persons
 
     def fingerprint(self) -> str:
         return self.behind.fingerprint()
