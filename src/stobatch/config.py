@@ -413,6 +413,9 @@ class PriorConfig(Settings):
     may_contain: tuple[str, ...] | None = setting(
         None, doc="Data sets whose records they may have seen, or `unknown`", added_later=True
     )
+    tuned_on: tuple[str, ...] | None = setting(
+        None, doc="Data sets that somebody looked at to choose how they are made", added_later=True
+    )
     promise: str | None = setting(
         None, doc="Of a run: what it guarantees to the records that it was trained on", added_later=True
     )

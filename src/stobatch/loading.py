@@ -17,7 +17,7 @@ from stobatch.data.pixels import PictureRule
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.parts import TrainedPart
 from stobatch.dp.plan import Plan
-from stobatch.dp.prior import Prior, find_conflict
+from stobatch.dp.prior import Prior, find_conflict, find_tuning
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
 from stobatch.methods import can_certify, method_of, verifiers_of
@@ -184,15 +184,14 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             remedy="Leave them out, or set method.name=sound.",
         )
     parts, prior = _trained_part(config, info, network), describe_prior(config, info)
-    planned = method.plan(config, info, network)
-    found = replace(planned, public_seeds=config.seed is not None, parts=parts, prior=prior)
+    found = method.plan(config, info, network)
     if info.num_persons is not None and found.claim.status is not Status.NONE and "person" not in found.claim.unit:
         raise SettingError(
             f"method '{config.method.title}' has no guarantee for persons, and the records have some.",
             why=f"It speaks of a {found.claim.unit}: a person with several records would be protected less.",
             remedy="Use method.name=sound or dpsgd, or leave the persons out and read the guarantee as it stands.",
         )
-    return found
+    return replace(found, public_seeds=config.seed is not None, parts=parts, prior=prior)
 
 
 def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
@@ -212,15 +211,16 @@ def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
             why="What it proves, or claims, is of a training from random weights, all of which move.",
             remedy="Train it without --from, or set method.name=sound.",
         )
-    may_contain = found.may_contain or ()
+    may_contain, private = found.may_contain or (), dict.fromkeys((config.data.name, info.name))
     return Prior(
         found.name,
         found.weights_sha256,
-        found.read or (),
+        found.read,
         may_contain,
         found.promise,
         found.new_head,
-        find_conflict(may_contain, dict.fromkeys((config.data.name, info.name))),
+        find_conflict(may_contain, private),
+        find_tuning(found.tuned_on or (), private),
     )
 
 

@@ -135,7 +135,7 @@ def _train(
     dataset = dataset or _read_by_turns(engine, config, seeds, quiet)
     copies = require_apart(dataset, config.data) if own else None
     if engine.leads and not quiet:
-        _say_what_is_odd(config, dataset, copies)
+        _tell_owner(config, copies, len(dataset.test))
     net = make_network(config, dataset.info, seeds, network, start)
     net = net.to(device, parameter_precision(config.machine.precision))
     trainable = _with_canaries(config, the_plan, dataset, net, seeds)
@@ -180,6 +180,17 @@ def _train(
             seal(run, "train", environment(device))
     trained = load(run.path, network=network, device=str(device), threads=config.machine.threads)
     return replace(trained, config=trained.config.replace(machine=config.machine))
+
+
+def _tell_owner(config: RunConfig, copies: int | None, num_test: int) -> None:
+    """Say what the data's owner should know before the training, and nobody else."""
+    lines = []
+    if copies:
+        lines += [f"{copies} of {num_test} test records are training records. This is for the data's owner alone."]
+    if config.prior.new_head:
+        lines += [f"the last layer is drawn afresh: the prior {config.prior.name} has one for other classes, or none."]
+    for line in lines:
+        print(f"stobatch: {line}", file=sys.stderr)
 
 
 def _book(config: RunConfig, the_plan: Plan, run: Run, dataset: Dataset | None) -> Booking | None:
@@ -236,15 +247,6 @@ class _Amending(Observer):
             counted = ledger.accounted + self.plan.steps - last
             if counted > self.plan.most_steps:
                 self.booking.amend(cost_of(self.plan, counted))
-
-
-def _say_what_is_odd(config: RunConfig, dataset: Dataset, copies: int | None) -> None:
-    if copies:
-        line = f"{copies} of {len(dataset.test)} test records are training records. This is for the data's owner alone."
-        print(f"stobatch: {line}", file=sys.stderr)
-    if config.prior.new_head:
-        line = f"the last layer is drawn afresh: the prior {config.prior.name} has one for other classes, or none."
-        print(f"stobatch: {line}", file=sys.stderr)
 
 
 def _size(network: Classifier) -> float:

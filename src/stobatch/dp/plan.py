@@ -81,8 +81,8 @@ class Plan(ABC):
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        derived_from = vars(self).keys() - {"public_seeds", "network", "parts", "prior"}
-        return {name: value for name, value in vars(self).items() if name in derived_from}
+        others = ("public_seeds", "parts", "prior", "network")
+        return {name: value for name, value in vars(self).items() if name not in others}
 
     def _rows_of_parts(self) -> list[PlanRow]:
         parts = self.parts
@@ -159,7 +159,8 @@ class DpSgdPlan(Plan):
     given_noise_multiplier: float | None = None
     """σ where it was chosen, so that ε follows from it; unset, it is the smallest within the target."""
     num_persons: int | None = None
-    """Whom the examples belong to: then batches count persons. None where each example stands for itself."""
+    """Whom the examples belong to: then batches count persons, and nothing depends on the number of examples. None
+    where each example stands for itself."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -388,12 +389,10 @@ class DpSgdPlan(Plan):
         on_mean = self.noise_stddev / self.expected_batch_size
         given = self.given_noise_multiplier is not None
         chosen, bound = ("given", "not exceeded") if given else ("smallest within the target", "")
-        persons = [] if self.num_persons is None else [PlanRow("persons", "P", self.num_persons, "public", "")]
         symbol, most = ("N", "") if self.num_persons is None else ("P", "drawn in a step, at most")
         whole = "an example's" if self.num_persons is None else "a person's"
         return [
-            PlanRow("training examples", "N", self.num_examples, "public", "Section 2"),
-            *persons,
+            PlanRow(f"{self.unit}s", symbol, self.num_units, "public", "Section 2"),
             PlanRow("expected batch size", "B", self.expected_batch_size, "the public denominator", ""),
             PlanRow("sampling rate", "q", self.sampling_rate, f"B / {symbol}, Poisson", ""),
             PlanRow("steps", "T", self.steps, "", ""),

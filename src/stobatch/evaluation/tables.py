@@ -68,7 +68,8 @@ def about_prior(start: TrainedModel) -> dict[str, Any]:
     """Return what a document says of a run's prior that is measured by itself."""
     prior = start.plan.prior
     assert prior is not None
-    return {"name": prior.name, "weights_sha256": start.weights_sha256, "conflict": prior.conflict}
+    why = {"conflict": prior.conflict, "tuned": prior.tuned}
+    return {"name": prior.name, "weights_sha256": start.weights_sha256, **why}
 
 
 def require_allowed(changes: dict[str, Any]) -> None:

@@ -92,6 +92,7 @@ def prior_lines(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
         *(f"prior, made from {line}" for line in prior.read),
         f"prior, data sets whose records it may have seen: {seen}",
         *([f"prior, MAY CONTAIN THE PRIVATE RECORDS: {prior.conflict}"] if prior.conflict else []),
+        *([f"prior, TUNED ON THE PRIVATE DATA: {prior.tuned}"] if prior.tuned else []),
         *([f"prior, towards the records that it was trained on: {prior.promise}"] if prior.promise else []),
         *(["prior, last layer: not taken, drawn afresh"] if prior.new_head else []),
     )

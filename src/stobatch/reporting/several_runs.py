@@ -78,7 +78,7 @@ def _prior(facts: Facts) -> list[list[Cell]]:
         return []
     of = f"{own.name}, weights {own.weights_sha256[:12]}…"
     clean = share_cell(own.clean_accuracy)
-    epsilon = Cell("0") if own.conflict is None else Cell(DASH, own.budget)
+    epsilon = Cell(DASH if own.conflict else "0", own.budget if own.conflict or own.tuned else "")
     about = [Cell(f"prior of {facts.name}", of), Cell("public weights"), epsilon, Cell(DASH)]
     return [[*about, Cell(f"{own.rows:,}"), clean]]
 

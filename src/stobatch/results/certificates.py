@@ -82,11 +82,15 @@ class AboutPrior(Part):
     weights_sha256: Text
     conflict: Text | None
     """Why they may contain the private records; null where nothing says so."""
+    tuned: Text | None
+    """Why choosing how they are made may have told something of the private records; null where nothing says so."""
 
     @property
     def budget(self) -> str:
         """What they cost the private records, in words."""
-        return "ε = 0" if self.conflict is None else "no ε: it may contain the private records"
+        if self.conflict is not None:
+            return "no ε: it may contain the private records"
+        return "ε = 0" if self.tuned is None else "ε = 0 but for settings that were chosen by looking at them"
 
 
 class _CertifiedPrior(AboutPrior):

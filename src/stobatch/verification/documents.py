@@ -211,8 +211,9 @@ def _own_row(subject: Subject, found: PriorCertificates | PriorScores | None) ->
     """Return which prior stands beside a run's numbers, and which has to: one that has an answer is never left out."""
     prior, said = subject.model.plan.prior, None
     if prior is not None and not prior.new_head:
-        said = [prior.name, prior.weights_sha256, prior.conflict]
-    return "prior", None if found is None else [found.name, found.weights_sha256, found.conflict], said
+        said = [prior.name, prior.weights_sha256, prior.conflict, prior.tuned]
+    own = None if found is None else [found.name, found.weights_sha256, found.conflict, found.tuned]
+    return "prior", own, said
 
 
 def attack_check(subject: Subject) -> Check:
