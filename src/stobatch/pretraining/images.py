@@ -85,7 +85,10 @@ class Rendered(PublicImages):
         return (shrink_to_small(images) if self.shape == (1, 8, 8) else fit(images, self.shape)), labels
 
 
-_DRAWN = "rotated, slanted, stretched, bent and drawn with another pen in every step"
+_DRAWN = (
+    "rotated, slanted, stretched, bent and drawn with another pen in every step; chosen by looking at training images "
+    "of MNIST"
+)
 
 
 def _font_facts() -> PriorSource:
