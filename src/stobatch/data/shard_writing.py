@@ -107,7 +107,8 @@ def deal_persons(groups: Tensor, num_shards: int, seeds: Seeds) -> npt.NDArray[n
 
     **Guarantee.** As `deal`, with persons for records: shards differ in their numbers of persons by at most one.
     """
-    return deal(int(groups.max()) + 1 if len(groups) else 0, 1, num_shards, seeds)[groups.numpy()]
+    of_person = deal(int(groups.max()) + 1 if len(groups) else 0, 1, num_shards, seeds)
+    return np.take(of_person, groups.numpy())
 
 
 def require_room(out: Path) -> None:

@@ -321,8 +321,8 @@ class ShardedExamples(TrainingExamples):
         return decoded(self.manifest, inputs, labels, wanted)
 
     def in_memory(self) -> Examples:
-        inputs, labels = self.fetch(torch.arange(len(self)))
-        return Examples(inputs, labels, self.num_classes, None if self.persons is None else self.persons.codes())
+        (inputs, labels), persons = self.fetch(torch.arange(len(self))), self.persons
+        return Examples(inputs, labels, self.num_classes, groups=None if persons is None else persons.codes())
 
 
 Stamp = tuple[tuple[int, int, int], ...]

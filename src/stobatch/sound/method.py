@@ -83,7 +83,7 @@ class DpSgdFamily(Method):
         assert isinstance(plan, DpSgdPlan)
         _ = plan.noise_stddev  # an ε out of reach is found before anything is written
         require_per_example(network)
-        if len(train) != plan.num_examples:
+        if plan.num_persons is None and len(train) != plan.num_examples:
             raise SettingError(
                 f"the plan is for {plan.num_examples} training examples, the data have {len(train)}.",
                 why="The sampling rate and the noise follow from the number.",

@@ -184,7 +184,7 @@ class DpSgdTrainable(Trainable):
             if groups is not None:
                 added = int(groups.max()) + 1 + torch.arange(int(here.sum())).repeat_interleave(self.per)
                 groups = torch.cat([groups, added])
-            self.examples = Examples(inputs, labels, own.num_classes, groups)
+            self.examples = Examples(inputs, labels, own.num_classes, groups=groups)
             self._read()
         if planted.gradients is not None:
             self.canaries = planted.gradients

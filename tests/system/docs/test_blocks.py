@@ -154,6 +154,14 @@ def check_budget(said: str) -> None:
     assert 1.2 < float(after) < 2.5
 
 
+def check_persons(said: str) -> None:
+    (epsilon,) = re.findall(r"^proved ε = ([\d.]+), δ = 0.0001 \(add-or-remove-one, per person", said, re.M)
+    assert 1.9 < float(epsilon) <= 2
+    (right,) = re.findall(r"^right: (\d+)%$", said, re.M)
+    # Half of the labels would be right by chance; the made-up images are easy.
+    assert int(right) >= 80
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "README.md": check_readme,
     "docs/tutorial.md": check_tutorial,
@@ -163,6 +171,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "docs/comparing.md": check_comparing,
     "docs/budget.md": check_budget,
     "docs/your-own-data.md": check_own_data,
+    "docs/persons.md": check_persons,
 }
 PREPARATIONS: dict[str, Callable[[Path], None]] = {
     "README.md": make_photos,
