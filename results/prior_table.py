@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory-mb", type=int, default=4096)
     parser.add_argument("--seed", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--epsilon", type=float, nargs="+", default=[0.2, 1.0], choices=[0.2, 1.0])
+    parser.add_argument("--epsilon", type=float, nargs="*", default=[0.2, 1.0], choices=[0.2, 1.0])
     parser.add_argument("--aim", nargs="+", default=["near"], choices=list(AIMS))
     parser.add_argument("--network", default=NETWORK)
     parser.add_argument("--steps", type=int, default=STEPS, help="of the prior")

@@ -33,7 +33,7 @@ Shape = tuple[int, int, int]
 DIGITS, FONTS, STROKES, LEAVES, GENERATORS = "digits", "fonts", "strokes", "dead-leaves", "generators"
 MADE = (DIGITS, FONTS, STROKES, LEAVES, GENERATORS)
 """Images that need no file but the package's own; `digits` are those of fonts and of strokes."""
-_STROKES_PER_DIGIT = 200
+_STROKES_PER_DIGIT = 400
 GENERATED = 16_384
 """The most images that are generated; they are drawn from again and again."""
 _SHIFT = 14
