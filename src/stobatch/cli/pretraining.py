@@ -15,7 +15,9 @@ from stobatch.cli.options import Config, Device, Json, Recipe, Set, read_setting
 def pretrain(
     from_data: Annotated[
         str,
-        typer.Option(help="fonts, dead-leaves, generators, a public data set as cifar10, or a folder of images."),
+        typer.Option(
+            help="digits (fonts, strokes), dead-leaves, generators, a public data set, or a folder of images."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The prior to write: OUT.safetensors and OUT.card.json.")],
     recipe: Recipe = None,

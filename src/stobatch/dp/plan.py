@@ -11,6 +11,7 @@ from typing import Any, final
 from stobatch.dp.accounting import LEAST_NOISE, MOST_NOISE, PoissonGaussian, check_delta, noise_for
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.parts import TrainedPart
+from stobatch.dp.prior import Prior
 from stobatch.dp.selection import Search
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
@@ -33,6 +34,8 @@ class Plan(ABC):
 
     public_seeds: bool = field(default=False, kw_only=True)
     """Whether the seeds are known to others, who can then take the noise off."""
+    prior: Prior | None = field(default=None, kw_only=True)
+    """The weights that training starts from; None where they are random."""
     network: tuple[str, ...] = field(default=(), kw_only=True)
     """Of a network handed over: how it is clipped, and which certificates it will have; no number depends on it."""
     parts: TrainedPart | None = field(default=None, kw_only=True)
@@ -41,13 +44,14 @@ class Plan(ABC):
     @property
     @abstractmethod
     def claim(self) -> PrivacyGuarantee:
-        """What the mechanism promises where its seeds are secret; what audits test."""
+        """What the mechanism promises where its seeds are secret, whatever it starts from."""
 
     @final
     @property
     def guarantee(self) -> PrivacyGuarantee:
         """What is promised about the training data: the claim, void where the seeds are public."""
-        return self.claim.with_public_seed() if self.public_seeds else self.claim
+        claim = self.claim.started_from(self.prior)
+        return claim.with_public_seed() if self.public_seeds else claim
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
         """Return the claim when so many steps have looked at the data, those that a crash made necessary again
@@ -77,8 +81,8 @@ class Plan(ABC):
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        derived_from = vars(self).keys() - {"public_seeds", "network", "parts"}
-        return {name: value for name, value in vars(self).items() if name in derived_from}
+        others = ("public_seeds", "parts", "prior", "network")
+        return {name: value for name, value in vars(self).items() if name not in others}
 
     def _rows_of_parts(self) -> list[PlanRow]:
         parts = self.parts

@@ -72,7 +72,7 @@ def layers_with_parameters(network: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def last_layer(network: nn.Module) -> frozenset[str]:
     """Return the names of the last layer's parameters: those that belong to classes."""
-    return _parameters_of(layers_with_parameters(network)[-1:])
+    return _parameters_of(layers_with_parameters(own_module(network))[-1:])
 
 
 def _parameters_of(layers: list[tuple[str, nn.Module]]) -> frozenset[str]:

@@ -13,13 +13,16 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch import data
 from stobatch.config import DataConfig
 from stobatch.data import Examples
-from stobatch.data.font_digits import FontDigits
+from stobatch.data.font_digits import SHEET, list_fonts, read_font_glyphs
 from stobatch.data.generated import dead_leaves, untrained_generators
 from stobatch.data.image_folder import SUFFIXES
 from stobatch.data.mnist import shrink_to_small
 from stobatch.data.pixels import PictureRule, in_turn, list_images, read_images
+from stobatch.data.rendered_digits import Glyphs, RenderedDigits
 from stobatch.data.sources import is_public
+from stobatch.data.stroke_digits import WAYS, make_stroke_glyphs
 from stobatch.errors import DataError, SettingError
+from stobatch.files import sha256_of
 from stobatch.registry import DATA_SETS
 from stobatch.results import PriorSource
 from stobatch.results.prior import UNKNOWN
@@ -27,7 +30,10 @@ from stobatch.seeds import Seeds
 
 Shape = tuple[int, int, int]
 
-FONTS, LEAVES, GENERATORS = "fonts", "dead-leaves", "generators"
+DIGITS, FONTS, STROKES, LEAVES, GENERATORS = "digits", "fonts", "strokes", "dead-leaves", "generators"
+MADE = (DIGITS, FONTS, STROKES, LEAVES, GENERATORS)
+"""Images that need no file but the package's own; `digits` are those of fonts and of strokes."""
+_STROKES_PER_DIGIT = 200
 GENERATED = 16_384
 """The most images that are generated; they are drawn from again and again."""
 _SHIFT = 14
@@ -45,10 +51,12 @@ KNOWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
 class PublicImages(ABC):
     """Images that a batch is drawn from."""
 
-    source: PriorSource
+    sources: tuple[PriorSource, ...]
     may_contain: tuple[str, ...]
     num_classes: int | None = None
     """None where they have no labels."""
+    tuned_on: tuple[str, ...] = ()
+    """Data sets that were looked at to choose how the images are made."""
 
     @abstractmethod
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -56,33 +64,57 @@ class PublicImages(ABC):
 
 
 class Rendered(PublicImages):
-    """Digits of fonts, drawn anew each time."""
+    """Digits of fonts, of strokes or of both, drawn anew each time."""
 
     may_contain = ()
     num_classes = 10
+    tuned_on = ("mnist",)
 
-    def __init__(self, shape: Shape) -> None:
-        self.digits, self.shape = FontDigits(), shape
-        fonts = len(self.digits.fonts)
-        self.source = PriorSource(
-            name=FONTS,
-            what=f"the ten digits of {fonts} handwriting fonts, rotated, slanted, stretched, bent and drawn with "
-            "another pen in every step; how far was chosen on held-out training images of MNIST",
-            licence="SIL Open Font License 1.1; copyright notices in stobatch/data/font_digit_files",
-            sha256=self.digits.sha256,
-            records=10 * fonts,
-        )
+    def __init__(self, name: str, shape: Shape, seeds: Seeds) -> None:
+        parts: list[tuple[Glyphs, PriorSource]] = []
+        if name in (DIGITS, FONTS):
+            parts.append((read_font_glyphs(), _font_facts()))
+        if name in (DIGITS, STROKES):
+            glyphs = make_stroke_glyphs(_STROKES_PER_DIGIT, seeds.generator("strokes"))
+            parts.append((glyphs, _stroke_facts(len(glyphs))))
+        self.sources = tuple(facts for _, facts in parts)
+        self.digits, self.shape = RenderedDigits(Glyphs.join([glyphs for glyphs, _ in parts])), shape
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         images, labels = self.digits.draw(count, generator)
         return (shrink_to_small(images) if self.shape == (1, 8, 8) else fit(images, self.shape)), labels
 
 
+_DRAWN = "rotated, slanted, stretched, bent and drawn with another pen in every step"
+
+
+def _font_facts() -> PriorSource:
+    fonts = len(list_fonts())
+    return PriorSource(
+        name=FONTS,
+        what=f"the ten digits of {fonts} handwriting fonts, {_DRAWN}",
+        licence="SIL Open Font License 1.1; copyright notices in stobatch/data/font_digit_files",
+        sha256=sha256_of(SHEET),
+        records=10 * fonts,
+    )
+
+
+def _stroke_facts(count: int) -> PriorSource:
+    ways = sum(map(len, WAYS))
+    return PriorSource(
+        name=STROKES,
+        what=f"digits as strokes of a pen, in {ways} ways, their points moved at random, {_DRAWN}",
+        licence="MIT, as the library",
+        sha256=None,
+        records=count,
+    )
+
+
 class Kept(PublicImages):
     """Images that are there, each shifted a little when it is drawn."""
 
     def __init__(self, examples: Examples, source: PriorSource, may_contain: tuple[str, ...], labelled: bool) -> None:
-        self.examples, self.source, self.may_contain = examples, source, may_contain
+        self.examples, self.sources, self.may_contain = examples, (source,), may_contain
         self.num_classes = examples.num_classes if labelled else None
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -104,8 +136,8 @@ def public_images(
     """Return what `--from-data` names, in this shape, to draw `count` images from; nothing of the private data that
     `config` speaks of is read.
     """
-    if name == FONTS:
-        return Rendered(shape)
+    if name in (DIGITS, FONTS, STROKES):
+        return Rendered(name, shape, seeds)
     if name in (LEAVES, GENERATORS):
         return _generated(name, shape, seeds, min(count, GENERATED))
     if is_public(name):
@@ -116,7 +148,7 @@ def public_images(
     public = [known for known in DATA_SETS if is_public(known)]
     raise SettingError(
         f"'{name}' is no public data set and no folder.",
-        remedy=f"Use {FONTS}, {LEAVES}, {GENERATORS}, {', '.join(public)}, or the path of a folder of images.",
+        remedy=f"Use {', '.join((*MADE, *public))}, or the path of a folder of images.",
     )
 
 
@@ -140,7 +172,7 @@ def _named(name: str, config: DataConfig, shape: Shape, root: Path | None, seeds
         raise SettingError(
             f"the prior would see {name}, and {config.name} is what is to be private.",
             why="A training from weights that have seen its records protects none of them.",
-            remedy="Choose other images, as `--from-data fonts`.",
+            remedy="Choose other images, as `--from-data digits`.",
         )
     whole = data.load(DataConfig(name=name), root=root, seeds=seeds).train.in_memory()
     examples = Examples(fit(whole.inputs, shape), whole.labels, whole.num_classes)

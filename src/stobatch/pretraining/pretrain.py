@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stobatch import data
-from stobatch.config import RunConfig
+from stobatch.config import ModelConfig, RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.errors import ModelError, SettingError
 from stobatch.evaluation.tables import data_root
-from stobatch.loading import make_network
+from stobatch.loading import plain_network
 from stobatch.models import Classifier
 from stobatch.pretraining.contrastive import Contrast, view
 from stobatch.pretraining.images import PublicImages, public_images
@@ -56,14 +56,14 @@ def pretrain(
     licence: str | None = None,
     may_contain: Sequence[str] | None = None,
     seed: int = 0,
-    network: Classifier | None = None,
+    network: nn.Module | None = None,
     quiet: bool = False,
 ) -> PriorCard:
     """Make a prior for the network of these settings from public images, and return its card.
 
-    `source` is `fonts`, `dead-leaves`, `generators`, the name of a public data set or a folder of images. `objective`
-    is `supervised`, the default where there are labels, or `contrastive`. `licence` and `may_contain` are what only
-    you know of a folder: without the latter its card says that the prior may have seen anything.
+    `source` is `digits` (`fonts`, `strokes`), `dead-leaves`, `generators`, a public data set or a folder of images.
+    `objective` is `supervised`, the default where there are labels, or `contrastive`. `licence` and `may_contain` are
+    what only you know of a folder: without the latter its card says that the prior may have seen anything.
 
     **Guarantee.** Nothing is written before training has ended; the same arguments on the same machine and versions
     give the same weights.
@@ -81,20 +81,20 @@ def pretrain(
         advance(1)
     objective = _objective(objective, images, source)
     classes = images.num_classes if objective == "supervised" and images.num_classes else info.num_classes
-    if network is not None and network.num_classes != classes:
+    if isinstance(network, Classifier) and network.num_classes != classes:
         raise ModelError(
             f"your network has {network.num_classes} classes, {source} has {classes}.",
             remedy="Hand over one with as many, or set objective='contrastive'.",
         )
-    net = make_network(config, replace(info, num_classes=classes), seeds, network).to(device)
+    net = plain_network(config, replace(info, num_classes=classes), seeds, network).to(device)
     last_loss = _train(net, images, objective, config, seeds, (steps, batch_size, learning_rate), quiet)
     card = PriorCard(
         name=prior_files(out)[0].stem,
         made_by=f"stobatch pretrain, version {source_code()['stobatch']}",
-        architecture=None if network is not None else config.model.to_dict(),
+        architecture=None if network is not None else _whole(config.model).to_dict(),
         input_shape=info.input_shape,
         num_classes=classes,
-        sources=(images.source,),
+        sources=images.sources,
         may_contain=images.may_contain if may_contain is None else tuple(n for n in may_contain if n != NONE),
         weights_sha256="",
         method="supervised" if objective == "supervised" else "contrastive",
@@ -109,6 +109,7 @@ def pretrain(
             "commit": source_code()["commit"],
             "device": str(device),
         },
+        tuned_on=images.tuned_on,
     )
     return write_prior(out, net.state_dict(), card)
 
@@ -119,9 +120,16 @@ def _require_positive(**numbers: float) -> None:
             raise SettingError(f"{name}={number} is not allowed.", remedy=f"Give {name} a number above 0.")
 
 
-def _describe(config: RunConfig, network: Classifier | None) -> DatasetInfo:
-    """Return the shape of inputs and the number of classes; of data that are handed over the network knows them."""
-    if network is None:
+def _whole(model: ModelConfig) -> ModelConfig:
+    """Return the network without what is to be private training's own: a prior is trained whole."""
+    return ModelConfig(
+        architecture=model.architecture, normalisation=model.normalisation, last_hidden_size=model.last_hidden_size
+    )
+
+
+def _describe(config: RunConfig, network: nn.Module | None) -> DatasetInfo:
+    """Return the shape of inputs and the number of classes; of data that are handed over a classifier knows them."""
+    if not isinstance(network, Classifier):
         return data.describe(config.data, data_root(config))
     channels, height, width = network.input_shape
     names = tuple(map(str, range(network.num_classes)))
@@ -173,7 +181,7 @@ def _train(
     return last
 
 
-def _supervised(network: Classifier, config: RunConfig, seeds: Seeds) -> tuple[Loss, list[torch.nn.Parameter]]:
+def _supervised(network: Classifier, config: RunConfig, seeds: Seeds) -> tuple[Loss, list[nn.Parameter]]:
     """The losses of the recipe's method; of a method that has none per example, cross-entropy."""
     method = config.method
     if isinstance(method, DpSgdSettings):
@@ -189,7 +197,7 @@ def _supervised(network: Classifier, config: RunConfig, seeds: Seeds) -> tuple[L
     return loss, list(network.parameters())
 
 
-def _contrastive(network: Classifier, config: RunConfig, seeds: Seeds) -> tuple[Loss, list[torch.nn.Parameter]]:
+def _contrastive(network: Classifier, config: RunConfig, seeds: Seeds) -> tuple[Loss, list[nn.Parameter]]:
     """Two views of each image; under the noise that the method takes votes with, where it does."""
     contrast, method = Contrast(network, seeds.generator("projection")), config.method
     noise = method.noise if isinstance(method, DpSgdSettings) else None

@@ -50,6 +50,9 @@ class PriorCard(Document):
     method: Literal["supervised", "contrastive", "other"]
     settings: Settings
     """What it was trained with."""
+    tuned_on: tuple[Text, ...] = ()
+    """Names of data sets that somebody looked at to choose how the sources are made; no network was trained on them.
+    Towards their records the prior is as private as any choice of settings is: nothing is proved of it."""
 
     def lines(self) -> list[str]:
         shape = "x".join(map(str, self.input_shape))
@@ -58,6 +61,7 @@ class PriorCard(Document):
             f"{self.name}: made by {self.made_by}, {self.method}, {shape} inputs, {self.num_classes} classes",
             *(_line(source) for source in self.sources),
             f"data sets whose records it may have seen: {seen}",
+            *([f"settings chosen by looking at: {', '.join(self.tuned_on)}"] if self.tuned_on else []),
             "privacy: none towards its sources; it was trained on no other record (ε = 0)",
         ]
 

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -138,7 +140,8 @@ def make_application(service: Service, *, token: str | None, hosts: frozenset[st
         path = f"/v2/models/{{name}}{suffix}"
         routes += [route(path, _model), route(f"{path}/ready", _model_ready)]
         routes += [route(f"{path}/infer", _infer, "POST"), route(f"{path}/attack", _attack, "POST")]
-    application = Starlette(routes=routes, exception_handlers={HTTPException: _unknown, HttpError: _problem})
+    handlers = {HTTPException: _unknown, HttpError: _problem, Exception: _failed}
+    application = Starlette(routes=routes, exception_handlers=handlers)
     return Guard(application, service, token=token, hosts=hosts, tls=tls)
 
 
@@ -154,6 +157,10 @@ async def _problem(request: HttpRequest, error: Exception) -> Response:
     return error.response()
 
 
+async def _failed(request: HttpRequest, error: Exception) -> Response:
+    return HttpError(500, "the server failed; nothing of the request was kept.").response()
+
+
 class Guard:
     """Let nobody in who may not, add the headers of security to every answer, and count it."""
 
@@ -167,13 +174,10 @@ class Guard:
         if scope["type"] != "http":
             await self.application(scope, receive, send)
             return
-        started, client = False, (scope.get("client") or ("",))[0]
-        service = self.service
+        service, client = self.service, (scope.get("client") or ("",))[0]
 
         async def send_guarded(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
                 service.metrics.count_request(_pattern(scope), message["status"])
                 extra = SECURITY | ({"strict-transport-security": "max-age=31536000"} if self.tls else {})
                 message["headers"] = [
@@ -189,12 +193,9 @@ class Guard:
         except HttpError as problem:
             await _discard(scope, receive)
             await problem.response()(scope, receive, send_guarded)
-        except Exception:
+        except Exception as error:  # it has been answered, and is no reason to stop
             service.metrics.count("failures", "", 1)
-            if not started:
-                await HttpError(500, "the server failed; nothing of the request was kept.").response()(
-                    scope, receive, send_guarded
-                )
+            print(f"stobatch: a request failed inside: {type(error).__name__}", file=sys.stderr, flush=True)
         finally:
             service.in_flight[client] -= 1
             if not service.in_flight[client]:
@@ -274,6 +275,8 @@ async def _read_body(request: HttpRequest, limits: Limits) -> bytes:
                 if size > limits.body_bytes:
                     raise too_large
                 parts.append(part)
+    except ClientDisconnect:
+        raise HttpError(499, "the client has gone.") from None
     except TimeoutError:
         raise HttpError(408, f"the body did not arrive within {limits.body_s:g} s.", connection="close") from None
     request.scope[_READ] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import signal
 import socket
 import threading
@@ -169,10 +170,20 @@ class _Protocol(HttpToolsProtocol):
         try:
             super().data_received(data)
         except Exception:  # what cannot be parsed is refused, and is no failure of the server
-            self.send_400_response("Invalid HTTP request received.")
+            self.send_400_response("")
             return
         if idle and self._waiting is not None and self._taken > HEAD_BYTES:
-            self.send_400_response("The headers are too large.")
+            self.send_400_response(f"the headers are larger than {HEAD_BYTES:,} bytes.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Hang up on what is no HTTP, with an error as all others are."""
+        if self.transport.is_closing():
+            return
+        said = msg if msg.startswith("the ") else "this is no HTTP."
+        content = json.dumps({"error": said}).encode()
+        head = f"content-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + content)
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()

@@ -12,6 +12,7 @@ from support.pages import ROOT
 
 import stobatch
 from stobatch.cli.app import app
+from stobatch.pretraining import images
 from stobatch.pretraining import pretrain as module
 from stobatch.results.prior import read_prior
 
@@ -21,6 +22,7 @@ PAGE = ROOT / "docs" / "pretraining.md"
 def test_the_page_s_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS", 2)
     monkeypatch.setattr(module, "BATCH_SIZE", 8)
+    monkeypatch.setattr(images, "_STROKES_PER_DIGIT", 6)
     few = {"steps": 2, "batch_size": 8, "quiet": True}
     monkeypatch.setattr(stobatch.pretrain, "__kwdefaults__", stobatch.pretrain.__kwdefaults__ | few)
     printed = io.StringIO()
@@ -32,12 +34,14 @@ def test_the_page_s_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 for command in block.commands:
                     app(command.split()[1:], standalone_mode=False)
     made = sorted(path.name.removesuffix(".card.json") for path in (tmp_path / "priors").glob("*.card.json"))
-    assert made == ["again", "fonts", "generators", "leaves"]
+    assert made == ["again", "digits", "generators", "leaves"]
     cards = {name: read_prior(tmp_path / "priors" / name)[1] for name in made}
     assert {name: card.method for name, card in cards.items()} == {
         "again": "supervised",
-        "fonts": "supervised",
+        "digits": "supervised",
         "generators": "contrastive",
         "leaves": "contrastive",
     }
+    assert [source.name for source in cards["digits"].sources] == ["fonts", "strokes"]
+    assert cards["digits"].tuned_on == ("mnist",)
     assert "handwriting fonts" in printed.getvalue()

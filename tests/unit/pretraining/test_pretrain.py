@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 import stobatch
 from stobatch.bounds.boxes import Box, worst_case_scores
@@ -154,6 +154,18 @@ def test_a_network_that_is_handed_over_has_no_architecture(tmp_path: Path) -> No
     network = build_layered("linear", (1, 28, 28), 10, torch.Generator())
     config = small(**{"data.name": "tensors"})
     assert quick(config, "fonts", tmp_path / "prior", network=network).architecture is None
+    module = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    config = small(**{"method.certified_weight": 0.0})
+    for objective in ("supervised", "contrastive"):
+        quick(config, "fonts", tmp_path / objective, network=module, objective=objective)
+        assert set(read_prior(tmp_path / objective)[0]) == {"1.weight", "1.bias"}
+
+
+def test_a_prior_is_trained_whole_whatever_the_private_training_leaves_alone(tmp_path: Path) -> None:
+    whole = quick(small(), "fonts", tmp_path / "whole")
+    part = quick(small(**{"model.train_only": "head"}), "fonts", tmp_path / "part")
+    assert whole.weights_sha256 == part.weights_sha256
+    assert whole.architecture == part.architecture
 
 
 @pytest.mark.parametrize(

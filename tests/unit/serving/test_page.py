@@ -128,7 +128,7 @@ def test_a_digit_is_drawn_answered_and_attacked(
     assert max(values) > 0.5, "something is drawn"
     assert label == row.class_name
     assert f"{row.radius:.4g}"[:5] in meaning or not row.radius
-    assert ("No change up to" in meaning) == bool(row.radius)
+    assert ("Proved: no change up to" in meaning) == bool(row.radius)
     # Inside what is proved nothing is looked for; far outside an attack succeeds, or says that it proves nothing.
     if row.radius and row.radius > 0.02:
         set_slider(browser, row.radius / 2)

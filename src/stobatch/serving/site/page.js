@@ -262,7 +262,7 @@ function showAnswer() {
   else if (!held.size) say("meaning", `This label, and no radius: nothing is proved about changes.${late}`);
   else {
     const of255 = ((held.size * 255) / 2).toPrecision(3);
-    const verb = held.status === "proved" ? "No change up to" : `${held.status}, NOT proved: no change up to`;
+    const verb = `${held.status === "proved" ? "Proved" : `Only ${held.status}, NOT proved`}: no change up to`;
     say("meaning", `${verb} ${held.size.toPrecision(4)} (${held.norm} over ${held.input_range}; ${of255} of 255) alters this label${often(held)}.${late}`);
   }
   const kinds = answer.outputs.filter((one) => one.name.startsWith("radius") && one.name !== "radius_of_255");
