@@ -57,6 +57,8 @@ def cost_of(plan: Plan, accounted_steps: int | None = None) -> Cost:
     mechanism = plan.mechanism_of(accounted_steps)
     if mechanism is None or plan.claim.status is not Status.PROVED:
         return Unbounded(f"nothing is proved of it ({plan.claim.source})")
+    if "person" in plan.claim.unit:
+        return Unbounded(f"its ε is per {plan.claim.unit}, and the book counts records")
     return mechanism
 
 
