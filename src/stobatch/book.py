@@ -59,6 +59,8 @@ def cost_of(plan: Plan, accounted_steps: int | None = None) -> Cost:
     if mechanism is None or claim.status is not Status.PROVED:
         reason = plan.prior.conflict if plan.prior and plan.prior.conflict else claim.source
         return Unbounded(f"nothing is proved of it ({reason})")
+    if "person" in claim.unit:
+        return Unbounded(f"its ε is per {claim.unit}, and the book counts records")
     return mechanism
 
 
