@@ -75,6 +75,7 @@ from stobatch.results.scores import (
     ScoreSummary,
     of_attack,
 )
+from stobatch.results.search import CandidateRow, Candidates, Search, Winner
 from stobatch.results.training import (
     DataDigests,
     DatasetFacts,
@@ -114,6 +115,8 @@ DOCUMENTS: dict[str, type[Document]] = {
     "predictions": Predictions,
     "export": Exported,
     "budget": Budget,
+    "search": Search,
+    "candidates": Candidates,
     "prior": PriorCard,
 }
 """Every document, by the name of its schema in docs/schemas."""
@@ -133,6 +136,8 @@ __all__ = [
     "Bound",
     "BoundCounts",
     "Budget",
+    "CandidateRow",
+    "Candidates",
     "CertificateDetails",
     "CertificateSummary",
     "CertifiedAccuracies",
@@ -197,6 +202,7 @@ __all__ = [
     "SanityFlag",
     "ScoreSummary",
     "Scores",
+    "Search",
     "SeedsGuarantee",
     "SettingsTest",
     "ShardFolder",
@@ -211,6 +217,7 @@ __all__ = [
     "Training",
     "Verification",
     "VerifiedAccuracy",
+    "Winner",
     "at_radius",
     "epsilon_words",
     "is_old",

@@ -154,6 +154,14 @@ def check_budget(said: str) -> None:
     assert 1.2 < float(after) < 2.5
 
 
+def check_tuning(said: str) -> None:
+    words = " ".join(said.split())
+    assert "the best of a random number of trainings" in words
+    assert "hyper-parameters were chosen on the private data" not in words
+    assert "second accountant finds" in words
+    assert "differs" not in words
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "README.md": check_readme,
     "docs/tutorial.md": check_tutorial,
@@ -162,6 +170,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "docs/auditing.md": check_auditing,
     "docs/comparing.md": check_comparing,
     "docs/budget.md": check_budget,
+    "docs/tuning.md": check_tuning,
     "docs/your-own-data.md": check_own_data,
 }
 PREPARATIONS: dict[str, Callable[[Path], None]] = {
