@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stobatch.loading import TrainedModel, load
     from stobatch.models import Network, from_layers
     from stobatch.paper import where
+    from stobatch.pretraining.pretrain import pretrain
     from stobatch.reporting.report import report
     from stobatch.sharding import shard
     from stobatch.spending import budget
@@ -57,6 +58,7 @@ __all__ = [
     "from_tensors",
     "load",
     "plan",
+    "pretrain",
     "report",
     "shard",
     "sign",
@@ -79,6 +81,7 @@ _MODULES = {
     "loading": ("TrainedModel", "load"),
     "models": ("Network", "from_layers"),
     "paper": ("where",),
+    "pretraining.pretrain": ("pretrain",),
     "reporting.report": ("report",),
     "sharding": ("shard",),
     "spending": ("budget",),

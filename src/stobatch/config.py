@@ -50,6 +50,12 @@ class DataConfig(Settings):
         doc="Of image folders: turn every picture grey, or into RGB; unset takes what the first one is",
         added_later=True,
     )
+    manifest: str | None = setting(
+        None,
+        doc="Of image folders: a CSV file under the data root with the columns image, label, person; guarantees are "
+        "then about persons",
+        added_later=True,
+    )
     held_out: int = setting(
         0,
         at_least=0,
@@ -449,12 +455,41 @@ class MethodConfig(Settings):
         return kind.from_dict(rest)
 
 
+class PriorConfig(Settings):
+    """The public weights that a training starts from. `train --from` writes this section; it is not chosen by hand."""
+
+    name: str | None = setting(None, doc="What they are called; unset starts from random weights", added_later=True)
+    weights_sha256: str | None = setting(None, doc="Their digest, as in training.json", added_later=True)
+    read: tuple[str, ...] | None = setting(
+        None, doc="What they were made from: each source with its licence, and its digest", added_later=True
+    )
+    may_contain: tuple[str, ...] | None = setting(
+        None, doc="Data sets whose records they may have seen, or `unknown`", added_later=True
+    )
+    promise: str | None = setting(
+        None, doc="Of a run: what it guarantees to the records that it was trained on", added_later=True
+    )
+    new_head: bool = setting(
+        False, doc="Whether the last layer is drawn afresh: theirs is for other classes, or for none", added_later=True
+    )
+
+    def model_post_init(self, context: Any) -> None:
+        whole = (self.name, self.weights_sha256, self.read)
+        if any(self.to_dict().values()) and not all(whole):
+            raise SettingError(
+                "the section `prior` does not say what training starts from.",
+                why="Its name, its digest and what was read go together.",
+                remedy="Leave the section out, and give the weights themselves: `stobatch train --from PRIOR`.",
+            )
+
+
 class RunConfig(Settings):
     """Everything that a run depends on."""
 
     method: MethodConfig
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    prior: PriorConfig = PriorConfig()
     training: TrainingConfig = TrainingConfig()
     certification: CertificationConfig = CertificationConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -466,10 +501,13 @@ class RunConfig(Settings):
     seed: int | None = setting(None, at_least=0, doc="For reproducible experiments; unset draws secret randomness")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; without a search, as before there were any."""
-        plain = super().to_dict()
-        unset = self.search == SearchConfig()
-        return {name: part for name, part in plain.items() if name != "search" or not unset}
+        """Return plain data; without a prior and without a search, as before there were any."""
+        plain, unset = super().to_dict(), self.search == SearchConfig()
+        return {
+            name: value
+            for name, value in plain.items()
+            if (name != "prior" or value) and (name != "search" or not unset)
+        }
 
     @property
     def training_hash(self) -> str:
@@ -477,7 +515,7 @@ class RunConfig(Settings):
         # Without canaries, and with one trainer, a training is what it was before there were any.
         special = (("canaries",) if self.canaries.num else ()) + (("trainers",) if self.trainers.num > 1 else ())
         special += ("search",) if self.search.settings else ()
-        parts = ("method", "data", "model", "training", "seed", *special)
+        parts = ("method", "data", "model", "prior", "training", "seed", *special)
         plain = {name: value for name, value in self.to_dict().items() if name in parts}
         # What is said of an accuracy changes no weight.
         plain["data"] = {name: value for name, value in plain["data"].items() if name != "allow_overlap"}

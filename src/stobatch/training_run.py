@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stobatch import data
 from stobatch.book import Booking, cost_of
@@ -26,14 +26,25 @@ from stobatch.dp.plan import DpSgdPlan, Plan
 from stobatch.errors import BudgetError, RunError, SettingError
 from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
-from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, name_network, seeds_of
+from stobatch.loading import (
+    TrainedModel,
+    describe_network,
+    load,
+    make_network,
+    make_plan,
+    name_network,
+    plain_network,
+    seeds_of,
+)
 from stobatch.methods import method_of
-from stobatch.models import Classifier, HandedOver, hand_over, low_rank
+from stobatch.models import Classifier, HandedOver, low_rank
+from stobatch.models.parts import choose_parts
 from stobatch.models.validators import SavedState
 from stobatch.network_prospects import describe_prospects
+from stobatch.prior import take_prior
 from stobatch.processes import attempt, first_on_its_node
 from stobatch.results import DataDigests, HistoryRow, NetworkFacts, Training
-from stobatch.runs import MANIFEST, Run, commit, make_key, seal
+from stobatch.runs import MANIFEST, START, Run, commit, make_key, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training import Trainable
@@ -48,18 +59,28 @@ from stobatch.training.trainable import Monitored, parameter_precision
 from stobatch.types import Neighbours
 
 
-def plan(config: RunConfig, *, dataset: Dataset | None = None, network: nn.Module | None = None) -> Plan:
+def plan(
+    config: RunConfig,
+    *,
+    dataset: Dataset | None = None,
+    network: nn.Module | None = None,
+    prior: str | Path | None = None,
+) -> Plan:
     """Return every number that privacy depends on, before any data is read.
 
     A network of your own, any `nn.Module`, is tried out on public points first, and the plan says how it will be
-    clipped and which certificates it can have.
+    clipped and which certificates it can have. `prior` is what training would start from, as in `train`.
     """
     config = name_network(config, network)
     info = (
         data.without_held_out(dataset.info, config.data) if dataset else data.describe(config.data, data_root(config))
     )
+    if prior is not None:
+        config, _ = take_prior(config, info, prior, network)
     the_plan = make_plan(config, info, network)
-    given = None if network is None else hand_over(network, info.input_shape, info.num_classes)
+    given = None if network is None else plain_network(config, info, Seeds.reproducible(0), network)
+    if given is not None:
+        choose_parts(given, config.model, torch.Generator())
     return replace(the_plan, network=describe_prospects(config, given)) if isinstance(given, HandedOver) else the_plan
 
 
@@ -69,6 +90,7 @@ def train(
     *,
     dataset: Dataset | None = None,
     network: nn.Module | None = None,
+    prior: str | Path | None = None,
     resume: bool = False,
     quiet: bool = False,
     callback: Callback | None = None,
@@ -76,7 +98,8 @@ def train(
     """Train a model into a run directory, or continue one that was interrupted.
 
     `network` is any `nn.Module` from inputs in [-1, 1] to one score per class; its sizes are found by a public probe,
-    and a copy of it is trained. Without one the configuration says what is built.
+    and a copy of it is trained. Without one the configuration says what is built. `prior` is what training starts from
+    instead of random weights: a finished run on other data, or a safetensors file with its card beside it.
 
     Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
     `callback` is told every `training.monitor_every` steps what may be seen of the training (docs/watching.md).
@@ -88,12 +111,16 @@ def train(
             remedy="Run `stobatch tune`, or leave search.settings unset.",
         )
     config = name_network(config.replace(machine=placed(config.machine)), network)
+    run, start = Run(Path(out)), None
+    if prior is not None or config.prior.name is not None:
+        info = dataset.info if dataset else data.describe(config.data, data_root(config))
+        config, start = take_prior(config, info, prior, network, run)
     with engine_for(config) as engine:
         # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
         replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
         resume = resume or replaced > 0
         observers = (CallingBack(callback),) if callback is not None else ()
-        return _train(engine, config, Run(Path(out)), dataset, network, resume=resume, quiet=quiet, observers=observers)
+        return _train(engine, config, run, dataset, network, start, resume=resume, quiet=quiet, observers=observers)
 
 
 def train_candidate(
@@ -103,9 +130,12 @@ def train_candidate(
 
     The search has entered all of its candidates in the owner's book.
     """
-    config = name_network(config, network)
+    config, run, start = name_network(config, network), Run(out), None
+    if config.prior.name is not None:
+        info = dataset.info if dataset else data.describe(config.data, data_root(config))
+        config, start = take_prior(config, info, None, network, run)
     with engine_for(config) as engine:
-        return _train(engine, config, Run(out), dataset, network, resume=True, quiet=quiet, observers=(), seeds=seeds)
+        return _train(engine, config, run, dataset, network, start, resume=True, quiet=quiet, observers=(), seeds=seeds)
 
 
 def _train(
@@ -114,6 +144,7 @@ def _train(
     run: Run,
     dataset: Dataset | None,
     network: nn.Module | None,
+    start: Mapping[str, Tensor] | None,
     *,
     resume: bool,
     quiet: bool,
@@ -128,10 +159,10 @@ def _train(
     own = given or is_own(config.data)
     dataset = hold_out(dataset, config.data, seeds)[0] if dataset else _read_by_turns(engine, config, seeds, quiet)
     copies = require_apart(dataset, config.data) if own else None
-    if copies and engine.leads and not quiet:
-        line = f"{copies} of {len(dataset.test)} test records are training records. This is for the data's owner alone."
-        print(f"stobatch: {line}", file=sys.stderr)
-    net = make_network(config, dataset.info, seeds, network).to(device, parameter_precision(config.machine.precision))
+    if engine.leads and not quiet:
+        _tell_owner(config, copies, len(dataset.test))
+    net = make_network(config, dataset.info, seeds, network, start)
+    net = net.to(device, parameter_precision(config.machine.precision))
     trainable = _with_canaries(config, the_plan, dataset, net, seeds)
     saved = SavedState(net, trainable.released_state) if trainable.claims_privacy else None
     trainable.check_data(engine.arrange(len(trainable.tasks(0))))
@@ -147,7 +178,7 @@ def _train(
     with run.held() if engine.leads else nullcontext():
         # A finished run is sealed: to write its settings again, with another machine's, would break the seal.
         if engine.leads and not run.is_trained:
-            write_start(run, config, dataset.info, the_plan, seeds)
+            write_start(run, config, dataset.info, the_plan, seeds, start)
             run.write("data", {"sha256": trained_on, "test_copies": copies}, private=True)
             trainable.save_private(run.path, config.training_hash)
             observers += _enter(booking, the_plan, run, dataset.train)
@@ -174,6 +205,17 @@ def _train(
             seal(run, "train", environment(device))
     trained = load(run.path, network=network, device=str(device), threads=config.machine.threads)
     return replace(trained, config=trained.config.replace(machine=config.machine))
+
+
+def _tell_owner(config: RunConfig, copies: int | None, num_test: int) -> None:
+    """Say what the data's owner should know before the training, and nobody else."""
+    lines = []
+    if copies:
+        lines += [f"{copies} of {num_test} test records are training records. This is for the data's owner alone."]
+    if config.prior.new_head:
+        lines += [f"the last layer is drawn afresh: the prior {config.prior.name} has one for other classes, or none."]
+    for line in lines:
+        print(f"stobatch: {line}", file=sys.stderr)
 
 
 def _book(config: RunConfig, the_plan: Plan, run: Run, dataset: Dataset | None) -> Booking | None:
@@ -336,12 +378,23 @@ def _require_one_directory(engine: Engine, run: Run) -> None:
             )
 
 
-def write_start(run: Run, config: RunConfig, info: DatasetInfo, the_plan: Plan, seeds: Seeds) -> None:
-    """The files that make a directory a run: its settings, its plan, and for the owner only its secret seeds."""
+def write_start(
+    run: Run,
+    config: RunConfig,
+    info: DatasetInfo,
+    the_plan: Plan,
+    seeds: Seeds,
+    start: Mapping[str, Tensor] | None = None,
+) -> None:
+    """The files that make a directory a run: its settings, its plan, what it starts from where that is public weights,
+    and for the owner only its secret seeds.
+    """
     content = {"config": config.to_dict(), "dataset": info.to_dict()}
     if not run.exists:
         # Before the files that make it a run: one that an older version started has no key and never gets one.
         make_key(run)
+    if start is not None:
+        write_tensors(run.path / START, start, {"stobatch": "prior"}, private=False)
     run.write("config", {"training_hash": config.training_hash, "content_hash": content_hash(content), **content})
     run.write("plan", the_plan.to_dict())
     if not seeds.public:

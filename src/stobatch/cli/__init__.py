@@ -1,6 +1,7 @@
 """The command line: the same verbs as the Python API."""
 
 from stobatch.cli import training  # isort: skip  (each adds its verbs, in the order of `--help`)
+from stobatch.cli import pretraining  # isort: skip
 from stobatch.cli import tuning  # isort: skip
 from stobatch.cli import budgeting  # isort: skip
 from stobatch.cli import measuring  # isort: skip
@@ -20,6 +21,7 @@ __all__ = [
     "main",
     "measuring",
     "predicting",
+    "pretraining",
     "publishing",
     "serving",
     "training",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -41,8 +42,11 @@ def serve(
         raise SettingError(
             f"serving needs {', '.join(absent)}.", remedy="Install what is missing: pip install 'stobatch[serve]'."
         )
+    # Of files that strangers send: they are answered, and need no line of ours each.
+    warnings.filterwarnings("ignore", module="PIL")
     import stobatch
-    from stobatch.serving import Limits, serve as serve_models
+    from stobatch.serving import Limits
+    from stobatch.serving import serve as serve_models
 
     named: dict[str, Path] = {}
     for run in runs:

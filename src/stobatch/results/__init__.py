@@ -56,7 +56,7 @@ from stobatch.results.comparison import (
     SettingsTest,
     Spread,
 )
-from stobatch.results.data_check import ClassCount, DataCheck, DataFault
+from stobatch.results.data_check import ClassCount, DataCheck, DataFault, PersonCount
 from stobatch.results.document import Document, Part
 from stobatch.results.export import Exported, ProbeCheck
 from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
@@ -180,6 +180,7 @@ __all__ = [
     "Part",
     "Participation",
     "PartyAccount",
+    "PersonCount",
     "Pictures",
     "PlanDocument",
     "PlannedNumber",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from stobatch.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from stobatch.serving.server import Limits, Server, serve
+    from stobatch.serving.application import Limits
+    from stobatch.serving.server import Server, serve
 
 __all__ = ["Limits", "Server", "serve"]
 
-__getattr__, __dir__ = lazy_names(__name__, {"server": ("Limits", "Server", "serve")})
+__getattr__, __dir__ = lazy_names(__name__, {"application": ("Limits",), "server": ("Server", "serve")})

@@ -9,31 +9,35 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from html import escape
 from importlib import resources
+from importlib.metadata import version
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import stobatch
 from stobatch.errors import StobatchError
-from stobatch.serving.batching import Answer, Batcher, Full, ServedModel
+from stobatch.serving.batching import Answer, Batcher, QueueFullError, ServedModel
 from stobatch.serving.metrics import Metrics
 from stobatch.serving.protocol import (
     EXTENSIONS,
     HEADER,
-    Refused,
     Request,
+    RequestError,
     describe_model,
     read_request,
     version_of,
@@ -55,6 +59,7 @@ SECURITY = {
 }
 _DISCARD_BYTES = 2**28
 _DISCARD_S = 3.0
+_READ = "stobatch.body_read"
 _LARGE = 2**17
 """Bodies above this are read by another thread, so that nobody waits for one client's JSON."""
 
@@ -74,7 +79,7 @@ class Limits:
     """Requests of one address that are being answered."""
 
 
-class Problem(Exception):
+class HttpError(Exception):
     """An answer that is an error."""
 
     def __init__(self, code: int, message: str, **headers: str) -> None:
@@ -99,9 +104,9 @@ class Service:
     def model(self, request: HttpRequest) -> ServedModel:
         model = self.models.get(request.path_params["name"])
         if model is None:
-            raise Problem(404, "there is no model of this name. GET /v2/models lists them.")
+            raise HttpError(404, "there is no model of this name. GET /v2/models lists them.")
         if request.path_params.get("version", version_of(model)) != version_of(model):
-            raise Problem(404, f"this model is served in version {version_of(model)} alone.")
+            raise HttpError(404, f"this model is served in version {version_of(model)} alone.")
         return model
 
     def close(self) -> None:
@@ -123,7 +128,7 @@ def make_application(service: Service, *, token: str | None, hosts: frozenset[st
         route("/page.js", _file),
         route("/page.css", _file),
         route("/openapi.json", _file),
-        route("/docs", _file),
+        route("/docs", _docs),
         route("/card", _card),
         route("/metrics", _metrics),
         route("/v2", _server),
@@ -131,11 +136,12 @@ def make_application(service: Service, *, token: str | None, hosts: frozenset[st
         route("/v2/health/ready", _ready),
         route("/v2/models", _models),
     ]
-    for version in ("", "/versions/{version}"):
-        path = f"/v2/models/{{name}}{version}"
+    for suffix in ("", "/versions/{version}"):
+        path = f"/v2/models/{{name}}{suffix}"
         routes += [route(path, _model), route(f"{path}/ready", _model_ready)]
         routes += [route(f"{path}/infer", _infer, "POST"), route(f"{path}/attack", _attack, "POST")]
-    application = Starlette(routes=routes, exception_handlers={HTTPException: _unknown, Problem: _problem})
+    handlers = {HTTPException: _unknown, HttpError: _problem, Exception: _failed}
+    application = Starlette(routes=routes, exception_handlers=handlers)
     return Guard(application, service, token=token, hosts=hosts, tls=tls)
 
 
@@ -146,8 +152,13 @@ async def _unknown(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _problem(request: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, Problem)
+    assert isinstance(error, HttpError)
+    await _discard(request.scope, request.receive)
     return error.response()
+
+
+async def _failed(request: HttpRequest, error: Exception) -> Response:
+    return HttpError(500, "the server failed; nothing of the request was kept.").response()
 
 
 class Guard:
@@ -163,13 +174,10 @@ class Guard:
         if scope["type"] != "http":
             await self.application(scope, receive, send)
             return
-        started, client = False, (scope.get("client") or ("",))[0]
-        service = self.service
+        service, client = self.service, (scope.get("client") or ("",))[0]
 
         async def send_guarded(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
                 service.metrics.count_request(_pattern(scope), message["status"])
                 extra = SECURITY | ({"strict-transport-security": "max-age=31536000"} if self.tls else {})
                 message["headers"] = [
@@ -182,37 +190,36 @@ class Guard:
         try:
             self._admit(scope, client)
             await self.application(scope, receive, send_guarded)
-        except Problem as problem:
+        except HttpError as problem:
             await _discard(scope, receive)
             await problem.response()(scope, receive, send_guarded)
-        except Exception:
+        except Exception as error:  # it has been answered, and is no reason to stop
             service.metrics.count("failures", "", 1)
-            if not started:
-                await Problem(500, "the server failed; nothing of the request was kept.").response()(
-                    scope, receive, send_guarded
-                )
+            print(f"stobatch: a request failed inside: {type(error).__name__}", file=sys.stderr, flush=True)
         finally:
             service.in_flight[client] -= 1
             if not service.in_flight[client]:
                 del service.in_flight[client]
 
     def _admit(self, scope: Scope, client: str) -> None:
-        headers = {name: value for name, value in scope["headers"]}
+        headers: dict[bytes, bytes] = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
         if self.hosts is not None and _name_of(host) not in self.hosts:
             # A page of somebody else whose name was made to point here could else read answers.
-            raise Problem(421, "this server does not go by that name.")
+            raise HttpError(421, "this server does not go by that name.")
         origin = headers.get(b"origin")
         if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
-            raise Problem(403, "pages of other sites may not ask this server.")
+            raise HttpError(403, "pages of other sites may not ask this server.")
         if self.token is not None and scope["path"] not in OPEN:
             given = headers.get(b"authorization", b"")
             kind, _, word = given.partition(b" ")
             # Digests have one length, and are compared in constant time.
             if not hmac.compare_digest(_digest(word.strip()), self.token) or kind.lower() != b"bearer":
-                raise Problem(401, "a token is needed. Send Authorization: Bearer TOKEN.", www_authenticate="Bearer")
+                raise HttpError(401, "a token is needed. Send Authorization: Bearer TOKEN.", www_authenticate="Bearer")
         if self.service.in_flight[client] > self.service.limits.per_client:
-            raise Problem(429, "too many requests of this address are being answered. Wait for some.", retry_after="1")
+            raise HttpError(
+                429, "too many requests of this address are being answered. Wait for some.", retry_after="1"
+            )
 
 
 def _digest(word: bytes) -> bytes:
@@ -239,7 +246,7 @@ def _pattern(scope: Scope) -> str:
 async def _discard(scope: Scope, receive: Receive) -> None:
     """Take in what is still being sent, for a moment: a client that cannot send does not read the answer either."""
     length = dict(scope["headers"]).get(b"content-length", b"0")
-    if length.isdigit() and int(length) > _DISCARD_BYTES:
+    if scope.get(_READ) or (length.isdigit() and int(length) > _DISCARD_BYTES):
         return
     taken = 0
     try:
@@ -255,8 +262,8 @@ async def _discard(scope: Scope, receive: Receive) -> None:
 
 async def _read_body(request: HttpRequest, limits: Limits) -> bytes:
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise Problem(415, "compressed bodies are not taken. Send it as it is.")
-    too_large = Problem(413, f"the body is larger than {limits.body_bytes:,} bytes. Send fewer pictures at once.")
+        raise HttpError(415, "compressed bodies are not taken. Send it as it is.")
+    too_large = HttpError(413, f"the body is larger than {limits.body_bytes:,} bytes. Send fewer pictures at once.")
     length = request.headers.get("content-length", "0")
     if not (length.isascii() and length.isdigit()) or int(length) > limits.body_bytes:
         raise too_large
@@ -268,8 +275,11 @@ async def _read_body(request: HttpRequest, limits: Limits) -> bytes:
                 if size > limits.body_bytes:
                     raise too_large
                 parts.append(part)
+    except ClientDisconnect:
+        raise HttpError(499, "the client has gone.") from None
     except TimeoutError:
-        raise Problem(408, f"the body did not arrive within {limits.body_s:g} s.", connection="close") from None
+        raise HttpError(408, f"the body did not arrive within {limits.body_s:g} s.", connection="close") from None
+    request.scope[_READ] = True
     return b"".join(parts)
 
 
@@ -287,7 +297,7 @@ async def _attack(service: Service, request: HttpRequest) -> Response:
 async def _ask(service: Service, request: HttpRequest, *, attack: bool) -> Response:
     arrived, model = monotonic(), service.model(request)
     if service.draining:
-        raise Problem(503, "the server is being shut down.", retry_after="5", connection="close")
+        raise HttpError(503, "the server is being shut down.", retry_after="5", connection="close")
     body = await _read_body(request, service.limits)
     header, loop = request.headers.get(HEADER), asyncio.get_running_loop()
     try:
@@ -297,13 +307,15 @@ async def _ask(service: Service, request: HttpRequest, *, attack: bool) -> Respo
         asked = await loop.run_in_executor(service.reader, read_request, *reading) if beside else read_request(*reading)
         del body, reading
         if attack and (asked.radius is None or len(asked.inputs) != 1):
-            raise Refused("an attack needs one picture and a radius.", remedy="Send one, and the parameter radius.")
+            raise RequestError(
+                "an attack needs one picture and a radius.", remedy="Send one, and the parameter radius."
+            )
         answer = await _answer(service, request, model, asked, arrived, attack=attack)
         content, length = write_answer(answer, asked, model)
-    except Full as error:
-        raise Problem(503, str(error), retry_after="1") from None
+    except QueueFullError as error:
+        raise HttpError(503, str(error), retry_after="1") from None
     except StobatchError as error:
-        raise Problem(400, str(error)) from None
+        raise HttpError(400, str(error)) from None
     service.metrics.add_seconds(model.name, monotonic() - arrived)
     service.metrics.count("pictures", model.name, len(asked.inputs))
     service.metrics.count("draws", model.name, int(answer.draws.sum()))
@@ -336,7 +348,7 @@ async def _answer(
     try:
         await asyncio.wait((future, gone), return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
-            raise Problem(499, "the client has gone.")
+            raise HttpError(499, "the client has gone.")
         return future.result()
     finally:
         ticket.gone = True
@@ -352,7 +364,7 @@ async def _disconnected(request: HttpRequest) -> None:
 
 
 async def _server(service: Service, request: HttpRequest) -> Response:
-    return JSONResponse({"name": "stobatch", "version": stobatch.__version__, "extensions": list(EXTENSIONS)})
+    return JSONResponse({"name": "stobatch", "version": version("stobatch"), "extensions": list(EXTENSIONS)})
 
 
 async def _live(service: Service, request: HttpRequest) -> Response:
@@ -417,10 +429,34 @@ async def _page(service: Service, request: HttpRequest) -> Response:
 
 
 async def _file(service: Service, request: HttpRequest) -> Response:
-    path = request.url.path.removeprefix("/")
-    return _read_file("docs.html" if path == "docs" else path)
+    return _read_file(request.url.path.removeprefix("/"))
+
+
+async def _docs(service: Service, request: HttpRequest) -> Response:
+    """Return the OpenAPI document as a page, which needs nothing from elsewhere."""
+    document = json.loads(_site("openapi.json"))
+    schemas = document["components"]["schemas"]
+    asked = schemas["InferRequest"]["properties"]["parameters"]["properties"]
+    parts = {
+        "addresses": "\n".join(
+            f"<tr><td><code>{method.upper()} {escape(path)}</code></td><td>{escape(what['summary'])}</td></tr>"
+            for path, methods in document["paths"].items()
+            for method, what in methods.items()
+        ),
+        "parameters": "\n".join(
+            f"<dt><code>{name}</code></dt><dd>{escape(one['description'])}</dd>" for name, one in asked.items()
+        ),
+        "outputs": escape(schemas["InferResponse"]["properties"]["outputs"]["items"]["description"]),
+    }
+    page = _site("docs.html").decode()
+    for name, part in parts.items():
+        page = page.replace(f"<!-- {name} -->", part)
+    return Response(page, media_type=_KINDS["html"])
+
+
+def _site(name: str) -> bytes:
+    return resources.files("stobatch.serving").joinpath("site", name).read_bytes()
 
 
 def _read_file(name: str) -> Response:
-    content = resources.files("stobatch.serving").joinpath("site", name).read_bytes()
-    return Response(content, media_type=_KINDS[name.rpartition(".")[2]])
+    return Response(_site(name), media_type=_KINDS[name.rpartition(".")[2]])

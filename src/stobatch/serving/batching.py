@@ -44,7 +44,7 @@ _SAMPLES = 16
 """Draws of noise at a step of an attack on a vote."""
 
 
-class Full(StobatchError):
+class QueueFullError(StobatchError):
     """More work waits than may."""
 
     def __init__(self) -> None:
@@ -179,12 +179,12 @@ class Batcher:
     def submit(
         self, model: ServedModel, inputs: Tensor, question: Question, tell: Callable[[Answer | Exception], None]
     ) -> Ticket:
-        """Take a question on, or raise `Full`."""
+        """Take a question on, or raise `QueueFullError`."""
         ticket = Ticket(model, inputs, question, tell)
         shared = model.draws_nothing and not question.attack
         with self._wake:
             if self._stopping or self.waiting_rows + len(inputs) > self.most_rows:
-                raise Full
+                raise QueueFullError
             self.waiting_rows += len(inputs)
             place = next(self._order)
             # Deadlines differ from client to client and do not keep them from passing together.
@@ -362,7 +362,8 @@ class _Attacking(_Job):
         """Return what the deployed function says; of a vote what a few hundred draws say."""
         verifier = self.model.verifier(None)
         if verifier is None or verifier.draws_nothing:
-            return self.network(points).argmax(1)
+            scores: Tensor = self.network(points)
+            return scores.argmax(1)
         few = verifier.with_draws(min(200, self.model.most_draws))
         return torch.from_numpy(few.verify_farthest(points, self.generator).label).to(points.device)
 

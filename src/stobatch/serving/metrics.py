@@ -81,7 +81,10 @@ class Metrics:
         for name, number in gauges.items():
             lines += [f"# TYPE stobatch_{name} gauge", f"stobatch_{name} {number}"]
         used = resource.getrusage(resource.RUSAGE_SELF)
-        lines += ["# TYPE process_cpu_seconds_total counter", f"process_cpu_seconds_total {used.ru_utime + used.ru_stime:.2f}"]
+        lines += [
+            "# TYPE process_cpu_seconds_total counter",
+            f"process_cpu_seconds_total {used.ru_utime + used.ru_stime:.2f}",
+        ]
         lines += ["# TYPE process_resident_memory_bytes gauge", f"process_resident_memory_bytes {_resident_bytes()}"]
         return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Pictures that strangers send: as files, bytes or numbers; what is not plainly a picture of the right shape is refused."""
+"""Pictures that strangers send as files: what is not plainly one picture of the right shape is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Upload(BytesIO):
 def read_uploads(files: list[bytes], shape: tuple[int, ...], rule: PictureRule) -> Tensor:
     """Return the pictures in files as a batch in [-1, 1]."""
     channels, height, width = shape
-    return torch.stack([_read(Upload(file, place), (channels, height, width), rule) for place, file in enumerate(files)])
+    return torch.stack(
+        [_read(Upload(file, place), (channels, height, width), rule) for place, file in enumerate(files)]
+    )
 
 
 def _read(file: Upload, shape: tuple[int, int, int], rule: PictureRule) -> Tensor:

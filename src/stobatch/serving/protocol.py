@@ -30,14 +30,14 @@ from stobatch.types import PAPER_RANGE
 INPUT = "pictures"
 HEADER = "inference-header-content-length"
 EXTENSIONS = ("binary_tensor_data",)
-NUMBERS = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"), "UINT8": np.dtype("u1")}
+NUMBERS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"), "UINT8": np.dtype("u1")}
 _LONGEST_MS = 600_000
 _LARGEST_RADIUS = 1e3
 _PARAMETERS = ("radius", "max_draws", "deadline_ms", "fit", "binary_data_output")
 _TYPES = {"b": "BOOL", "i": "INT64", "f": "FP64", "O": "BYTES"}
 
 
-class Refused(StobatchError):
+class RequestError(StobatchError):
     """A request that the protocol does not allow."""
 
 
@@ -67,21 +67,21 @@ def read_request(body: bytes, header: str | None, model: ServedModel, most_rows:
         # As strict_json reads, but for a check of each number, of which there are thousands: ranges are checked later.
         document = json.loads(content, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
     except (ValueError, RecursionError):
-        raise Refused("the body is no JSON.", remedy="Send a JSON object as the protocol says.") from None
+        raise RequestError("the body is no JSON.", remedy="Send a JSON object as the protocol says.") from None
     if not isinstance(document, dict):
-        raise Refused("the body is no JSON object.", remedy="Send an object with inputs.")
+        raise RequestError("the body is no JSON object.", remedy="Send an object with inputs.")
     parameters = _parameters(document)
     rule = rule_for(parameters.get("fit"), picture_rule(model.model.config))
     given = document.get("inputs")
     if not isinstance(given, list) or len(given) != 1 or not isinstance(given[0], dict):
-        raise Refused("the request does not have exactly one input.", remedy=f'Send one input named "{INPUT}".')
+        raise RequestError("the request does not have exactly one input.", remedy=f'Send one input named "{INPUT}".')
     inputs = _read_tensor(given[0], rest, model.model.network.input_shape, rule, most_rows)
     binary = parameters.get("binary_data_output", False)
     if not isinstance(binary, bool):
-        raise Refused("binary_data_output is neither true nor false.", remedy="Send true or false.")
+        raise RequestError("binary_data_output is neither true nor false.", remedy="Send true or false.")
     name = document.get("id")
     if name is not None and not (isinstance(name, str) and len(name) <= 200):
-        raise Refused("the id is no text of at most 200 characters.", remedy="Send a shorter text, or none.")
+        raise RequestError("the id is no text of at most 200 characters.", remedy="Send a shorter text, or none.")
     return Request(
         inputs=inputs,
         radius=_number(parameters, "radius", _LARGEST_RADIUS),
@@ -109,17 +109,19 @@ def _split(body: bytes, header: str | None) -> tuple[bytes, bytes]:
     if header is None:
         return body, b""
     if not (header.isascii() and header.isdigit() and len(header) < 12 and int(header) <= len(body)):
-        raise Refused(f"the header {HEADER} is not the length of the JSON.", remedy="Send the number of its bytes.")
+        raise RequestError(
+            f"the header {HEADER} is not the length of the JSON.", remedy="Send the number of its bytes."
+        )
     return body[: int(header)], body[int(header) :]
 
 
 def _parameters(document: dict[str, Any]) -> dict[str, Any]:
     parameters = document.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise Refused("the parameters are no JSON object.", remedy="Send an object.")
+        raise RequestError("the parameters are no JSON object.", remedy="Send an object.")
     unknown = sorted(parameters.keys() - set(_PARAMETERS))
     if unknown:
-        raise Refused(
+        raise RequestError(
             f"the parameter {unknown[0][:50]!r} is unknown.",
             why="One that was overlooked would change what an answer means.",
             remedy=f"Known are {', '.join(_PARAMETERS)}.",
@@ -132,7 +134,9 @@ def _number(parameters: dict[str, Any], name: str, largest: float) -> float | No
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not (isfinite(value) and 0 < value <= largest):
-        raise Refused(f"{name} is not a number above 0 and up to {largest:g}.", remedy="Send such a number, or none.")
+        raise RequestError(
+            f"{name} is not a number above 0 and up to {largest:g}.", remedy="Send such a number, or none."
+        )
     return float(value)
 
 
@@ -141,7 +145,7 @@ def _whole(parameters: dict[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
-        raise Refused(f"{name} is not a whole number from 1 to 10^9.", remedy="Send such a number, or none.")
+        raise RequestError(f"{name} is not a whole number from 1 to 10^9.", remedy="Send such a number, or none.")
     return value
 
 
@@ -149,14 +153,16 @@ def _outputs(document: dict[str, Any], binary: bool) -> dict[str, bool] | None:
     asked = document.get("outputs")
     if asked is None:
         return None
-    if not isinstance(asked, list) or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in asked):
-        raise Refused("the outputs are no list of objects with names.", remedy="Send names, or leave outputs out.")
+    if not isinstance(asked, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) for one in asked
+    ):
+        raise RequestError("the outputs are no list of objects with names.", remedy="Send names, or leave outputs out.")
     found = {}
     for one in asked:
         given = one.get("parameters", {})
         value = given.get("binary_data", binary) if isinstance(given, dict) else None
         if not isinstance(value, bool):
-            raise Refused("binary_data of an output is neither true nor false.", remedy="Send true or false.")
+            raise RequestError("binary_data of an output is neither true nor false.", remedy="Send true or false.")
         found[one["name"]] = value
     return found
 
@@ -168,61 +174,66 @@ def _read_tensor(
     given: dict[str, Any], rest: bytes, shape: tuple[int, ...], rule: PictureRule, most_rows: int
 ) -> Tensor:
     if given.get("name") != INPUT:
-        raise Refused(f'the input is not named "{INPUT}".', remedy=f'Name it "{INPUT}".')
+        raise RequestError(f'the input is not named "{INPUT}".', remedy=f'Name it "{INPUT}".')
     sizes = given.get("shape")
     if not isinstance(sizes, list) or not all(type(size) is int and 0 < size < 2**31 for size in sizes) or not sizes:
-        raise Refused("the shape is no list of whole numbers above 0.", remedy="Send as in [1, 1, 28, 28].")
+        raise RequestError("the shape is no list of whole numbers above 0.", remedy="Send as in [1, 1, 28, 28].")
     if sizes[0] > most_rows:
-        raise Refused(f"{sizes[0]} pictures are in one request.", remedy=f"Send at most {most_rows}.")
+        raise RequestError(f"{sizes[0]} pictures are in one request.", remedy=f"Send at most {most_rows}.")
     datatype, own = given.get("datatype"), given.get("parameters", {})
     length = own.get("binary_data_size") if isinstance(own, dict) else None
     if length is not None and (type(length) is not int or length != len(rest)):
-        raise Refused("binary_data_size is not the number of bytes behind the JSON.", remedy="Send that number.")
+        raise RequestError("binary_data_size is not the number of bytes behind the JSON.", remedy="Send that number.")
     if length is None and rest:
-        raise Refused("there are bytes behind the JSON that no input names.", remedy="Name them by binary_data_size.")
+        raise RequestError(
+            "there are bytes behind the JSON that no input names.", remedy="Name them by binary_data_size."
+        )
     if datatype == "BYTES":
         files = _binary_texts(rest) if length is not None else _base64_texts(given.get("data"))
         if sizes not in ([len(files)], [len(files), 1]):
-            raise Refused(f"{len(files)} files are not of shape {sizes}.", remedy=f"Send the shape [{len(files)}].")
+            raise RequestError(
+                f"{len(files)} files are not of shape {sizes}.", remedy=f"Send the shape [{len(files)}]."
+            )
         return read_uploads(files, shape, rule)
-    if datatype not in NUMBERS:
-        raise Refused("the datatype is unknown.", remedy=f"Use {', '.join(NUMBERS)}, or BYTES for files.")
+    if not isinstance(datatype, str) or datatype not in NUMBERS:
+        raise RequestError("the datatype is unknown.", remedy=f"Use {', '.join(NUMBERS)}, or BYTES for files.")
     values = _binary_numbers(rest, NUMBERS[datatype]) if length is not None else _listed(given.get("data"), datatype)
     if values.size != prod(sizes):
-        raise Refused(f"{values.size} values are not of shape {sizes}.", remedy="Send as many as the shape says.")
+        raise RequestError(f"{values.size} values are not of shape {sizes}.", remedy="Send as many as the shape says.")
     return as_batch(torch.from_numpy(values.reshape(sizes)), shape)
 
 
 def _binary_numbers(rest: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
     if len(rest) % kind.itemsize:
-        raise Refused(f"{len(rest)} bytes are no whole number of values.", remedy="Send whole values.")
+        raise RequestError(f"{len(rest)} bytes are no whole number of values.", remedy="Send whole values.")
     return np.frombuffer(rest, kind).copy()
 
 
 def _listed(data: Any, datatype: str) -> NDArray[Any]:
     """Return numbers from nested or flat lists."""
     if not isinstance(data, list):
-        raise Refused("the data are no list.", remedy="Send a list of numbers, nested or flat.")
+        raise RequestError("the data are no list.", remedy="Send a list of numbers, nested or flat.")
     try:
         values = np.array(data)
     except ValueError:
-        raise Refused("the data are lists of different lengths.", remedy="Send as many values in each.") from None
+        raise RequestError("the data are lists of different lengths.", remedy="Send as many values in each.") from None
     if values.dtype.kind not in "iuf":
-        raise Refused("the data are not all numbers.", remedy="Send numbers alone.")
+        raise RequestError("the data are not all numbers.", remedy="Send numbers alone.")
     if datatype != "UINT8":
-        return values.astype(NUMBERS[datatype])
+        with np.errstate(over="ignore"):  # an infinity is out of range
+            return values.astype(NUMBERS[datatype])
     if values.dtype.kind == "f" or (values.size and not (values.min() >= 0 and values.max() <= 255)):
-        raise Refused("the data are not whole numbers from 0 to 255.", remedy="Send bytes, or FP32 in [-1, 1].")
+        raise RequestError("the data are not whole numbers from 0 to 255.", remedy="Send bytes, or FP32 in [-1, 1].")
     return values.astype(np.uint8)
 
 
 def _base64_texts(data: Any) -> list[bytes]:
     if not isinstance(data, list) or not data or not all(isinstance(text, str) for text in data):
-        raise Refused("the data are no list of texts.", remedy="Send files in base64.")
+        raise RequestError("the data are no list of texts.", remedy="Send files in base64.")
     try:
         return [base64.b64decode(text, validate=True) for text in data]
     except (binascii.Error, ValueError):
-        raise Refused("the data are not in base64.", remedy="Send files in base64.") from None
+        raise RequestError("the data are not in base64.", remedy="Send files in base64.") from None
 
 
 def _binary_texts(rest: bytes) -> list[bytes]:
@@ -232,11 +243,11 @@ def _binary_texts(rest: bytes) -> list[bytes]:
         size = struct.unpack_from("<I", rest, place)[0] if place + 4 <= len(rest) else len(rest)
         place += 4
         if place + size > len(rest):
-            raise Refused("the bytes end within a file.", remedy="Send each file behind its length in four bytes.")
+            raise RequestError("the bytes end within a file.", remedy="Send each file behind its length in four bytes.")
         found.append(rest[place : place + size])
         place += size
     if not found:
-        raise Refused("there is no file.", remedy="Send at least one.")
+        raise RequestError("there is no file.", remedy="Send at least one.")
     return found
 
 
@@ -299,7 +310,7 @@ def write_answer(answer: Answer, request: Request, model: ServedModel) -> tuple[
     wanted = dict.fromkeys(columns, request.binary) if request.outputs is None else request.outputs
     unknown = [name for name in wanted if name not in columns]
     if unknown:
-        raise Refused(f"there is no output {unknown[0][:50]!r}.", remedy=f"There are {', '.join(columns)}.")
+        raise RequestError(f"there is no output {unknown[0][:50]!r}.", remedy=f"There are {', '.join(columns)}.")
     outputs, blobs = [], []
     for name, binary in wanted.items():
         values, parameters = columns[name]

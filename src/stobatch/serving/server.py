@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import signal
 import socket
 import threading
@@ -34,9 +35,7 @@ DRAIN_S = 30
 CONNECTIONS = 1024
 
 
-def serve(
-    models: Mapping[str, TrainedModel], *, on_start: Callable[[str], object] = print, **options: Any
-) -> None:
+def serve(models: Mapping[str, TrainedModel], *, on_start: Callable[[str], object] = print, **options: Any) -> None:
     """Serve models by name until SIGTERM or Ctrl-C, which finish what was taken on; `on_start` hears the address.
 
     Options are those of `serving.Server`.
@@ -171,10 +170,20 @@ class _Protocol(HttpToolsProtocol):
         try:
             super().data_received(data)
         except Exception:  # what cannot be parsed is refused, and is no failure of the server
-            self.send_400_response("Invalid HTTP request received.")
+            self.send_400_response("")
             return
         if idle and self._waiting is not None and self._taken > HEAD_BYTES:
-            self.send_400_response("The headers are too large.")
+            self.send_400_response(f"the headers are larger than {HEAD_BYTES:,} bytes.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Hang up on what is no HTTP, with an error as all others are."""
+        if self.transport.is_closing():
+            return
+        said = msg if msg.startswith("the ") else "this is no HTTP."
+        content = json.dumps({"error": said}).encode()
+        head = f"content-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + content)
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()

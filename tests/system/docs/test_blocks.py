@@ -162,6 +162,14 @@ def check_tuning(said: str) -> None:
     assert "differs" not in words
 
 
+def check_persons(said: str) -> None:
+    (epsilon,) = re.findall(r"^proved ε = ([\d.]+), δ = 0.0001 \(add-or-remove-one, per person", said, re.M)
+    assert 1.9 < float(epsilon) <= 2
+    (right,) = re.findall(r"^right: (\d+)%$", said, re.M)
+    # Half of the labels would be right by chance; the made-up images are easy.
+    assert int(right) >= 80
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "README.md": check_readme,
     "docs/tutorial.md": check_tutorial,
@@ -172,6 +180,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "docs/budget.md": check_budget,
     "docs/tuning.md": check_tuning,
     "docs/your-own-data.md": check_own_data,
+    "docs/persons.md": check_persons,
 }
 PREPARATIONS: dict[str, Callable[[Path], None]] = {
     "README.md": make_photos,

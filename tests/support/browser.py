@@ -54,12 +54,12 @@ class Browser:
         if event.get("method") in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
             self.messages.append(json.dumps(event["params"]))
 
-    def show(self, page: Path, width: int, scheme: str) -> None:
-        """Open a page as a screen of this width and colour scheme shows it."""
+    def show(self, page: Path | str, width: int, scheme: str) -> None:
+        """Open a page, a file or an address, as a screen of this width and colour scheme shows it."""
         mobile = width < 600
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=mobile)
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.ask("Page.navigate", url=page.resolve().as_uri())
+        self.ask("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while self.evaluate("document.readyState") != "complete":
             pass
 

@@ -1,0 +1,230 @@
+"""Served answers beside a plain loop, beside the library's own batches, and beside LitServe without certificates.
+
+python benchmarks/serving/load.py RUN --seconds 10            # rates at 1, 16 and 100 clients
+python benchmarks/serving/load.py RUN --soak 600              # 100 clients for ten minutes, some of them killed
+
+Processor seconds for a picture are compared beside the rates: other work on the machine does not change them much.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from clients import Asked, Load, http, labels_and_radii, run
+from common import cpu_seconds, resident_mb, server, write_record
+
+import stobatch
+from stobatch import data
+from stobatch.config import DataConfig
+from stobatch.loading import TrainedModel
+
+CLIENTS = (1, 16, 100)
+PICTURES = 256
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and those that it started."""
+    found, children = [pid], dict[int, list[int]]()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(folder.name))
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def requests_of(pictures: torch.Tensor, rows: Any, radius: float | None, *, binary: bool) -> Asked:
+    """One picture in each request."""
+    contents = []
+    for picture in pictures:
+        tensor: dict[str, Any] = {"name": "pictures", "datatype": "FP32", "shape": [1, *picture.shape]}
+        asked: dict[str, Any] = {"inputs": [tensor]} | ({"parameters": {"radius": radius}} if radius else {})
+        rest, headers = b"", {}
+        if binary:
+            rest = picture.numpy().astype("<f4").tobytes()
+            tensor["parameters"] = {"binary_data_size": len(rest)}
+        else:
+            tensor["data"] = picture.flatten().tolist()
+        content = json.dumps(asked).encode()
+        if binary:
+            headers["Inference_Header_Content_Length"] = str(len(content))
+        contents.append(http("/v2/models/digits/infer", content + rest, **headers))
+    return Asked(contents, labels_and_radii([(int(row.label or 0), float(row.radius or 0)) for row in rows]))
+
+
+def library(
+    model: TrainedModel, pictures: torch.Tensor, radius: float | None, size: int, seconds: float
+) -> dict[str, Any]:
+    """`predict` on batches of a size, one after the other."""
+    done, started, used = 0, time.monotonic(), time.process_time()
+    while time.monotonic() - started < seconds:
+        place = done % (len(pictures) - size + 1)
+        model.predict(pictures[place : place + size], radius=radius)
+        done += size
+    wall, cpu = time.monotonic() - started, time.process_time() - used
+    return {"per_second": round(done / wall, 1), "cpu_ms": round(1000 * cpu / done, 3)}
+
+
+def network_alone(model: TrainedModel, pictures: torch.Tensor, seconds: float) -> dict[str, Any]:
+    done, started, used = 0, time.monotonic(), time.process_time()
+    with torch.no_grad():
+        while time.monotonic() - started < seconds:
+            model.network(pictures[:32])
+            done += 32
+    return {
+        "per_second": round(done / (time.monotonic() - started), 1),
+        "cpu_ms": round(1000 * (time.process_time() - used) / done, 4),
+    }
+
+
+def served(host: str, pid: int, asked: Asked, clients: int, seconds: float) -> dict[str, Any]:
+    run(host, asked, min(clients, 8), 1.0)
+    before = sum(cpu_seconds(one) for one in family(pid))
+    load = run(host, asked, clients, seconds)
+    used = sum(cpu_seconds(one) for one in family(pid)) - before
+    return load.summary() | {"cpu_ms": round(1000 * used / max(1, load.counts["200"]), 3)}
+
+
+@contextmanager
+def litserve(path: Path) -> Iterator[tuple[str, int]]:
+    """LitServe in a group of processes of its own, which ends with it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("litserve_server.py")
+    command = [sys.executable, str(script), str(path), str(port)]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "LitServe did not start"
+                time.sleep(0.5)
+        time.sleep(8)  # its worker loads the model after the port is open
+        yield f"127.0.0.1:{port}", process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def compare(given: argparse.Namespace) -> int:
+    torch.set_num_threads(1)
+    model = stobatch.load(given.run, threads=1)
+    pictures = data.load(DataConfig(name="mnist", train_limit=1, test_limit=PICTURES)).test.inputs
+    found: dict[str, Any] = {
+        "pictures": PICTURES,
+        "seconds_each": given.seconds,
+        "network_alone": network_alone(model, pictures, 2),
+    }
+    wrong = 0
+    for name, radius in (("largest radius", None), ("one radius, 0.2", 0.2)):
+        rows = model.predict(pictures, radius=radius).rows
+        part: dict[str, Any] = {
+            "plain loop": library(model, pictures, radius, 1, given.seconds),
+            "batches of 32": library(model, pictures, radius, 32, given.seconds),
+        }
+        with server(given.run, "--per-client", "1000") as (host, pid):
+            for form, binary in (("bytes", True), ("json", False)):
+                asked = requests_of(pictures, rows, radius, binary=binary)
+                for clients in CLIENTS if binary else CLIENTS[-1:]:
+                    part[f"served, {form}, {clients} clients"] = served(host, pid, asked, clients, given.seconds)
+        busy = part["served, bytes, 100 clients"]
+        part["share of the library's batches, by processor time"] = round(
+            part["batches of 32"]["cpu_ms"] / busy["cpu_ms"], 2
+        )
+        part["share of the library's batches, by rate"] = round(
+            busy["per_second"] / part["batches of 32"]["per_second"], 2
+        )
+        wrong += sum(one["wrong"] for one in part.values() if isinstance(one, dict) and "wrong" in one)
+        found[name] = part
+    found["LitServe, no certificate"] = compare_litserve(given, model, pictures)
+    write_record("load", found)
+    return int(wrong > 0)
+
+
+def compare_litserve(given: argparse.Namespace, model: TrainedModel, pictures: torch.Tensor) -> Any:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        number = version("litserve")
+    except PackageNotFoundError:
+        return "not installed"
+    rows = model.predict(pictures, radius=0.2).rows
+    contents = [http("/predict", json.dumps({"data": one.flatten().tolist()}).encode()) for one in pictures]
+
+    def judge(place: int, content: bytes) -> str:
+        return "" if json.loads(content)["label"] == rows[place].label else "another label"
+
+    with litserve(given.run) as (host, pid):
+        asked = Asked(contents, judge)
+        loads = {f"{clients} clients": served(host, pid, asked, clients, given.seconds) for clients in CLIENTS}
+    return {"version": number, **loads}
+
+
+def soak(given: argparse.Namespace) -> int:
+    """A hundred clients for long, some killed: no wrong answer, no growth."""
+    model = stobatch.load(given.run, threads=1)
+    pictures = data.load(DataConfig(name="mnist", train_limit=1, test_limit=PICTURES)).test.inputs
+    asked = requests_of(pictures, model.predict(pictures, radius=0.2).rows, 0.2, binary=True)
+    memory: list[float] = []
+    stopped = threading.Event()
+    with server(given.run, "--per-client", "1000") as (host, pid):
+        run(host, asked, 100, 10.0)
+
+        def watch() -> None:
+            while not stopped.wait(5):
+                memory.append(resident_mb(pid))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        load: Load = run(host, asked, 100, given.soak, killed=0.002)
+        stopped.set()
+        watcher.join()
+    third = max(1, len(memory) // 3)
+    ratio = load.share(0.99) / load.share(0.5)
+    found = {
+        "clients": 100,
+        **load.summary(),
+        "p99_over_p50": round(ratio, 2),
+        "memory_mb": {
+            "first": round(memory[0]),
+            "first third": round(max(memory[:third]), 1),
+            "last third": round(max(memory[-third:]), 1),
+        },
+        "findings": load.wrong[:20],
+    }
+    write_record("soak", found)
+    return int(bool(load.wrong))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, help="a run on MNIST with certificates by bounds, as of the recipe demo")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--soak", type=float, help="seconds with 100 clients, instead of the comparison")
+    given = parser.parse_args()
+    return soak(given) if given.soak else compare(given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
