@@ -354,7 +354,8 @@ class Booking:
         if not named:
             return None
         root = str(sources.data_root(Path(config.machine.data_root) if config.machine.data_root else None).resolve())
-        described = content_hash({"data": config.data.to_dict(), "root": root})
+        # What is held out is read, too, by a score.
+        described = content_hash({"data": config.data.replace(held_out=0).to_dict(), "root": root})
         newcomer = Newcomer(
             mark(run),
             str(run.path.resolve()),
