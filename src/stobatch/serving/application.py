@@ -20,7 +20,6 @@ from importlib import resources
 from importlib.metadata import version
 from time import monotonic
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -208,7 +207,7 @@ class Guard:
             # A page of somebody else whose name was made to point here could else read answers.
             raise HttpError(421, "this server does not go by that name.")
         origin = headers.get(b"origin")
-        if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
+        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
             raise HttpError(403, "pages of other sites may not ask this server.")
         if self.token is not None and scope["path"] not in OPEN:
             given = headers.get(b"authorization", b"")
@@ -278,6 +277,7 @@ async def _read_body(request: HttpRequest, limits: Limits) -> bytes:
     except ClientDisconnect:
         raise HttpError(499, "the client has gone.") from None
     except TimeoutError:
+        request.scope[_READ] = True
         raise HttpError(408, f"the body did not arrive within {limits.body_s:g} s.", connection="close") from None
     request.scope[_READ] = True
     return b"".join(parts)
@@ -368,7 +368,8 @@ async def _server(service: Service, request: HttpRequest) -> Response:
 
 
 async def _live(service: Service, request: HttpRequest) -> Response:
-    return JSONResponse({"live": True})
+    alive = service.batcher.is_alive
+    return JSONResponse({"live": alive}, 200 if alive else 500)
 
 
 async def _ready(service: Service, request: HttpRequest) -> Response:
