@@ -150,7 +150,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        own = sum(one.client is not None and one.client[0] == (self.client or ("",))[0] for one in self.connections)
+        own = sum(_address(one) == _address(self) for one in self.connections)
         if len(self.connections) > CONNECTIONS or own > CONNECTIONS // 2:
             transport.close()
             return
@@ -199,6 +199,10 @@ class _Protocol(HttpToolsProtocol):
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+
+
+def _address(connection: Any) -> str:
+    return str((connection.client or ("",))[0])
 
 
 def _require_unbroken(model: ServedModel, allow_void: bool) -> None:
