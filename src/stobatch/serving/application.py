@@ -122,7 +122,13 @@ def make_application(service: Service, *, token: str | None, hosts: frozenset[st
 
         return Route(path, called, methods=[method])
 
-    routes = [
+    # The first that fits is taken: what is asked most stands first.
+    routes = list[Route]()
+    for suffix in ("", "/versions/{version}"):
+        path = f"/v2/models/{{name}}{suffix}"
+        routes += [route(f"{path}/infer", _infer, "POST"), route(f"{path}/attack", _attack, "POST")]
+        routes += [route(path, _model), route(f"{path}/ready", _model_ready)]
+    routes += [
         route("/", _page),
         route("/page.js", _file),
         route("/page.css", _file),
@@ -135,10 +141,6 @@ def make_application(service: Service, *, token: str | None, hosts: frozenset[st
         route("/v2/health/ready", _ready),
         route("/v2/models", _models),
     ]
-    for suffix in ("", "/versions/{version}"):
-        path = f"/v2/models/{{name}}{suffix}"
-        routes += [route(path, _model), route(f"{path}/ready", _model_ready)]
-        routes += [route(f"{path}/infer", _infer, "POST"), route(f"{path}/attack", _attack, "POST")]
     handlers = {HTTPException: _unknown, HttpError: _problem, Exception: _failed}
     application = Starlette(routes=routes, exception_handlers=handlers)
     return Guard(application, service, token=token, hosts=hosts, tls=tls)
@@ -166,7 +168,9 @@ class Guard:
     def __init__(
         self, application: ASGIApp, service: Service, *, token: str | None, hosts: frozenset[str] | None, tls: bool
     ) -> None:
-        self.application, self.service, self.hosts, self.tls = application, service, hosts, tls
+        self.application, self.service, self.hosts = application, service, hosts
+        told = SECURITY | ({"strict-transport-security": "max-age=31536000"} if tls else {})
+        self.headers = [(name.encode(), value.encode()) for name, value in told.items()]
         self.token = None if token is None else _digest(token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -178,11 +182,7 @@ class Guard:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 service.metrics.count_request(_pattern(scope), message["status"])
-                extra = SECURITY | ({"strict-transport-security": "max-age=31536000"} if self.tls else {})
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    *((name.encode(), value.encode()) for name, value in extra.items()),
-                ]
+                message["headers"] = [*message.get("headers", ()), *self.headers]
             await send(message)
 
         service.in_flight[client] += 1
