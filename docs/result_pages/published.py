@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from .records import Record, percent, record, records, render, slashed, table
 
 RADII = ("0.1", "0.2", "0.4", "0.6")
@@ -41,6 +43,22 @@ def noise_row(run: Record) -> list[str]:
     return [words, f"{run['steps']:,}{stopped}", percent(accuracy)]
 
 
+def adam_row(run: Record) -> list[str]:
+    return [noise_row(run)[0], f"{run['learning_rate']:g}", *noise_row(run)[1:]]
+
+
+def curve(run: Record, steps: tuple[int, ...]) -> str:
+    """The accuracy of a training at some of its steps."""
+    accuracy = {point["step"]: percent(point["test_accuracy"]) for point in run["history"]}
+    return table(("step", *(f"{step:,}" for step in steps)), [["test accuracy", *(accuracy[step] for step in steps)]])
+
+
+def falls(run: Record) -> int:
+    """How often the accuracy fell by more than ten points from one look to the next."""
+    seen = [point["test_accuracy"] for point in run["history"]]
+    return sum(after < before - 0.1 for before, after in pairwise(seen))
+
+
 def page() -> str:
     runs = records("paper_mnist")
     seeds = [*runs, *records("paper_mnist_seeds")]
@@ -48,6 +66,9 @@ def page() -> str:
     (partial,) = records("paper_cifar10_partial")
     noises = sorted(records("paper_cifar10_noises"), key=lambda run: (run["noise"], run["steps"]))
     (without_labels,) = (run for run in noises if run["steps"] == 3500)
+    adam = records("paper_cifar10_adam")
+    (whole,) = (run for run in adam if run["steps"] == run["steps_of_the_recipe"])
+    (no_labels,) = (run for run in adam if run["noise"].endswith("chi3 off"))
     rounded, exact = sorted(records("paper_cifar10_400_steps"), key=lambda run: str(run["precision"]))
     return render(
         "published",
@@ -68,6 +89,13 @@ def page() -> str:
         without_labels=without_labels,
         blind=worst(without_labels, "published")["0.05"],
         aimed=worst(without_labels, "adaptive")["0.05"],
+        adam_table=table(("noise", "rate", "steps", "test accuracy"), map(adam_row, adam)),
+        adam_curve=curve(whole, (1000, *range(2000, 16_001, 2000), whole["steps"])),
+        whole=whole,
+        whole_best=max(point["test_accuracy"] for point in whole["history"]),
+        whole_falls=falls(whole),
+        under={protocol: worst(whole, protocol) for protocol in PROTOCOLS},
+        no_labels=no_labels,
         rounded=rounded,
         exact=exact,
     )

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from stobatch.loading import TrainedModel, load
     from stobatch.models import Network, from_layers
     from stobatch.paper import where
+    from stobatch.pretraining.pretrain import pretrain
     from stobatch.reporting.report import report
     from stobatch.sharding import shard
+    from stobatch.spending import budget
     from stobatch.training_run import plan, train
     from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
     from stobatch.verification import verify
@@ -45,6 +47,7 @@ __all__ = [
     "TrainedModel",
     "attack",
     "audit",
+    "budget",
     "certify",
     "compare",
     "evaluate",
@@ -54,6 +57,7 @@ __all__ = [
     "from_tensors",
     "load",
     "plan",
+    "pretrain",
     "report",
     "shard",
     "sign",
@@ -75,8 +79,10 @@ _MODULES = {
     "loading": ("TrainedModel", "load"),
     "models": ("Network", "from_layers"),
     "paper": ("where",),
+    "pretraining.pretrain": ("pretrain",),
     "reporting.report": ("report",),
     "sharding": ("shard",),
+    "spending": ("budget",),
     "types": ("InputRange", "Neighbours", "Norm", "Radius", "Status"),
     "training_run": ("plan", "train"),
     "verification": ("sign", "verify"),

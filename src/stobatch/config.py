@@ -50,6 +50,12 @@ class DataConfig(Settings):
         doc="Of image folders: turn every picture grey, or into RGB; unset takes what the first one is",
         added_later=True,
     )
+    manifest: str | None = setting(
+        None,
+        doc="Of image folders: a CSV file under the data root with the columns image, label, person; guarantees are "
+        "then about persons",
+        added_later=True,
+    )
     allow_overlap: bool = setting(
         False, doc="Go on although test records of your own data are training records; every report says so"
     )
@@ -340,6 +346,11 @@ class MachineConfig(Settings):
         doc="Between processes: sums with the same bits for any number of them, at 16 bytes a parameter, not 4; sums "
         "under DP-SGD's noise always are",
     )
+    book: str | None = setting(
+        None,
+        doc="The folder of the owner's budget book, in which trainings are entered; STOBATCH_BOOK if unset, else none",
+        added_later=True,
+    )
     timeout_s: float = setting(
         600.0, above=0, doc="How long a process waits for the others before it gives them up for lost, in seconds"
     )
@@ -391,12 +402,41 @@ class MethodConfig(Settings):
         return kind.from_dict(rest)
 
 
+class PriorConfig(Settings):
+    """The public weights that a training starts from. `train --from` writes this section; it is not chosen by hand."""
+
+    name: str | None = setting(None, doc="What they are called; unset starts from random weights", added_later=True)
+    weights_sha256: str | None = setting(None, doc="Their digest, as in training.json", added_later=True)
+    read: tuple[str, ...] | None = setting(
+        None, doc="What they were made from: each source with its licence, and its digest", added_later=True
+    )
+    may_contain: tuple[str, ...] | None = setting(
+        None, doc="Data sets whose records they may have seen, or `unknown`", added_later=True
+    )
+    promise: str | None = setting(
+        None, doc="Of a run: what it guarantees to the records that it was trained on", added_later=True
+    )
+    new_head: bool = setting(
+        False, doc="Whether the last layer is drawn afresh: theirs is for other classes, or for none", added_later=True
+    )
+
+    def model_post_init(self, context: Any) -> None:
+        whole = (self.name, self.weights_sha256, self.read)
+        if any(self.to_dict().values()) and not all(whole):
+            raise SettingError(
+                "the section `prior` does not say what training starts from.",
+                why="Its name, its digest and what was read go together.",
+                remedy="Leave the section out, and give the weights themselves: `stobatch train --from PRIOR`.",
+            )
+
+
 class RunConfig(Settings):
     """Everything that a run depends on."""
 
     method: MethodConfig
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    prior: PriorConfig = PriorConfig()
     training: TrainingConfig = TrainingConfig()
     certification: CertificationConfig = CertificationConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -406,12 +446,16 @@ class RunConfig(Settings):
     machine: MachineConfig = MachineConfig()
     seed: int | None = setting(None, at_least=0, doc="For reproducible experiments; unset draws secret randomness")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; a training from random weights is what it was before there were others."""
+        return {name: value for name, value in super().to_dict().items() if name != "prior" or value}
+
     @property
     def training_hash(self) -> str:
         """Identifies the trained model: two runs with the same hash and the same seed have the same weights."""
         # Without canaries, and with one trainer, a training is what it was before there were any.
         special = (("canaries",) if self.canaries.num else ()) + (("trainers",) if self.trainers.num > 1 else ())
-        parts = ("method", "data", "model", "training", "seed", *special)
+        parts = ("method", "data", "model", "prior", "training", "seed", *special)
         plain = {name: value for name, value in self.to_dict().items() if name in parts}
         # What is said of an accuracy changes no weight.
         plain["data"] = {name: value for name, value in plain["data"].items() if name != "allow_overlap"}

@@ -14,10 +14,12 @@ from torch import Tensor
 from stobatch.config import DataConfig
 from stobatch.data.image_folder import SUFFIXES, picture_shape
 from stobatch.data.overlap import HARMLESS
+from stobatch.data.person_manifest import read_owners
+from stobatch.data.persons import MOST_OF_ONE
 from stobatch.data.pixels import PictureRule, image_shape, list_images, read_image
 from stobatch.errors import DataError
 from stobatch.progress import progress
-from stobatch.results import ClassCount, DataCheck, DataFault
+from stobatch.results import ClassCount, DataCheck, DataFault, PersonCount
 
 _SHOWN = 5
 """Files that a fault names."""
@@ -81,12 +83,46 @@ def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: b
         is_grey = shape is not None and shape[0] == 1
         what = f"{kinds[1]:,} pictures are grey and {kinds[3]:,} in colour"
         faults.add(what, "Set data.colour=grey or data.colour=rgb.", stops=is_grey)
-    _repeated(digests, files, faults)
+    _repeated(digests, files, faults, per="person" if config.manifest else "picture")
     classes = [
         ClassCount(name=name, train=len(files["train"].get(name, ())), test=len(files["test"].get(name, ())))
         for name in sorted({*files["train"], *files["test"]})
     ]
-    return DataCheck(folder=str(folder), input_shape=shape, classes=tuple(classes), faults=faults.all())
+    persons = {} if config.manifest is None else {"persons": _owned(folder, folder / config.manifest, files, faults)}
+    return DataCheck(folder=str(folder), input_shape=shape, classes=tuple(classes), faults=faults.all(), **persons)
+
+
+def _owned(folder: Path, table: Path, files: dict[str, dict[str, list[Path]]], faults: _Faults) -> PersonCount:
+    """Count persons, with what is wrong about the table that names them."""
+    try:
+        owners = read_owners(table)
+    except DataError as error:
+        faults.add(error.what.rstrip("."), error.remedy)
+        return PersonCount(num=0, largest=0)
+    named: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
+    missing = "Add a line for each: image,label,person."
+    for part, name, path in _each(files):
+        key = path.relative_to(folder).as_posix()
+        owner = owners.pop(key, None)
+        if owner is None:
+            if part == "train":
+                faults.add("a training picture has no line in the table of persons", missing, key)
+            continue
+        if owner.label != name:
+            faults.add("the table of persons says another class than the folder", "Mend the line.", key)
+        named[part][owner.person] += 1
+    if owners:
+        remedy = "Paths are written from the folder on, as train/cat/1.png."
+        faults.add("the table of persons names a picture that is not there", remedy, *owners, stops=False)
+    both = len(named["train"].keys() & named["test"].keys())
+    if both:
+        remedy = "Test pictures are not protected, and the accuracy on them is too good; keep a person in one part."
+        faults.add(f"{both:,} persons have both training and test pictures", remedy, stops=False)
+    total, largest = sum(named["train"].values()), max(named["train"].values(), default=0)
+    if largest > MOST_OF_ONE * total:
+        remedy = "Give unknown persons a name each, or keep fewer pictures of that person."
+        faults.add(f"one person owns {largest:,} of {total:,} training pictures", remedy)
+    return PersonCount(num=len(named["train"]), largest=largest)
 
 
 def _list(folder: Path, faults: _Faults) -> dict[str, dict[str, list[Path]]]:
@@ -136,7 +172,10 @@ def _digest(found: Tensor) -> str:
 
 
 def _repeated(
-    digests: dict[str, list[tuple[str, str, Path]]], files: dict[str, dict[str, list[Path]]], faults: _Faults
+    digests: dict[str, list[tuple[str, str, Path]]],
+    files: dict[str, dict[str, list[Path]]],
+    faults: _Faults,
+    per: str,
 ) -> None:
     """The same picture more than once: a leak into the test set, two labels for one, or one person twice."""
     groups = [group for group in digests.values() if len(group) > 1]
@@ -153,6 +192,10 @@ def _repeated(
         if len({name for _, name, _ in group}) > 1:
             faults.add("one picture has two labels", "Decide which it is.", *paths, stops=False)
         if sum(part == "train" for part, *_ in group) > 1:
-            remedy = "One person twice is protected less than the guarantee, which is per picture, says."
+            remedy = (
+                "One person twice is protected less than the guarantee, which is per picture, says."
+                if per == "picture"
+                else "If it is one person's, the table of persons has to say so."
+            )
             trained = [path for part, _, path in group if part == "train"]
             faults.add("a training picture is there more than once", remedy, *trained, stops=False)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import DatasetInfo
@@ -17,12 +17,13 @@ from stobatch.data.pixels import PictureRule
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.parts import TrainedPart
 from stobatch.dp.plan import Plan
+from stobatch.dp.prior import Prior, find_conflict
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
 from stobatch.methods import can_certify, method_of, verifiers_of
 from stobatch.models import Classifier, HandedOver, Network, build, hand_over
 from stobatch.models.handed_over import PROBES, public_points
-from stobatch.models.parts import choose_parts, describe_parts
+from stobatch.models.parts import choose_parts, describe_parts, last_layer
 from stobatch.prediction import best_kind, describe_kind, name_pictures, predictions
 from stobatch.results import (
     CERTIFICATES,
@@ -36,7 +37,7 @@ from stobatch.results import (
     Training,
     recheck,
 )
-from stobatch.runs import Run, commit
+from stobatch.runs import START, Run, commit
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import use_device
@@ -66,7 +67,7 @@ class TrainedModel:
     @property
     def claim(self) -> PrivacyGuarantee:
         """What the method says of this training with secret seeds, before anyone looked: what audits test."""
-        return self.plan.after(self.accounted_steps)
+        return self.plan.after(self.accounted_steps).started_from(self.plan.prior)
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
@@ -182,15 +183,38 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             why="What it proves, or claims, is of a network all of which is trained.",
             remedy="Leave them out, or set method.name=sound.",
         )
-    parts = _trained_part(config, info, network)
-    found = replace(method.plan(config, info, network), public_seeds=config.seed is not None, parts=parts)
+    parts, prior = _trained_part(config, info, network), describe_prior(config, info)
+    found = method.plan(config, info, network)
     if info.num_persons is not None and found.claim.status is not Status.NONE and "person" not in found.claim.unit:
         raise SettingError(
             f"method '{config.method.title}' has no guarantee for persons, and the records have some.",
             why=f"It speaks of a {found.claim.unit}: a person with several records would be protected less.",
             remedy="Use method.name=sound or dpsgd, or leave the persons out and read the guarantee as it stands.",
         )
-    return found
+    return replace(found, public_seeds=config.seed is not None, parts=parts, prior=prior)
+
+
+def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
+    """Return what the training starts from for its guarantee, with the reason why it may contain the private data."""
+    found = config.prior
+    if found.name is None or found.weights_sha256 is None:
+        return None
+    if not method_of(config).trains_parts:
+        raise SettingError(
+            f"method '{config.method.title}' does not start from a prior.",
+            why="What it proves, or claims, is of a training from random weights.",
+            remedy="Train it without --from, or set method.name=sound.",
+        )
+    may_contain = found.may_contain or ()
+    return Prior(
+        found.name,
+        found.weights_sha256,
+        found.read or (),
+        may_contain,
+        found.promise,
+        found.new_head,
+        find_conflict(may_contain, dict.fromkeys((config.data.name, info.name))),
+    )
 
 
 def _trained_part(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> TrainedPart | None:
@@ -203,15 +227,80 @@ def _trained_part(config: RunConfig, info: DatasetInfo, network: nn.Module | Non
     return describe_parts(tried)
 
 
-def make_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: nn.Module | None) -> Classifier:
-    """Return a network to be trained: fresh, or a copy of the one handed over, with what is not trained frozen."""
-    network = plain_network(config, info, seeds, given)
+def make_network(
+    config: RunConfig,
+    info: DatasetInfo,
+    seeds: Seeds,
+    given: nn.Module | None,
+    start: Mapping[str, Tensor] | None = None,
+) -> Classifier:
+    """Return a network to be trained: fresh, from the weights of a prior, or a copy of the one handed over; what is not
+    trained is frozen.
+    """
+    if config.prior.name is not None and start is None:
+        raise _not_here(config)
+    network = fresh_network(config, info, seeds, given)
+    if start is not None:
+        put_start(network, start, new_head=config.prior.new_head)
+    method_of(config).register_buffers(network)
     choose_parts(network, config.model, seeds.generator("adapters"))
     return network
 
 
 def plain_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: nn.Module | None) -> Classifier:
     """Return a network as it is deployed, without adapters: fresh, or a copy of the one handed over."""
+    network = fresh_network(config, info, seeds, given)
+    method_of(config).register_buffers(network)
+    return network
+
+
+def put_start(network: Classifier, start: Mapping[str, Tensor], *, new_head: bool) -> None:
+    """Give a network the weights of a prior, all or all but its last layer's."""
+    kept = last_layer(network) if new_head else frozenset[str]()
+    own = network.state_dict()
+    network.load_state_dict({name: value if name in kept else start.get(name, value) for name, value in own.items()})
+
+
+def read_start(config: RunConfig, run: Run | None) -> dict[str, Tensor] | None:
+    """Return the weights that the settings start from, as the run keeps them; None where they are random."""
+    if config.prior.name is None:
+        return None
+    path = None if run is None else run.path / START
+    if path is None or not path.exists():
+        raise _not_here(config)
+    tensors, _ = read_tensors(path)
+    if tensors_sha256(path.read_bytes()) != config.prior.weights_sha256:
+        raise RunError(
+            f"{path} does not hold the weights that config.json names.",
+            why=f"The run starts from {config.prior.name}, {(config.prior.weights_sha256 or '')[:12]}….",
+            remedy="Restore it, or train again into a new --out.",
+        )
+    return tensors
+
+
+def _not_here(config: RunConfig) -> SettingError:
+    return SettingError(
+        f"the settings start from the prior {config.prior.name}, which is not here.",
+        why="They name its digest; its weights are a file of their own.",
+        remedy="Give it: --from PRIOR, or prior=... in Python.",
+    )
+
+
+def model_of_prior(model: TrainedModel) -> TrainedModel | None:
+    """Return the prior of a run as a model of its own, untouched by the private data; None where the run has none, or
+    where its last layer is of other classes.
+    """
+    if model.config.prior.name is None or model.config.prior.new_head:
+        return None
+    start, network = read_start(model.config, model.run), copy.deepcopy(model.network)
+    assert start is not None
+    put_start(network, start, new_head=False)
+    network.calibrate()
+    return replace(model, network=network, weights_sha256=model.config.prior.weights_sha256 or "")
+
+
+def fresh_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: nn.Module | None) -> Classifier:
+    """Return a network with random weights, or a copy of the one handed over; nothing of the method is in it yet."""
     given = None if given is None else hand_over(given, info.input_shape, info.num_classes)
     if given is None:
         network = build(config.model, info.input_shape, info.num_classes, seeds.generator("initial weights"))
@@ -224,7 +313,6 @@ def plain_network(config: RunConfig, info: DatasetInfo, seeds: Seeds, given: nn.
         )
     else:
         network = copy.deepcopy(given)
-    method_of(config).register_buffers(network)
     return network
 
 
@@ -248,10 +336,9 @@ def describe_network(network: Classifier, *, handed_over: bool, parts: TrainedPa
     """
     layers = tuple(str(layer) for layer in network.modules() if not list(layer.children()))
     count = sum(parameter.numel() for parameter in network.parameters())
-    facts = NetworkFacts(handed_over=handed_over, layers=layers, parameters=count)
-    if isinstance(network, HandedOver):
-        facts = facts.replace(probe=_probe(network))
-    return facts.replace(trained=parts.trained, trained_names=parts.names) if parts else facts
+    probed: dict[str, Any] = {"probe": _probe(network)} if isinstance(network, HandedOver) else {}
+    trained: dict[str, Any] = {"trained": parts.trained, "trained_names": parts.names} if parts else {}
+    return NetworkFacts(handed_over=handed_over, layers=layers, parameters=count, **trained, **probed)
 
 
 @torch.no_grad()

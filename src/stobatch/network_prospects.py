@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch.bounds.certifier import why_unbounded
 from stobatch.config import RunConfig
-from stobatch.dp.clipping import Batch, clipped_sum_in_one_pass, clipper_for, unrecorded
+from stobatch.dp.clipping import Batch, clipped_sum_partly_formed, clipper_for, formed_at_once, unrecorded
 from stobatch.dp.mixing import FEW_ROWS
 from stobatch.errors import ModelError
 from stobatch.methods import method_of
@@ -36,11 +36,6 @@ def describe_prospects(config: RunConfig, network: HandedOver) -> tuple[str, ...
 
 
 def _clipping(network: HandedOver) -> str:
-    values = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
-    cost = f"{values / 2**20:.3g} MB for each example that passes at once"
-    if slow := unrecorded(network):
-        named = ", ".join(f"'{name.removeprefix('module.')}'" for name in slow[:4]) + (", ..." if len(slow) > 4 else "")
-        return f"clipping: example by example, {cost}, because {named} belong to no layer that one pass can clip"
     probe = public_points(network, FEW_ROWS), torch.arange(FEW_ROWS, device=network.device) % network.num_classes
     try:
         way = clipper_for(network, _cross_entropy, probe)
@@ -51,9 +46,18 @@ def _clipping(network: HandedOver) -> str:
             why="DP-SGD clips every example's gradient, and torch.func forms it where one pass does not.",
             remedy="Let its forward not branch on values, and change no tensor in place.",
         ) from None
-    if way is clipped_sum_in_one_pass:
+    if not (formed := formed_at_once(network, way)):
         return "clipping: in one backward pass, no example's gradient is formed"
-    return f"clipping: example by example, {cost}, because a weight is used outside of its layer, or overwritten"
+    left_over = [f"'{name.removeprefix('module.')}'" for name in unrecorded(network)]
+    named = ", ".join(left_over[:4]) + (", ..." if len(left_over) > 4 else "")
+    cost = f"{formed / 2**20:.3g} MB for each example that passes at once"
+    if way is clipped_sum_partly_formed:
+        return (
+            f"clipping: in one backward pass but for {named}, which no layer holds that one pass can clip: their "
+            f"gradients are formed in a second one, {cost}"
+        )
+    why = f"{named} are held by no layer that one pass can clip" if left_over else "a weight is used outside its layer"
+    return f"clipping: every example's gradient is formed, {cost}, because {why}"
 
 
 def _cross_entropy(network: nn.Module, batch: Batch) -> Tensor:
@@ -71,4 +75,4 @@ def _certificates(config: RunConfig, network: HandedOver) -> str:
     if not unbounded:
         return f"certificates: bounds, of forward as torch.fx follows it{f'; or {votes}' if votes else ''}"
     without = "votes need method.smoothing_stddev, which is 0"
-    return f"certificates: {votes or 'none, ' + without}; no bounds: {unbounded}"
+    return f"certificates: {votes or 'none, ' + without}; {unbounded}"

@@ -27,6 +27,8 @@ from stobatch.files import PRIVATE, Records, make_folder, read_json, remove_temp
 
 COMMITMENT_KEY = "commitment_key"
 """In the private folder: the key of what a run says of private things without telling them."""
+START = "prior.safetensors"
+"""Of a run that was started from a prior: its weights as they were taken."""
 IMAGES = "images.safetensors"
 """In the private folder: a few test images, clean and attacked."""
 
@@ -148,10 +150,10 @@ class Run:
             ) from None
 
     def _was_barely_started(self) -> bool:
-        """Return whether a start was killed before its settings were there: it leaves hidden files, and its key at
-        most.
+        """Return whether a start was killed before its settings were there: it leaves hidden files, its key and a prior
+        at most.
         """
-        own = {self.path / PRIVATE, self._file(COMMITMENT_KEY, private=True)}
+        own = {self.path / PRIVATE, self._file(COMMITMENT_KEY, private=True), self.path / START}
         return self.path.is_dir() and all(p in own for p in self.path.rglob("*") if not p.name.startswith("."))
 
     @contextmanager
@@ -205,7 +207,7 @@ MANIFEST = "manifest"
 SIGNATURE_FILES = ("manifest.json.sig", "manifest.json.minisig")
 UNLISTED = ("manifest.json", *SIGNATURE_FILES)
 WRITES = {
-    "train": ("config.json", "plan.json", "training.json", "model.safetensors", "federation.json"),
+    "train": ("config.json", "plan.json", "training.json", "model.safetensors", START, "federation.json"),
     "certify": ("certificates.json", "records/certify-"),
     "attack": ("attack.json", "records/attack-"),
     "evaluate": ("scores.json", "records/attack-", "records/probe-"),

@@ -4,34 +4,46 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stobatch import data
+from stobatch.book import Booking, cost_of
 from stobatch.config import RunConfig
-from stobatch.data import Dataset, DatasetInfo, Examples
+from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.data.sources import is_public
 from stobatch.dp.canaries import CANARY_SCORES, draw_run_canaries, replace_by_canaries
-from stobatch.dp.plan import Plan
-from stobatch.errors import RunError
+from stobatch.dp.plan import DpSgdPlan, Plan
+from stobatch.errors import BudgetError, RunError
 from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
-from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, name_network, seeds_of
+from stobatch.loading import (
+    TrainedModel,
+    describe_network,
+    load,
+    make_network,
+    make_plan,
+    name_network,
+    plain_network,
+    seeds_of,
+)
 from stobatch.methods import method_of
-from stobatch.models import Classifier, HandedOver, hand_over, low_rank
+from stobatch.models import Classifier, HandedOver, low_rank
+from stobatch.models.parts import choose_parts
 from stobatch.models.validators import SavedState
 from stobatch.network_prospects import describe_prospects
+from stobatch.prior import take_prior
 from stobatch.processes import attempt, first_on_its_node
 from stobatch.results import DataDigests, HistoryRow, NetworkFacts, Training
-from stobatch.runs import MANIFEST, Run, commit, make_key, seal
+from stobatch.runs import MANIFEST, START, Run, commit, make_key, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training import Trainable
@@ -40,20 +52,32 @@ from stobatch.training.checkpoint import TrainingState, tensors_digest
 from stobatch.training.device import PeakMemory, environment, use_device
 from stobatch.training.engines import Engine
 from stobatch.training.engines.distributed import REMEDIES, engine_for, placed
+from stobatch.training.ledger import Ledger
+from stobatch.training.observer import Callback, CallingBack, Observer
 from stobatch.training.trainable import Monitored, parameter_precision
 from stobatch.types import Neighbours
 
 
-def plan(config: RunConfig, *, dataset: Dataset | None = None, network: nn.Module | None = None) -> Plan:
+def plan(
+    config: RunConfig,
+    *,
+    dataset: Dataset | None = None,
+    network: nn.Module | None = None,
+    prior: str | Path | None = None,
+) -> Plan:
     """Return every number that privacy depends on, before any data is read.
 
     A network of your own, any `nn.Module`, is tried out on public points first, and the plan says how it will be
-    clipped and which certificates it can have.
+    clipped and which certificates it can have. `prior` is what training would start from, as in `train`.
     """
     config = name_network(config, network)
     info = dataset.info if dataset else data.describe(config.data, data_root(config))
+    if prior is not None:
+        config, _ = take_prior(config, info, prior, network)
     the_plan = make_plan(config, info, network)
-    given = None if network is None else hand_over(network, info.input_shape, info.num_classes)
+    given = None if network is None else plain_network(config, info, Seeds.reproducible(0), network)
+    if given is not None:
+        choose_parts(given, config.model, torch.Generator())
     return replace(the_plan, network=describe_prospects(config, given)) if isinstance(given, HandedOver) else the_plan
 
 
@@ -63,22 +87,31 @@ def train(
     *,
     dataset: Dataset | None = None,
     network: nn.Module | None = None,
+    prior: str | Path | None = None,
     resume: bool = False,
     quiet: bool = False,
+    callback: Callback | None = None,
 ) -> TrainedModel:
     """Train a model into a run directory, or continue one that was interrupted.
 
     `network` is any `nn.Module` from inputs in [-1, 1] to one score per class; its sizes are found by a public probe,
-    and a copy of it is trained. Without one the configuration says what is built.
+    and a copy of it is trained. Without one the configuration says what is built. `prior` is what training starts from
+    instead of random weights: a finished run on other data, or a safetensors file with its card beside it.
 
     Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
+    `callback` is told every `training.monitor_every` steps what may be seen of the training (docs/watching.md).
     """
     config = name_network(config.replace(machine=placed(config.machine)), network)
+    run, start = Run(Path(out)), None
+    if prior is not None or config.prior.name is not None:
+        info = dataset.info if dataset else data.describe(config.data, data_root(config))
+        config, start = take_prior(config, info, prior, network, run)
     with engine_for(config) as engine:
         # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
         replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
         resume = resume or replaced > 0
-        return _train(engine, config, Run(Path(out)), dataset, network, resume=resume, quiet=quiet)
+        observers = (CallingBack(callback),) if callback is not None else ()
+        return _train(engine, config, run, dataset, network, start, resume=resume, quiet=quiet, observers=observers)
 
 
 def _train(
@@ -87,21 +120,24 @@ def _train(
     run: Run,
     dataset: Dataset | None,
     network: nn.Module | None,
+    start: Mapping[str, Tensor] | None,
     *,
     resume: bool,
     quiet: bool,
+    observers: tuple[Observer, ...],
 ) -> TrainedModel:
     run.require_new(config, resume=resume)
     the_plan = plan(config, dataset=dataset, network=network)
+    booking = _book(config, the_plan, run, dataset)
     device = use_device(config.machine)
     seeds, given = _common_seeds(engine, seeds_of(config, run)), dataset is not None
     own = given or is_own(config.data)
     dataset = dataset or _read_by_turns(engine, config, seeds, quiet)
     copies = require_apart(dataset, config.data) if own else None
-    if copies and engine.leads and not quiet:
-        line = f"{copies} of {len(dataset.test)} test records are training records. This is for the data's owner alone."
-        print(f"stobatch: {line}", file=sys.stderr)
-    net = make_network(config, dataset.info, seeds, network).to(device, parameter_precision(config.machine.precision))
+    if engine.leads and not quiet:
+        _tell_owner(config, copies, len(dataset.test))
+    net = make_network(config, dataset.info, seeds, network, start)
+    net = net.to(device, parameter_precision(config.machine.precision))
     trainable = _with_canaries(config, the_plan, dataset, net, seeds)
     saved = SavedState(net, trainable.released_state) if trainable.claims_privacy else None
     trainable.check_data(engine.arrange(len(trainable.tasks(0))))
@@ -112,18 +148,22 @@ def _train(
     # A digest of private data confirms guesses; one that is mixed with the seeds does not.
     mixed = f"{seeds.child('training data', trained_on).root:064x}"[:12]
     engine.require_equal("start", {"training data": mixed, "first parameters": first}, REMEDIES)
+    _require_budget(engine, booking, dataset.train)
     # Nothing is written before everything above has passed, in every process.
     with run.held() if engine.leads else nullcontext():
         # A finished run is sealed: to write its settings again, with another machine's, would break the seal.
         if engine.leads and not run.is_trained:
-            write_start(run, config, dataset.info, the_plan, seeds)
+            write_start(run, config, dataset.info, the_plan, seeds, start)
             run.write("data", {"sha256": trained_on, "test_copies": copies}, private=True)
             trainable.save_private(run.path, config.training_hash)
+            observers += _enter(booking, the_plan, run, dataset.train)
         _require_one_directory(engine, run)
         engine.open_log(run.path)
         if not run.is_trained:
             started, memory = time.monotonic(), PeakMemory.begin(device)
-            state = run_training(trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet)
+            state = run_training(
+                trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet, observers=observers
+            )
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
                 _warn_if_diverged(size_at_start, _size(net))
@@ -132,6 +172,7 @@ def _train(
                 _write_end(run, config, trainable, merge, state, dataset.test, spent | facts)
             engine.note("done")
             if engine.leads:
+                _settle(booking, the_plan, run)
                 seal(run, "train", environment(device))
             engine.exchange("trained", "")
         elif engine.leads and not run.has(MANIFEST):
@@ -139,6 +180,73 @@ def _train(
             seal(run, "train", environment(device))
     trained = load(run.path, network=network, device=str(device), threads=config.machine.threads)
     return replace(trained, config=trained.config.replace(machine=config.machine))
+
+
+def _tell_owner(config: RunConfig, copies: int | None, num_test: int) -> None:
+    """Say what the data's owner should know before the training, and nobody else."""
+    lines = []
+    if copies:
+        lines += [f"{copies} of {num_test} test records are training records. This is for the data's owner alone."]
+    if config.prior.new_head:
+        lines += [f"the last layer is drawn afresh: the prior {config.prior.name} has one for other classes, or none."]
+    for line in lines:
+        print(f"stobatch: {line}", file=sys.stderr)
+
+
+def _book(config: RunConfig, the_plan: Plan, run: Run, dataset: Dataset | None) -> Booking | None:
+    """Return the booking of a training that is not finished, if its owner keeps a book; one that is known to exceed the
+    limit is refused before data are read.
+    """
+    booking = None if run.is_trained else Booking.of(config, the_plan, run)
+    if booking is not None and dataset is None:
+        booking.require_allowed()
+    return booking
+
+
+def _require_budget(engine: Engine, booking: Booking | None, records: TrainingExamples) -> None:
+    """Let the process that leads ask the book about these records, and every process hear its answer."""
+    if booking is None:
+        return
+    refusal: BudgetError | None = None
+    if engine.leads:
+        try:
+            booking.require_allowed(records)
+        except BudgetError as error:
+            refusal = error
+    said = engine.exchange("budget", "refused" if refusal else "")[0]
+    if refusal is not None:
+        raise refusal
+    if said:
+        raise BudgetError("the budget book refuses this training.", remedy="See what its first process says.")
+
+
+def _enter(booking: Booking | None, the_plan: Plan, run: Run, records: TrainingExamples) -> tuple[Observer, ...]:
+    """Enter a training in its book, before its first step."""
+    if booking is None:
+        return ()
+    booking.enter(run, records)
+    return (_Amending(booking, the_plan, run),)
+
+
+def _settle(booking: Booking | None, the_plan: Plan, run: Run) -> None:
+    if booking is not None:
+        booking.settle(cost_of(the_plan, Ledger.of(run.path).accounted or None))
+
+
+@dataclass(frozen=True)
+class _Amending(Observer):
+    """Tells the book where a crash makes more steps necessary than were planned, before they are made."""
+
+    booking: Booking
+    plan: Plan
+    run: Run
+
+    def begin(self, first: int, last: int) -> None:
+        ledger = Ledger.of(self.run.path)
+        if isinstance(self.plan, DpSgdPlan):
+            counted = ledger.accounted + self.plan.steps - last
+            if counted > self.plan.most_steps:
+                self.booking.amend(cost_of(self.plan, counted))
 
 
 def _size(network: Classifier) -> float:
@@ -245,12 +353,23 @@ def _require_one_directory(engine: Engine, run: Run) -> None:
             )
 
 
-def write_start(run: Run, config: RunConfig, info: DatasetInfo, the_plan: Plan, seeds: Seeds) -> None:
-    """The files that make a directory a run: its settings, its plan, and for the owner only its secret seeds."""
+def write_start(
+    run: Run,
+    config: RunConfig,
+    info: DatasetInfo,
+    the_plan: Plan,
+    seeds: Seeds,
+    start: Mapping[str, Tensor] | None = None,
+) -> None:
+    """The files that make a directory a run: its settings, its plan, what it starts from where that is public weights,
+    and for the owner only its secret seeds.
+    """
     content = {"config": config.to_dict(), "dataset": info.to_dict()}
     if not run.exists:
         # Before the files that make it a run: one that an older version started has no key and never gets one.
         make_key(run)
+    if start is not None:
+        write_tensors(run.path / START, start, {"stobatch": "prior"}, private=False)
     run.write("config", {"training_hash": config.training_hash, "content_hash": content_hash(content), **content})
     run.write("plan", the_plan.to_dict())
     if not seeds.public:

@@ -28,12 +28,12 @@ WIDE = "linear 500, linear"
 Gradients = dict[str, Tensor]
 
 
-def pictures(count: int = COUNT, seed: int = 0) -> Dataset:
+def pictures(count: int = COUNT, seed: int = 0, groups: Any = None) -> Dataset:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.rand(count + 6, 1, 6, 6, generator=generator) * 2 - 1
     labels = torch.randint(CLASSES, (count + 6,), generator=generator)
     parts = (inputs[:count], labels[:count], inputs[count:], labels[count:])
-    return stobatch.from_tensors(*parts, num_classes=CLASSES)
+    return stobatch.from_tensors(*parts, num_classes=CLASSES, groups=groups)
 
 
 def settings(architecture: str = LAYERS, *, like: type[SoundConfig] = SoundConfig, **changes: Any) -> RunConfig:

@@ -22,10 +22,10 @@ WIDE = "linear 500, linear"
 PARTIES = ("north:40:12", "east:30:8", "south:20:6:4")
 
 
-def pictures() -> Dataset:
+def pictures(groups: Any = None) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     inputs, labels = torch.rand(100, 1, 6, 6, generator=generator) * 2 - 1, torch.arange(100) % 3
-    return stobatch.from_tensors(inputs[:90], labels[:90], inputs[90:], labels[90:], num_classes=3)
+    return stobatch.from_tensors(inputs[:90], labels[:90], inputs[90:], labels[90:], num_classes=3, groups=groups)
 
 
 def terms(**changes: Any) -> RunConfig:

@@ -27,7 +27,6 @@ from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import Plan
 from stobatch.errors import SettingError
 from stobatch.files import Columns
-from stobatch.loading import make_network
 from stobatch.methods import method_of
 from stobatch.progress import Tick
 from stobatch.results import Finding, Histogram
@@ -185,7 +184,7 @@ class Trials:
         audited, pair = self.audited, self.pair
         if pair.relation is Neighbours.REPLACE_ONE:
             members = torch.stack([pair.members(world) for world in worlds])
-            networks = [make_network(audited.config, audited.info, each, audited.network) for each in seeds]
+            networks = [audited.fresh_network(each) for each in seeds]
             stack = method_of(audited.config).stack(audited.config, self.plan, networks, pair.pool, members, seeds)
             if stack is not None:
                 stack.train(tick)

@@ -31,7 +31,6 @@ from stobatch.auditing.tradeoff_curves import MOST_EPSILON
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import DataError, SettingError
 from stobatch.files import Columns
-from stobatch.loading import make_network
 from stobatch.methods import method_of
 from stobatch.progress import Tick
 from stobatch.results import BoundCounts, Finding, MembershipDetails, Rate, Roc
@@ -543,7 +542,7 @@ def of_membership(audited: Audited) -> list[Finding]:
     def rows_of(start: int, count: int, tick: Tick) -> Columns:
         seeds = [audited.root.child("membership", index) for index in range(start, start + count)]
         members = torch.stack([torch.randperm(len(pool), generator=each.generator("half"))[:half] for each in seeds])
-        networks = [make_network(audited.config, audited.info, each, audited.network) for each in seeds]
+        networks = [audited.fresh_network(each) for each in seeds]
         models = method_of(audited.config).stack(audited.config, plan, networks, pool, members, seeds) or OneByOne(
             audited.config,
             (audited.fresh(plan, pool.take(own), each) for own, each in zip(members, seeds, strict=True)),

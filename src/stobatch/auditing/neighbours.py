@@ -86,7 +86,7 @@ def worst_case(records: Examples, relation: Neighbours, canary_records: int = 1)
         torch.cat([records.inputs[:rest], pattern.expand(len(labels), *pattern.shape[1:])]),
         torch.cat([2 + records.labels[:rest] % (records.num_classes - 2), labels]),
         records.num_classes,
-        groups,
+        groups=groups,
     )
     everyone = torch.arange(rest)
     if replace:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from stobatch.auditing.lower_bounds import require_enough_trainings
 from stobatch.config import AuditConfig, RunConfig
@@ -15,8 +17,9 @@ from stobatch.dp.plan import DpSgdPlan, Plan
 from stobatch.errors import RunError, SettingError
 from stobatch.evaluation.tables import PartOf, fill, read_data
 from stobatch.files import Columns
-from stobatch.loading import TrainedModel, make_network, make_plan
+from stobatch.loading import TrainedModel, make_network, make_plan, read_start
 from stobatch.methods import method_of
+from stobatch.models import Classifier
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
@@ -90,8 +93,17 @@ class Audited:
 
     def fresh(self, plan: Plan, train: Examples, seeds: Seeds) -> Trainable:
         """Return a training of its own with these records and secrets."""
-        network = make_network(self.config, self.info, seeds, self.network).to(self.config.machine.device)
+        network = self.fresh_network(seeds).to(self.config.machine.device)
         return method_of(self.config).prepare(self.config, plan, network, train, seeds)
+
+    def fresh_network(self, seeds: Seeds) -> Classifier:
+        """Return a network as this training would start with, from the same prior where it has one."""
+        return make_network(self.config, self.info, seeds, self.network, self.start)
+
+    @cached_property
+    def start(self) -> Mapping[str, Tensor] | None:
+        """The weights of the run's prior."""
+        return read_start(self.config, self.run)
 
     def plan_for(self, size: int, num_persons: int | None = None) -> Plan:
         info = replace(self.info, num_train=size, num_persons=num_persons)

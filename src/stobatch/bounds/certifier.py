@@ -62,11 +62,18 @@ _ASSUMPTIONS = (
 )
 
 
-def bound_kind(unit: Radius) -> CertificateKind:
-    """Say what a radius by bounds means, in this unit, and what it rests on."""
+_FOLLOWED = (
+    "forward does the same operations with every input: torch.fx followed it with a stand-in, and its scores were "
+    "compared with those of the operations on every input certified"
+)
+
+
+def bound_kind(unit: Radius, *, followed: bool = False) -> CertificateKind:
+    """Say what a radius by bounds means, in this unit, and what it rests on; `followed` is for a forward of its own."""
     source = "interval and linear bounds, docs/guarantees.md, section 5"
     inside = "" if unit.norm is Norm.LINF else "; the ball lies inside the l-infinity ball of the same radius"
-    return CertificateKind("bounds", Status.PROVED, source + inside, unit, 0.0, _ASSUMPTIONS, function="single_pass")
+    assumptions = (*_ASSUMPTIONS, _FOLLOWED) if followed else _ASSUMPTIONS
+    return CertificateKind("bounds", Status.PROVED, source + inside, unit, 0.0, assumptions, function="single_pass")
 
 
 @dataclass(frozen=True, repr=False)
@@ -265,7 +272,11 @@ class BoxCertifier:
         holds, label = self.certified_at(inputs, sizes), self.predict(inputs)
         # From small to large, what fails at one radius is not claimed at a larger one.
         proved = torch.tensor((0.0, *sorted(sizes)), dtype=torch.float64)[holds.sum(1).cpu()]
-        return BoundCertificates(label.cpu().numpy(), proved.numpy(), bound_kind(unit))
+        return BoundCertificates(label.cpu().numpy(), proved.numpy(), self.kind(unit))
+
+    def kind(self, unit: Radius) -> CertificateKind:
+        """Return what its radii mean, in this unit."""
+        return bound_kind(unit, followed=not graph.is_plain_stack(self.layers))
 
     @torch.no_grad()
     def certified_radius(self, inputs: Tensor, *, largest: float, tolerance: float) -> BoundRadii:

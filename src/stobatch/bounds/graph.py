@@ -64,8 +64,23 @@ def operations_of(module: nn.Module) -> list[Operation]:
     return _Followed(module).operations
 
 
+class _StandIn(fx.Proxy):
+    """fx takes `x += y` for `x = x + y`. In a forward it overwrites x, under all its names: here it is seen."""
+
+
+def _overwriting(function: Callable[..., Any]) -> Callable[[_StandIn, Any], fx.Proxy]:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    setattr(_StandIn, f"__i{_operator}__", _overwriting(getattr(operator, f"i{_operator}")))
+
+
 class _Tracer(fx.Tracer):
     """Stops at layers that are not made of others; goes through what somebody wrote himself."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _StandIn(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         own = type(m) in (Squash, FrozenAffine)

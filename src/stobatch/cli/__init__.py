@@ -1,6 +1,8 @@
 """The command line: the same verbs as the Python API."""
 
 from stobatch.cli import training  # isort: skip  (each adds its verbs, in the order of `--help`)
+from stobatch.cli import pretraining  # isort: skip
+from stobatch.cli import budgeting  # isort: skip
 from stobatch.cli import measuring  # isort: skip
 from stobatch.cli import predicting  # isort: skip
 from stobatch.cli import comparing  # isort: skip
@@ -10,4 +12,16 @@ from stobatch.cli import looking  # isort: skip
 from stobatch.cli import federation  # isort: skip
 from stobatch.cli.app import main
 
-__all__ = ["comparing", "federation", "looking", "main", "measuring", "predicting", "publishing", "serving", "training"]
+__all__ = [
+    "budgeting",
+    "comparing",
+    "federation",
+    "looking",
+    "main",
+    "measuring",
+    "predicting",
+    "pretraining",
+    "publishing",
+    "serving",
+    "training",
+]

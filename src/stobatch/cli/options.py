@@ -23,6 +23,10 @@ Recipe = Annotated[
 ]
 Config = Annotated[Path | None, typer.Option(help="A TOML or JSON file instead of a recipe.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change one setting, as in --set training.steps=100.")]
+Prior = Annotated[
+    Path | None,
+    typer.Option("--from", help="Start from public weights: a run on other data, or a safetensors file with its card."),
+]
 Seed = Annotated[
     int | None,
     typer.Option(help="A public seed for an experiment that can be repeated; its privacy guarantee is void."),

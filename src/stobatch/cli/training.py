@@ -12,6 +12,7 @@ from stobatch.cli.options import (
     Config,
     Device,
     Json,
+    Prior,
     Recipe,
     Resume,
     Seed,
@@ -38,6 +39,7 @@ def plan(
     set_: Set = None,
     seed: Seed = None,
     device: Device = None,
+    prior: Prior = None,
     out: Annotated[Path | None, typer.Option(help="Also write the plan to this file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -47,7 +49,8 @@ def plan(
     from stobatch.reporting import terminal as tables
     from stobatch.results import PlanDocument
 
-    document = PlanDocument.from_dict(stobatch.plan(read_settings(recipe, config, set_, seed, device)).to_dict())
+    settings = read_settings(recipe, config, set_, seed, device)
+    document = PlanDocument.from_dict(stobatch.plan(settings, prior=prior).to_dict())
     if out is not None:
         write_json(out, document.kind, document.to_dict())
     show(document, as_json, tables.plan_parts(document))
@@ -61,6 +64,7 @@ def train(
     set_: Set = None,
     seed: Seed = None,
     device: Device = None,
+    prior: Prior = None,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
@@ -76,13 +80,12 @@ def train(
         settings = read_config(run).override_all(training_changes(set_, seed, device))
     else:
         settings = read_settings(recipe, config, set_, seed, device)
-    model = stobatch.train(settings, out, resume=resume, quiet=as_json)
+    model = stobatch.train(settings, out, prior=prior, resume=resume, quiet=as_json)
     if not leads():
         return
-    document = TrainedRun(
-        run=str(out), training_hash=settings.training_hash, training=Training.read(run), guarantee=model.guarantee
-    )
-    done = tables.trained_line(out, settings.training_hash, document.training)
+    trained, training = model.config.training_hash, Training.read(run)
+    document = TrainedRun(run=str(out), training_hash=trained, training=training, guarantee=model.guarantee)
+    done = tables.trained_line(out, trained, training)
     show(document, as_json, done, tables.guarantee_lines(document.guarantee, out))
 
 

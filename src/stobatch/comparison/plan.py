@@ -101,7 +101,8 @@ def plan_comparison(
             raise type(error)(f"row '{name}': {error.what}", why=error.why, remedy=error.remedy) from None
         _require_answers(name, config, info, the_plan, network)
         use_device(config.machine)
-        status = str((the_plan.claim if seeds is None else the_plan.claim.with_public_seed()).status)
+        claim = the_plan.claim.started_from(the_plan.prior)
+        status = str((claim if seeds is None else claim.with_public_seed()).status)
         for number in range(1, repeats + 1) if seeds is None else seeds:
             folder = f"secret-{number}" if seeds is None else f"seed-{number}"
             own = config.replace(seed=None if seeds is None else number)

@@ -117,7 +117,7 @@ class Examples(TrainingExamples):
     inputs: Tensor = field(repr=False)
     labels: Tensor = field(repr=False)
     num_classes: int
-    groups: Tensor | None = field(default=None, repr=False)
+    groups: Tensor | None = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_examples(self.inputs, self.labels, self.num_classes)
@@ -156,7 +156,7 @@ class Examples(TrainingExamples):
     def take(self, indices: Tensor | slice) -> Examples:
         """Return the examples at these positions, in this order."""
         groups = None if self.groups is None else as_dense(self.groups[indices])
-        return Examples(self.inputs[indices], self.labels[indices], self.num_classes, groups)
+        return Examples(self.inputs[indices], self.labels[indices], self.num_classes, groups=groups)
 
     def limit(self, count: int | None) -> Examples:
         """Return the first `count` examples; all of them where `count` is None or larger than the set."""
@@ -207,10 +207,13 @@ class Stream:
     info: DatasetInfo
     train: Iterable[Chunk]
     test: Iterable[Chunk]
+    groups: Tensor | None = None
+    """The persons' numbers of all training examples, where they have persons."""
 
     @classmethod
     def of(cls, dataset: Dataset) -> Stream:
-        return cls(dataset.info, chunks(dataset.train), chunks(dataset.test))
+        groups = None if dataset.train.persons is None else dataset.train.persons.codes()
+        return cls(dataset.info, chunks(dataset.train), chunks(dataset.test), groups)
 
 
 def rows_at_once(input_shape: tuple[int, int, int]) -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stobatch.config import DataConfig
 from stobatch.data.dataset import Chunk, DatasetInfo, Examples, Stream, rows_at_once
+from stobatch.data.person_manifest import codes_of_pictures
 from stobatch.data.pixels import PictureRule, first_names, image_shape, in_turn, list_images, read_images
 from stobatch.data.sources import Source
 from stobatch.errors import DataError
@@ -21,12 +23,23 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class FolderInfo(DatasetInfo):
-    """A folder of images, with what may be done to them. The rule stands in the settings, so files leave it out."""
+    """A folder of images, with what may be done to them, and a table that says whose they are.
+
+    Both stand in the settings, so files leave them out.
+    """
 
     rule: PictureRule = field(default_factory=PictureRule)
+    table: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in super().to_dict().items() if key != "rule"}
+        return {key: value for key, value in super().to_dict().items() if key not in ("rule", "table")}
+
+    def owners(self, root: Path) -> Tensor | None:
+        """Return the number of each training picture's person, where a table says whose it is."""
+        if self.table is None:
+            return None
+        files = _files(root, "train", self.class_names)[: self.num_train]
+        return codes_of_pictures(root, root / self.table, files, self.class_names)
 
 
 def describe(config: DataConfig, root: Path) -> DatasetInfo:
@@ -45,7 +58,9 @@ def describe(config: DataConfig, root: Path) -> DatasetInfo:
     for folder in empty + ([] if test else [root / "test"]):
         raise DataError(f"{folder} has no images.", remedy=f"Put {', '.join(SUFFIXES)} files there.")
     shape, rule = picture_shape(config, train[0][0])
-    return FolderInfo("image_folder", shape, len(names), len(train), len(test), names, rule=rule)
+    info = FolderInfo("image_folder", shape, len(names), len(train), len(test), names, rule=rule, table=config.manifest)
+    owners = replace(info, num_train=min(len(train), config.train_limit or len(train))).owners(root)
+    return info if owners is None else replace(info, num_persons=int(owners.max()) + 1)
 
 
 def picture_shape(config: DataConfig, first: Path) -> tuple[tuple[int, int, int], PictureRule]:
@@ -69,7 +84,8 @@ def read(info: DatasetInfo, root: Path, generator: torch.Generator | None) -> tu
         shown.expect(len(files))
         return read_images(files, info.input_shape, info.num_classes, info.rule, shown)
 
-    return part("train", info.num_train), part("test", info.num_test)
+    train = part("train", info.num_train)
+    return replace(train, groups=info.owners(root)), part("test", info.num_test)
 
 
 def stream(info: DatasetInfo, root: Path) -> Stream:
@@ -83,7 +99,7 @@ def stream(info: DatasetInfo, root: Path) -> Stream:
             examples = read_images(files[start : start + rows], info.input_shape, info.num_classes, info.rule)
             yield examples.inputs, examples.labels
 
-    return Stream(info, part("train", info.num_train), part("test", info.num_test))
+    return Stream(info, part("train", info.num_train), part("test", info.num_test), info.owners(root))
 
 
 def _classes(root: Path, part: str) -> tuple[str, ...]:

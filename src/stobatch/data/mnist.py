@@ -60,13 +60,17 @@ def describe_small(config: DataConfig, root: Path) -> DatasetInfo:
 
 def read_small(info: DatasetInfo, root: Path, generator: torch.Generator | None) -> tuple[Examples, Examples]:
     def small(examples: Examples) -> Examples:
-        inner = examples.inputs[:, :, _BORDER:-_BORDER, _BORDER:-_BORDER]
-        # A mean of values in [-1, 1] can round to just outside.
-        means = F.avg_pool2d(inner, _BLOCK).clamp(-1, 1)
-        return Examples(means.contiguous(), examples.labels, examples.num_classes)
+        return Examples(shrink_to_small(examples.inputs), examples.labels, examples.num_classes)
 
     train, test = read(info, root, generator)
     return small(train), small(test)
+
+
+def shrink_to_small(inputs: Tensor) -> Tensor:
+    """Return pictures of 28x28 at 8x8."""
+    inner = inputs[:, :, _BORDER:-_BORDER, _BORDER:-_BORDER]
+    # A mean of values in [-1, 1] can round to just outside.
+    return F.avg_pool2d(inner, _BLOCK).clamp(-1, 1).contiguous()
 
 
 def unpack(folder: Path, name: str) -> Tensor:

@@ -115,6 +115,10 @@ class Persons:
     def __len__(self) -> int:
         return self.shards[-1].stop
 
+    def codes(self) -> Tensor:
+        """Return the person of every record."""
+        return torch.cat([self.codes_of(number) + own.start for number, own in enumerate(self.shards)])
+
     def rows(self, persons: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions of all records of some persons of one shard, person by person, and how many each has."""
         if not len(persons):

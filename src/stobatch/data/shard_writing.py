@@ -19,6 +19,7 @@ from torch import Tensor
 
 from stobatch.data.dataset import Dataset, DatasetInfo, Stream, check_examples
 from stobatch.data.overlap import find_copies
+from stobatch.data.persons import as_dense
 from stobatch.data.pixels import scale
 from stobatch.data.shards import (
     ENCODINGS,
@@ -28,6 +29,7 @@ from stobatch.data.shards import (
     Manifest,
     Shard,
     ShardedExamples,
+    ShardOwners,
     StoredFile,
     read_test,
     stem_of,
@@ -35,7 +37,7 @@ from stobatch.data.shards import (
 from stobatch.errors import DataError, RunError
 from stobatch.seeds import Seeds
 
-_OURS = re.compile(r"(train-\d{5,}|test)\.(inputs|labels)\.npy(\.wide)?|\.manifest\.json\..*")
+_OURS = re.compile(r"(train-\d{5,}|test)\.(inputs|labels|persons)\.npy(\.wide)?|\.manifest\.json\..*")
 _TEST = "test"
 _COPY_AT_ONCE = 2**22
 
@@ -62,10 +64,13 @@ def write_shards(
     so are their checksums, which confirm a guess.
     """
     stream = source if isinstance(source, Stream) else Stream.of(source)
-    shard_of = deal(stream.info.num_train, stream.info.copies, num_shards, seeds)
+    if stream.groups is None:
+        shard_of = deal(stream.info.num_train, stream.info.copies, num_shards, seeds)
+    else:
+        shard_of = deal_persons(stream.groups, num_shards, seeds)
     dealt = {"rule": "seeded permutation", "seed": seeds.root if seeds.public else None}
     with _new_folder(out):
-        writer = ShardWriter(out, stream.info, shard_of, num_shards)
+        writer = ShardWriter(out, stream.info, shard_of, num_shards, stream.groups)
         for inputs, labels in stream.train:
             writer.add(inputs, labels)
             advance(len(labels))
@@ -95,6 +100,15 @@ def deal(num_records: int, copies: int, num_shards: int, seeds: Seeds) -> npt.ND
     order *= num_shards
     order //= originals
     return np.repeat(order.astype(np.int32), copies)[:num_records]
+
+
+def deal_persons(groups: Tensor, num_shards: int, seeds: Seeds) -> npt.NDArray[np.int32]:
+    """Return the shard of each record: all records of a person have the same.
+
+    **Guarantee.** As `deal`, with persons for records: shards differ in their numbers of persons by at most one.
+    """
+    of_person = deal(int(groups.max()) + 1 if len(groups) else 0, 1, num_shards, seeds)
+    return np.take(of_person, groups.numpy())
 
 
 def require_room(out: Path) -> None:
@@ -141,8 +155,15 @@ class ShardWriter:
     cannot express turns everything into float32, which costs one copy of what was written before.
     """
 
-    def __init__(self, out: Path, info: DatasetInfo, shard_of: npt.NDArray[np.int32], num_shards: int) -> None:
-        self.out, self.info, self.shard_of = out, info, shard_of
+    def __init__(
+        self,
+        out: Path,
+        info: DatasetInfo,
+        shard_of: npt.NDArray[np.int32],
+        num_shards: int,
+        groups: Tensor | None = None,
+    ) -> None:
+        self.out, self.info, self.shard_of, self.groups = out, info, shard_of, groups
         self._encoding = "uint8"
         self._counts = dict.fromkeys([*(stem_of(number) for number in range(num_shards)), _TEST], 0)
         with _writing(out):
@@ -186,7 +207,9 @@ class ShardWriter:
                 first = sum(shard.count for shard in shards) if stem != _TEST else 0
                 title = f"shard {number}" if stem != _TEST else TEST_TITLE
                 inputs = _sealed(self._path(stem, "inputs"), ENCODINGS[self._encoding], (count, *self.info.input_shape))
-                shards.append(Shard(title, first, count, inputs, _sealed(self._path(stem, "labels"), LABELS, (count,))))
+                labels = _sealed(self._path(stem, "labels"), LABELS, (count,))
+                owners = None if stem == _TEST or self.groups is None else self._owners(number, stem, self.groups)
+                shards.append(Shard(title, first, count, inputs, labels, owners))
                 advance(count)
         manifest = Manifest(self.out, self.info, self._encoding, dealt, tuple(shards[:-1]), shards[-1])
         copies = find_copies(ShardedExamples(manifest), read_test(manifest, num_test))
@@ -194,6 +217,14 @@ class ShardWriter:
         with _writing(self.out):
             manifest.write()
         return manifest
+
+    def _owners(self, number: int, stem: str, groups: Tensor) -> ShardOwners:
+        """Write whose the records of a shard are, numbered from 0 in it."""
+        codes = as_dense(groups[torch.from_numpy(self.shard_of == number)])
+        self._write(stem, "persons", codes.numpy(), ())
+        counts = torch.bincount(codes)
+        stored = _sealed(self._path(stem, "persons"), LABELS, tuple(codes.shape))
+        return ShardOwners(stored, len(counts), int(counts.max()))
 
     def _miscounted(self, part: str, found: int, promised: int) -> DataError:
         return DataError(
@@ -229,13 +260,16 @@ class ShardWriter:
 
     def _append(self, stem: str, inputs: Any, labels: Any) -> None:
         """To the two files of a shard, which are opened for this alone: a thousand shards need no thousand handles."""
-        for part, rows, shape in (("inputs", inputs, self.info.input_shape), ("labels", labels, ())):
-            handle = os.open(self._path(stem, part), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(handle, "ab") as out:
-                if not out.tell():
-                    out.write(_header(rows.dtype.str, (0, *shape)))
-                out.write(np.ascontiguousarray(rows).data)
+        self._write(stem, "inputs", inputs, self.info.input_shape)
+        self._write(stem, "labels", labels, ())
         self._counts[stem] += len(labels)
+
+    def _write(self, stem: str, part: str, rows: Any, shape: tuple[int, ...]) -> None:
+        handle = os.open(self._path(stem, part), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "ab") as out:
+            if not out.tell():
+                out.write(_header(rows.dtype.str, (0, *shape)))
+            out.write(np.ascontiguousarray(rows).data)
 
     def _widen(self) -> None:
         """Turn the bytes that were written so far into what `pixels.scale` makes of them."""

@@ -1,7 +1,8 @@
 """Training data in shards on disk: larger than memory, disjoint and fixed, proven by a manifest with checksums.
 
 A folder has `manifest.json`, for each shard `train-00000.inputs.npy` and `train-00000.labels.npy`, and
-`test.inputs.npy` and `test.labels.npy`; all of it plain NumPy, all of it private (files 0600, folder 0700).
+`test.inputs.npy` and `test.labels.npy`; all of it plain NumPy, all of it private (files 0600, folder 0700). Where
+records have persons, `train-00000.persons.npy` says whose they are, by numbers, and all of a person's are in one shard.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from stobatch.config import DataConfig
 from stobatch.data.dataset import DatasetInfo, Examples, TrainingExamples, check_examples
+from stobatch.data.persons import Persons, check_codes
 from stobatch.data.pixels import scale
 from stobatch.data.sources import Source
 from stobatch.errors import DataError, RunError
@@ -50,6 +52,26 @@ class StoredFile:
 
 
 @dataclass(frozen=True)
+class ShardOwners:
+    """The file that says whose the records of a shard are, and what it adds up to."""
+
+    codes: StoredFile
+    num: int
+    largest: int
+    """Records of the person who has the most."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"codes": vars(self.codes), "num": self.num, "largest": self.largest}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], stem: str) -> ShardOwners:
+        codes = StoredFile(**values["codes"])
+        if codes.file != f"{stem}.persons.npy":
+            raise ValueError("a manifest names the files beside it and no others")
+        return cls(codes, int(values["num"]), int(values["largest"]))
+
+
+@dataclass(frozen=True)
 class Shard:
     """Two files with the inputs and labels of consecutive positions; the test examples are kept as one, too."""
 
@@ -58,24 +80,27 @@ class Shard:
     count: int
     inputs: StoredFile
     labels: StoredFile
+    owners: ShardOwners | None = None
 
     @property
     def rows(self) -> range:
         return range(self.first, self.first + self.count)
 
     @property
-    def files(self) -> tuple[StoredFile, StoredFile]:
-        return self.inputs, self.labels
+    def files(self) -> tuple[StoredFile, ...]:
+        return self.inputs, self.labels, *(() if self.owners is None else (self.owners.codes,))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"first": self.first, "count": self.count, "inputs": vars(self.inputs), "labels": vars(self.labels)}
+        found = {"first": self.first, "count": self.count, "inputs": vars(self.inputs), "labels": vars(self.labels)}
+        return found if self.owners is None else {**found, "persons": self.owners.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], title: str, stem: str) -> Shard:
         inputs, labels = StoredFile(**values["inputs"]), StoredFile(**values["labels"])
         if (inputs.file, labels.file) != (f"{stem}.inputs.npy", f"{stem}.labels.npy"):
             raise ValueError("a manifest names the files beside it and no others")
-        return cls(title, int(values["first"]), int(values["count"]), inputs, labels)
+        owners = ShardOwners.from_dict(values["persons"], stem) if "persons" in values else None
+        return cls(title, int(values["first"]), int(values["count"]), inputs, labels, owners)
 
 
 @dataclass(frozen=True)
@@ -103,6 +128,11 @@ class Manifest:
         _check_ranges(self.folder / FILE, self.shards, self.info.num_train)
         _check_ranges(self.folder / FILE, (self.test,), self.info.num_test)
         _check_different(self.folder / FILE, self.shards)
+        owners = [shard.owners for shard in self.shards if shard.owners is not None]
+        total = sum(owner.num for owner in owners) if owners else None
+        if total != self.info.num_persons or len(owners) not in (0, len(self.shards)):
+            said = f"describes {self.info.num_persons or 'no'} persons, its shards have {total or 'none'}"
+            raise DataError(f"{self.folder / FILE} {said}.", remedy=WRITE_AGAIN)
 
     @property
     def digest(self) -> str:
@@ -238,9 +268,26 @@ class ShardedExamples(TrainingExamples):
     def shards(self) -> tuple[range, ...]:
         return tuple(shard.rows for shard in self.manifest.shards)
 
+    @property
+    def persons(self) -> Persons | None:
+        if self.manifest.info.num_persons is None:
+            return None
+        owners = [shard.owners for shard in self.manifest.shards if shard.owners is not None]
+        counts, largest = [owner.num for owner in owners], max(owner.largest for owner in owners)
+        return Persons.in_shards(self.shards, counts, self._codes, largest)
+
+    def _codes(self, number: int) -> Tensor:
+        """Return the persons of a shard's records, after its files have been compared with their checksums."""
+        self.require([number])
+        shard = self.manifest.shards[number]
+        assert shard.owners is not None
+        codes = torch.from_numpy(np.array(_mapped(self.manifest, shard, shard.owners.codes, LABELS, (shard.count,))))
+        check_codes(codes, shard.count)
+        return codes
+
     def fingerprint(self) -> str:
         """That of the checksums of the training shards, in order."""
-        sums = [(shard.inputs.sha256, shard.labels.sha256) for shard in self.manifest.shards]
+        sums = [tuple(file.sha256 for file in shard.files) for shard in self.manifest.shards]
         return hashlib.sha256(json.dumps([self.manifest.encoding, sums]).encode()).hexdigest()
 
     def require(self, shards: Iterable[int] | None = None) -> None:
@@ -274,8 +321,8 @@ class ShardedExamples(TrainingExamples):
         return decoded(self.manifest, inputs, labels, wanted)
 
     def in_memory(self) -> Examples:
-        inputs, labels = self.fetch(torch.arange(len(self)))
-        return Examples(inputs, labels, self.num_classes)
+        (inputs, labels), persons = self.fetch(torch.arange(len(self))), self.persons
+        return Examples(inputs, labels, self.num_classes, groups=None if persons is None else persons.codes())
 
 
 Stamp = tuple[tuple[int, int, int], ...]
@@ -311,19 +358,22 @@ def check_sums(manifest: Manifest, shard: Shard) -> None:
 
 def mapped(manifest: Manifest, shard: Shard) -> tuple[Array, Array]:
     """Views of a shard's files that read what is indexed; they last as long as somebody holds them."""
-    types = (ENCODINGS[manifest.encoding], LABELS)
-    shapes = ((shard.count, *manifest.info.input_shape), (shard.count,))
-    views = []
-    for file, dtype, shape in zip(shard.files, types, shapes, strict=True):
-        try:
-            found = np.load(manifest.folder / file.file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise _refused(manifest.folder, shard, file, f"is no array that can be mapped ({reason})") from None
-        if found.shape != shape or found.dtype != np.dtype(dtype):
-            raise _refused(manifest.folder, shard, file, f"holds {found.dtype} {found.shape}, not {dtype} {shape}")
-        views.append(np.asarray(found))
-    return views[0], views[1]
+    inputs = (shard.count, *manifest.info.input_shape)
+    return (
+        _mapped(manifest, shard, shard.inputs, ENCODINGS[manifest.encoding], inputs),
+        _mapped(manifest, shard, shard.labels, LABELS, (shard.count,)),
+    )
+
+
+def _mapped(manifest: Manifest, shard: Shard, file: StoredFile, dtype: str, shape: tuple[int, ...]) -> Array:
+    try:
+        found = np.load(manifest.folder / file.file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise _refused(manifest.folder, shard, file, f"is no array that can be mapped ({reason})") from None
+    if found.shape != shape or found.dtype != np.dtype(dtype):
+        raise _refused(manifest.folder, shard, file, f"holds {found.dtype} {found.shape}, not {dtype} {shape}")
+    return np.asarray(found)
 
 
 def decoded(manifest: Manifest, inputs: Array, labels: Array, positions: Array) -> tuple[Tensor, Tensor]:

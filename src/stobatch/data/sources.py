@@ -94,6 +94,12 @@ def stream(config: DataConfig, *, root: Path | None = None, seeds: Seeds | None 
 
 def _source(config: DataConfig) -> Source:
     source: Source = DATA_SETS.require(config.name)
+    if config.manifest is not None and config.name != "image_folder":
+        raise DataError(
+            f"data.manifest is not for {config.name}.",
+            why="It says whose the pictures of an image folder are.",
+            remedy="Set data.name=image_folder, or hand over persons in Python: from_tensors(..., groups=...).",
+        )
     if config.augment and not source.can_augment:
         raise DataError(
             f"there is no augmentation for {config.name}.",

@@ -11,7 +11,7 @@ approximation errs upwards:
   costs less than 1e-3 of ε; one fixed interval would be blind to a small q and slow for a large one. A grid has at
   most 30,000 points: where a rare record (q below 1e-3) meets little noise it is coarser, hence ε larger.
 * **Tails.** What is cut off, δ/1000 per step's share and δ/1000 after composition, counts as certain disclosure.
-* **Floating point.** What rounding may have lost of δ (`_rounding_of_delta`) is taken from δ beforehand. Where little
+* **Floating point.** What rounding may have lost of δ (`rounding_of_delta`) is taken from δ beforehand. Where little
   is left of it, with δ around 1e-11, the answer comes from Rényi accounting: looser, and an upper bound as well.
 """
 
@@ -46,8 +46,8 @@ _COARSEST_GRID = 0.01
 _FINEST_GRID = 1e-8
 _MOST_POINTS = 30_000
 _MOST_COMPOSED_POINTS = 1_000_000
-_TAIL_SHARE = 1e-3
-_RENYI_ORDERS = (*range(2, 64), 80, 96, 128, 192, 256, 384, 512, 768, 1024)
+TAIL_SHARE = 1e-3
+RENYI_ORDERS = (*range(2, 64), 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Whole orders only: they are finite sums, where the series of broken orders may fail to converge."""
 _CURVE_POINTS = 512
 _CURVE_DELTA = 1e-10
@@ -146,6 +146,12 @@ class PoissonGaussian:
         check_delta(delta)
         return _renyi_epsilon(self, float(delta))
 
+    @property
+    def event(self) -> dp_event.DpEvent:
+        """The same in the words of `dp-accounting`."""
+        gaussian = dp_event.GaussianDpEvent(self.noise_multiplier)
+        return dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(self.sampling_rate, gaussian), self.steps)
+
     def trade_off(self, false_positive_rates: Floats) -> Floats:
         """The least false-negative rates of any test for one record, given these false-positive rates: lower bounds.
 
@@ -210,13 +216,13 @@ def noise_multiplier(*, target_epsilon: float, poisson_sampling_rate: float, ste
     return noise_for(target_epsilon, delta, poisson_sampling_rate, steps)
 
 
-def _grid_interval(mechanism: PoissonGaussian, log_tail: float) -> float:
+def grid_interval(mechanism: PoissonGaussian, delta: float) -> float:
     """Return a sixteenth of the standard deviation of one step's privacy loss, within what is accurate and small
     enough.
     """
     q, sigma = mechanism.sampling_rate, mechanism.noise_multiplier
     log_rest = math.log1p(-q) if q < 1 else -math.inf
-    furthest = -float(ndtri(0.5 * math.exp(log_tail)))
+    furthest = -float(ndtri(0.5 * math.exp(_log_tail(mechanism, delta))))
     normal = np.linspace(-furthest, furthest, 1001)
     weight = np.exp(-(normal**2) / 2) / np.exp(-(normal**2) / 2).sum()
     if_out, if_in = (
@@ -229,42 +235,50 @@ def _grid_interval(mechanism: PoissonGaussian, log_tail: float) -> float:
     return float(max(fine, _FINEST_GRID, span / _MOST_POINTS, composed_span / _MOST_COMPOSED_POINTS))
 
 
-def _rounding_of_delta(steps: int) -> float:
+def _log_tail(mechanism: PoissonGaussian, delta: float) -> float:
+    return math.log(TAIL_SHARE * delta / mechanism.steps)
+
+
+def rounding_of_delta(steps: int) -> float:
     """Well over what rounding loses of δ: 6e-17 per step, measured at q = 1, where δ is known, up to a million."""
     return 1e-13 + 1e-15 * steps
 
 
 @lru_cache(maxsize=4096)
 def _epsilon(mechanism: PoissonGaussian, delta: float) -> float:
-    spare = delta - _rounding_of_delta(mechanism.steps)
+    spare = delta - rounding_of_delta(mechanism.steps)
     if spare < delta / 2:
         # Both hold; without sampling the closed form is exact, and with it an upper bound.
         whole = gaussian_epsilon(mechanism.noise_multiplier, mechanism.steps, delta)
         return min(_renyi_epsilon(mechanism, delta), whole)
-    return float(_privacy_loss(mechanism, delta).get_epsilon_for_delta(spare))
+    return float(privacy_loss(mechanism, delta).get_epsilon_for_delta(spare))
 
 
 @lru_cache(maxsize=1024)
 def _curve(mechanism: PoissonGaussian) -> tuple[Floats, Floats]:
     """(e^ε, 1 - δ(ε)) for a grid of ε."""
-    loss = _privacy_loss(mechanism, _CURVE_DELTA)
+    loss = privacy_loss(mechanism, _CURVE_DELTA)
     furthest = min(_CURVE_EPSILON, float(loss.get_epsilon_for_delta(_CURVE_DELTA)))
     epsilons = np.linspace(0.0, furthest, _CURVE_POINTS)
-    kept = 1 - _rounding_of_delta(mechanism.steps) - np.asarray(loss.get_delta_for_epsilon(epsilons))
+    kept = 1 - rounding_of_delta(mechanism.steps) - np.asarray(loss.get_delta_for_epsilon(epsilons))
     return np.exp(epsilons), kept
 
 
-def _privacy_loss(mechanism: PoissonGaussian, delta: float) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Return the law of all steps' privacy loss, never too low, with tails cut that are small against this δ."""
-    log_tail = math.log(_TAIL_SHARE * delta / mechanism.steps)
+def privacy_loss(
+    mechanism: PoissonGaussian, delta: float, interval: float | None = None
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Return the law of all steps' privacy loss, never too low, with tails cut that are small against this δ.
+
+    Laws that are composed need one interval of the grid.
+    """
     one_step = privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=mechanism.noise_multiplier,
         sampling_prob=mechanism.sampling_rate,
         pessimistic_estimate=True,
-        value_discretization_interval=_grid_interval(mechanism, log_tail),
-        log_mass_truncation_bound=log_tail,
+        value_discretization_interval=interval or grid_interval(mechanism, delta),
+        log_mass_truncation_bound=_log_tail(mechanism, delta),
     )
-    return one_step.self_compose(mechanism.steps, tail_mass_truncation=_TAIL_SHARE * delta)
+    return one_step.self_compose(mechanism.steps, tail_mass_truncation=TAIL_SHARE * delta)
 
 
 @lru_cache(maxsize=4096)
@@ -280,9 +294,8 @@ def _renyi_epsilon(mechanism: PoissonGaussian, delta: float) -> float:
 
 
 def _renyi_orders_epsilon(mechanism: PoissonGaussian, delta: float) -> float:
-    step = dp_event.PoissonSampledDpEvent(mechanism.sampling_rate, dp_event.GaussianDpEvent(mechanism.noise_multiplier))
-    accountant = rdp.RdpAccountant(orders=_RENYI_ORDERS)
-    accountant.compose(step, mechanism.steps)
+    accountant = rdp.RdpAccountant(orders=RENYI_ORDERS)
+    accountant.compose(mechanism.event)
     return float(accountant.get_epsilon(delta))
 
 

@@ -1,8 +1,8 @@
 """Sums of clipped per-example gradients: what DP-SGD adds noise to.
 
-`clipped_sum` serves any module in a loop of one's own. Under it are two ways to the same sum:
-`clipped_sum_in_one_pass`, which hardly ever forms an example's gradient, and `clipped_sum_by_example`, which forms them
-all and serves any network.
+`clipped_sum` serves any module in a loop of one's own. Under it are three ways to the same sum:
+`clipped_sum_in_one_pass`, which hardly ever forms an example's gradient; `clipped_sum_by_example`, which forms them all
+and serves any network; and `clipped_sum_partly_formed`, which forms those of the parameters that one pass leaves over.
 
 **Guarantee.** Whatever the network, the losses and the data are, adding or removing one example changes the sum by a
 vector of norm at most `clip_norm`, because each example's gradient depends on that example alone and is shortened to
@@ -13,7 +13,7 @@ contributions are summed is not part of this bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,8 +57,20 @@ def clipped_sum_in_one_pass(network: nn.Module, losses: Losses, batch: Batch, cl
 
     Every parameter has to belong to a layer that the tape records; `clipped_sum_by_example` serves any network.
     """
+    return _clipped_sum(network, losses, batch, clip_norm, ())
+
+
+def clipped_sum_partly_formed(network: nn.Module, losses: Losses, batch: Batch, clip_norm: float) -> ClippedSum:
+    """By one backward pass for layers that the tape records; of all other parameters, gradients are formed."""
+    return _clipped_sum(network, losses, batch, clip_norm, unrecorded(network))
+
+
+def _clipped_sum(
+    network: nn.Module, losses: Losses, batch: Batch, clip_norm: float, others: Sequence[str]
+) -> ClippedSum:
     if len(batch[0]) == 0:
         return ClippedSum(_zeros(network), batch[0].new_zeros(0, dtype=torch.float64))
+    formed = _formed(network, losses, batch, others) if others else {}
     # The loss ℓ_i depends on the rows of example i alone. So the gradient of Σ ℓ_i at a layer's outputs y has in the
     # rows of i just ∂ℓ_i/∂y: one backward pass gives every example's, and with the inputs a that the tape kept, the
     # gradient Σ_rows (∂ℓ_i/∂y) aᵀ of its weight is known without being formed.
@@ -66,27 +78,32 @@ def clipped_sum_in_one_pass(network: nn.Module, losses: Losses, batch: Batch, cl
         values = losses(network, batch)
         total = values.sum()
     tape.require_intact()
-    uses = [(layer, use) for layer, all_uses in tape.uses.items() for use in all_uses]
-    if not uses:
+    uses = [(layer, use) for layer, all_uses in tape.uses.items() if is_known(layer) for use in all_uses]
+    if not uses and not formed:
         return ClippedSum(_zeros(network), values.new_zeros(len(values), dtype=torch.float64))
     # At outputs only, never for parameters: the sum over the batch that autograd would form there is not wanted.
-    gradients = torch.autograd.grad(total, [use.at for _, use in uses], allow_unused=True)
+    gradients = torch.autograd.grad(total, [use.at for _, use in uses], allow_unused=True) if uses else ()
     met: dict[nn.Module, list[LayerUse]] = {}
     for (layer, use), gradient in zip(uses, gradients, strict=True):
         if gradient is not None:
             met.setdefault(layer, []).append(_in_full(LayerUse(use, gradient), layer))
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         layers = {layer: KNOWN[type(layer)](layer, parts, len(values)) for layer, parts in met.items()}
-        none = values.new_zeros(len(values), dtype=torch.float64)
+        none = sum((squared_lengths(g) for g in formed.values()), start=values.new_zeros(len(values)).double())
         # An example's weight min(1, C/‖g_i‖) needs its norm over all layers: first all norms, then all weighted sums.
         norms = sum((part.squared_norms() for part in layers.values()), start=none).sqrt()
         finite = norms.isfinite()
         if not bool(finite.all()):
             # Zero times infinity is no number, so such examples are left out rather than weighted by zero.
-            rest = clipped_sum_in_one_pass(network, losses, tuple(entry[finite] for entry in batch), clip_norm)
+            rest = _clipped_sum(network, losses, tuple(entry[finite] for entry in batch), clip_norm, others)
             return ClippedSum(rest.gradients, norms)
-        weights = clipping_weights(norms, clip_norm, next(next(iter(layers)).parameters(recurse=False)).dtype)
-        return ClippedSum(_summed(network, layers, weights), norms)
+        summed = _zeros(network)
+        if layers:
+            weights = clipping_weights(norms, clip_norm, next(next(iter(layers)).parameters(recurse=False)).dtype)
+            summed = _summed(network, layers, weights)
+        for name, g in formed.items():
+            summed[name] = torch.tensordot(clipping_weights(norms, clip_norm, g.dtype), g, 1)
+        return ClippedSum(summed, norms)
 
 
 def _in_full(met: LayerUse, layer: nn.Module) -> LayerUse:
@@ -142,17 +159,7 @@ def clipped_sum_by_example(network: nn.Module, losses: Losses, batch: Batch, cli
     """By forming every example's gradient with `torch.func`: for any network, and the test of the fast path."""
     if len(batch[0]) == 0:
         return ClippedSum(_zeros(network), batch[0].new_zeros(0, dtype=torch.float64))
-    module = _LossOf(network, losses)
-    parameters = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
-    places = _places(network)
-
-    def loss(values: dict[str, Tensor], example: Batch) -> Tensor:
-        substitutes = {f"network.{place}": values[name] for place, name in places.items() if name in values}
-        each: Tensor = functional_call(module, substitutes, tuple(e[None] for e in example), tie_weights=False)
-        return each.sum()
-
-    formed: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0))(parameters, batch)
-    # `formed` has, for each parameter, examples x its shape.
+    formed = _formed(network, losses, batch, _zeros(network))
     with torch.autocast(batch[0].device.type, enabled=False):
         norms = torch.stack([squared_lengths(g) for g in formed.values()]).sum(0).sqrt()
         finite = norms.isfinite()
@@ -163,9 +170,19 @@ def clipped_sum_by_example(network: nn.Module, losses: Losses, batch: Batch, cli
     return ClippedSum(total, norms)
 
 
-def is_recorded(network: nn.Module) -> bool:
-    """Return whether every parameter belongs to a layer whose gradients are known from what it saw."""
-    return not unrecorded(network)
+def _formed(network: nn.Module, losses: Losses, batch: Batch, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return the gradients of these parameters, as examples x the parameter's shape."""
+    module, wanted = _LossOf(network, losses), set(names)
+    parameters = {name: p.detach() for name, p in network.named_parameters() if name in wanted}
+    places = _places(network)
+
+    def loss(values: dict[str, Tensor], example: Batch) -> Tensor:
+        substitutes = {f"network.{place}": values[name] for place, name in places.items() if name in values}
+        each: Tensor = functional_call(module, substitutes, tuple(e[None] for e in example), tie_weights=False)
+        return each.sum()
+
+    formed: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0))(parameters, batch)
+    return formed
 
 
 def unrecorded(network: nn.Module) -> list[str]:
@@ -222,20 +239,39 @@ def clipper_for(network: nn.Module, losses: Losses, probe: Batch) -> Clipper:
 
     A weight that is used outside its layer's call, or shared, escapes the tape, and so do rows in another order than
     the examples'. So the fast way is tried on a public probe first, of several examples: its norms and its sum have to
-    agree with those of formed gradients. Nor does it serve networks that overwrite what layers were given.
+    agree with those of formed gradients. Nor does it serve networks that overwrite what layers were given. Parameters
+    that no layer of the tape holds are formed beside it.
     """
-    if not is_recorded(network) or len(probe[0]) < 2:
+    trained = sum(p.requires_grad for p in network.parameters())
+    left_over = len(unrecorded(network))
+    if not trained:
+        return clipped_sum_in_one_pass
+    if left_over == trained or len(probe[0]) < 2:
         return clipped_sum_by_example
+    way = clipped_sum_partly_formed if left_over else clipped_sum_in_one_pass
     with stirred(network):
         slow = clipped_sum_by_example(network, losses, probe, 1.0)
         try:
-            fast = clipped_sum_in_one_pass(network, losses, probe, 1.0)
+            fast = way(network, losses, probe, 1.0)
         except ModelError:
             return clipped_sum_by_example
-    return clipped_sum_in_one_pass if _agree(fast, slow, slow, _TOLERANCE) else clipped_sum_by_example
+    return way if _agree(fast, slow, slow, _TOLERANCE) else clipped_sum_by_example
 
 
-def is_right_in_full(network: nn.Module, losses: Losses, batch: Batch, *, rough: bool) -> bool:
+def formed_at_once(network: nn.Module, way: Clipper) -> int:
+    """Return how many bytes of gradients a way of clipping forms for each example."""
+    left_over = set(unrecorded(network))
+    return sum(
+        p.numel() * p.element_size()
+        for name, p in network.named_parameters()
+        if p.requires_grad
+        and (way is clipped_sum_by_example or (way is clipped_sum_partly_formed and name in left_over))
+    )
+
+
+def is_right_in_full(
+    network: nn.Module, losses: Losses, batch: Batch, *, rough: bool, way: Clipper = clipped_sum_in_one_pass
+) -> bool:
     """Return whether the fast way is right for some examples of a batch as large as those of training.
 
     Formed gradients of the whole batch would not fit. So the norms of a few of its examples are compared with formed
@@ -245,8 +281,8 @@ def is_right_in_full(network: nn.Module, losses: Losses, batch: Batch, *, rough:
     few = torch.tensor(sorted({0, count // 3, 2 * count // 3, count - 1}), device=batch[0].device)
     rest = torch.ones(count, dtype=torch.bool, device=batch[0].device).index_fill(0, few, False)
     with stirred(network):
-        whole = clipped_sum_in_one_pass(network, losses, batch, 1.0)
-        others = clipped_sum_in_one_pass(network, losses, tuple(entry[rest] for entry in batch), 1.0)
+        whole = way(network, losses, batch, 1.0)
+        others = way(network, losses, tuple(entry[rest] for entry in batch), 1.0)
         slow = clipped_sum_by_example(network, losses, tuple(entry[few] for entry in batch), 1.0)
     taken = {name: value - others.gradients[name] for name, value in whole.gradients.items()}
     return _agree(ClippedSum(taken, whole.norms[few]), slow, whole, _ROUGH_TOLERANCE if rough else _TOLERANCE)
@@ -338,15 +374,14 @@ NOT private>
         )
     require_no_mixing_layers(module, remedy="Use stobatch.models.replace_batch_norm(module).")
     way = _way_for(module, losses, batch)
-    if way is clipped_sum_by_example:
-        formed = sum(p.numel() for p in module.parameters() if p.requires_grad)
-        way = partial(clipped_sum_in_chunks, chunk=max(1, _FORMED_AT_ONCE // max(1, formed)), by=way)
+    if formed := formed_at_once(module, way):
+        way = partial(clipped_sum_in_chunks, chunk=max(1, _FORMED_AT_ONCE // formed), by=way)
     found = way(module, losses, batch, clip_norm)
     return ClippedGradients(found.gradients, clip_norm, way is clipped_sum_in_one_pass)
 
 
-_FORMED_AT_ONCE = 2**27
-"""Values of gradients that are formed at once: half a gigabyte in float32."""
+_FORMED_AT_ONCE = 2**29
+"""Bytes of gradients that are formed at once."""
 
 _TRIED: WeakKeyDictionary[nn.Module, tuple[ReferenceType[Losses], bool, Clipper]] = WeakKeyDictionary()
 """The way that was found right for a module, its losses and its mode."""
@@ -364,9 +399,9 @@ def _way_for(module: nn.Module, losses: Losses, batch: Batch) -> Clipper:
     _try_out(module, losses, tuple(entry[:FEW_ROWS] for entry in batch))
     try:
         way = clipper_for(module, losses, tuple(entry[:FEW_ROWS] for entry in batch))
-        if way is clipped_sum_in_one_pass and len(batch[0]) > FEW_ROWS:
+        if way is not clipped_sum_by_example and len(batch[0]) > FEW_ROWS:
             rough = torch.is_autocast_enabled(batch[0].device.type)
-            way = way if is_right_in_full(module, losses, batch, rough=rough) else clipped_sum_by_example
+            way = way if is_right_in_full(module, losses, batch, rough=rough, way=way) else clipped_sum_by_example
     except RuntimeError as error:
         raise ModelError(
             f"the gradients of single examples cannot be formed: {str(error).splitlines()[0]}",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Protocol
 
+from stobatch.dp.prior import Prior
 from stobatch.paper import implements
 from stobatch.types import Neighbours, Status, Verdict
 
@@ -51,6 +52,24 @@ class PrivacyGuarantee:
     """What audits found, for and against it."""
     secret_seed_status: Status | None = None
     """Of a void guarantee: the status that the same training with secret seeds has."""
+    prior: Prior | None = None
+    """The weights that the training started from; None where they were random."""
+
+    def started_from(self, prior: Prior | None) -> PrivacyGuarantee:
+        """Return what is left of it where training starts from given weights: all, unless they may have seen the data.
+
+        >>> proved = PrivacyGuarantee(1.0, 1e-5, Neighbours.ADD_REMOVE, "example", Status.PROVED, "DP-SGD")
+        >>> print(proved.started_from(Prior("fonts", "ab" * 32, ("fonts (OFL-1.1)",), ())))
+        proved ε = 1, δ = 1e-05 (add-or-remove-one, per example; DP-SGD; from the prior fonts)
+        >>> print(proved.started_from(Prior("resnet", "ab" * 32, ("imagenet",), ("imagenet",), conflict="they have")))
+        claimed ε = 1, δ = 1e-05 (add-or-remove-one, per example; DP-SGD; from the prior resnet), NOT a proven guarantee
+        """
+        if prior is None or self.status is Status.NONE:
+            return replace(self, prior=prior)
+        if prior.conflict is None:
+            return replace(self, prior=prior, assumptions=(*self.assumptions, prior.assumption))
+        status = Status.CLAIMED if self.status is Status.PROVED else self.status
+        return replace(self, prior=prior, status=status, objections=(prior.objection, *self.objections))
 
     def with_public_seed(self) -> PrivacyGuarantee:
         """Return what is left of it for a run whose seed is public: nothing, whatever the mechanism is worth.
@@ -79,15 +98,16 @@ class PrivacyGuarantee:
         if self.status is Status.NONE:
             return f"no privacy guarantee ({self.source})"
         budget = f"ε = {self.epsilon:g}" + (f", δ = {self.delta:g}" if self.delta else "")
-        about = f"{self.neighbours}, per {self.unit}"
+        about = f"{self.neighbours}, per {self.unit}; {self.source}"
+        about += f"; from the prior {self.prior.name}" if self.prior else ""
         if self.status is Status.PROVED:
-            return f"proved {budget} ({about}; {self.source})"
+            return f"proved {budget} ({about})"
         if self.status is Status.REFUTED:
-            return f"REFUTED {budget} ({about}; {self.source})"
+            return f"REFUTED {budget} ({about})"
         if self.status is Status.VOID:
             would = f"{budget} would be {self.secret_seed_status} with secret seeds"
-            return f"VOID: {PUBLIC_SEED} ({would}; {about}; {self.source})"
-        return f"claimed {budget} ({about}; {self.source}), NOT a proven guarantee"
+            return f"VOID: {PUBLIC_SEED} ({would}; {about})"
+        return f"claimed {budget} ({about}), NOT a proven guarantee"
 
     def __repr__(self) -> str:
         """The sentence, and below it everything that it rests on and that speaks against it."""
@@ -116,6 +136,7 @@ class PrivacyGuarantee:
             "assumptions": list(self.assumptions),
             "objections": list(self.objections),
             "audits": list(self.audits),
+            **({"prior": self.prior.to_dict()} if self.prior else {}),
         }
 
     @classmethod
@@ -134,4 +155,5 @@ class PrivacyGuarantee:
             tuple(values["objections"]),
             tuple(values.get("audits", ())),
             Status(values["status_with_secret_seeds"]) if status is Status.VOID else None,
+            Prior.from_dict(values["prior"]) if "prior" in values else None,
         )

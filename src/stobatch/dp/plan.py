@@ -11,6 +11,8 @@ from typing import Any, final
 from stobatch.dp.accounting import LEAST_NOISE, MOST_NOISE, PoissonGaussian, check_delta, noise_for
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.parts import TrainedPart
+from stobatch.dp.prior import Prior
+from stobatch.dp.selection import Search
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
 
@@ -32,6 +34,8 @@ class Plan(ABC):
 
     public_seeds: bool = field(default=False, kw_only=True)
     """Whether the seeds are known to others, who can then take the noise off."""
+    prior: Prior | None = field(default=None, kw_only=True)
+    """The weights that training starts from; None where they are random."""
     network: tuple[str, ...] = field(default=(), kw_only=True)
     """Of a network handed over: how it is clipped, and which certificates it will have; no number depends on it."""
     parts: TrainedPart | None = field(default=None, kw_only=True)
@@ -40,13 +44,14 @@ class Plan(ABC):
     @property
     @abstractmethod
     def claim(self) -> PrivacyGuarantee:
-        """What the mechanism promises where its seeds are secret; what audits test."""
+        """What the mechanism promises where its seeds are secret, whatever it starts from."""
 
     @final
     @property
     def guarantee(self) -> PrivacyGuarantee:
         """What is promised about the training data: the claim, void where the seeds are public."""
-        return self.claim.with_public_seed() if self.public_seeds else self.claim
+        claim = self.claim.started_from(self.prior)
+        return claim.with_public_seed() if self.public_seeds else claim
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
         """Return the claim when so many steps have looked at the data, those that a crash made necessary again
@@ -65,13 +70,19 @@ class Plan(ABC):
         """The mechanism that the proof says is not exceeded, at any ε; None where nothing so exact is said."""
         return None
 
+    def mechanism_of(self, accounted_steps: int | None = None) -> PoissonGaussian | Search | None:
+        """Return what is paid for the plan, or for as many steps as were counted; None where nothing so exact is
+        said.
+        """
+        return None
+
     @abstractmethod
     def rows(self) -> list[PlanRow]: ...
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        derived_from = vars(self).keys() - {"public_seeds", "network", "parts"}
-        return {name: value for name, value in vars(self).items() if name in derived_from}
+        others = ("public_seeds", "parts", "prior", "network")
+        return {name: value for name, value in vars(self).items() if name not in others}
 
     def _rows_of_parts(self) -> list[PlanRow]:
         parts = self.parts
@@ -148,7 +159,8 @@ class DpSgdPlan(Plan):
     given_noise_multiplier: float | None = None
     """σ where it was chosen, so that ε follows from it; unset, it is the smallest within the target."""
     num_persons: int | None = None
-    """Whom the examples belong to: then batches count persons. None where each example stands for itself."""
+    """Whom the examples belong to: then batches count persons, and nothing depends on the number of examples. None
+    where each example stands for itself."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -276,6 +288,9 @@ class DpSgdPlan(Plan):
     def curve(self) -> PoissonGaussian:
         return self.mechanism(self.most_steps)
 
+    def mechanism_of(self, accounted_steps: int | None = None) -> PoissonGaussian | Search | None:
+        return self.mechanism(max(accounted_steps or self.most_steps, self.steps))
+
     def spent(self, steps: int) -> float:
         """ε after that many steps; the whole run spends `claim.epsilon`."""
         if not 0 <= steps <= self.most_steps:
@@ -374,12 +389,10 @@ class DpSgdPlan(Plan):
         on_mean = self.noise_stddev / self.expected_batch_size
         given = self.given_noise_multiplier is not None
         chosen, bound = ("given", "not exceeded") if given else ("smallest within the target", "")
-        persons = [] if self.num_persons is None else [PlanRow("persons", "P", self.num_persons, "public", "")]
         symbol, most = ("N", "") if self.num_persons is None else ("P", "drawn in a step, at most")
         whole = "an example's" if self.num_persons is None else "a person's"
         return [
-            PlanRow("training examples", "N", self.num_examples, "public", "Section 2"),
-            *persons,
+            PlanRow(f"{self.unit}s", symbol, self.num_units, "public", "Section 2"),
             PlanRow("expected batch size", "B", self.expected_batch_size, "the public denominator", ""),
             PlanRow("sampling rate", "q", self.sampling_rate, f"B / {symbol}, Poisson", ""),
             PlanRow("steps", "T", self.steps, "", ""),

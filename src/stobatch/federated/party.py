@@ -17,7 +17,7 @@ from stobatch.data import DatasetInfo, Examples
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import DataError, ModelError, RunError, StobatchError
-from stobatch.federated.plan import Account, PartySizes, party_config, party_of, party_plan, terms_hash
+from stobatch.federated.plan import Account, PartySizes, party_config, party_info, party_of, party_plan, terms_hash
 from stobatch.files import PRIVATE, as_written, open_private, read_tensors, remove_temporaries, write_tensors
 from stobatch.loading import make_network
 from stobatch.results import Participation
@@ -35,12 +35,14 @@ EXAMPLES = Path(PRIVATE) / "examples.safetensors"
 def write_examples(path: Path, examples: Examples) -> None:
     """Keep records in a private file of the owner's."""
     tensors = {"inputs": examples.inputs, "labels": examples.labels}
+    if examples.groups is not None:
+        tensors["groups"] = examples.groups
     write_tensors(path, tensors, {"num_classes": str(examples.num_classes)}, private=True)
 
 
 def read_examples(path: Path) -> Examples:
     tensors, metadata = read_tensors(path)
-    return Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]))
+    return Examples(tensors["inputs"], tensors["labels"], int(metadata["num_classes"]), groups=tensors.get("groups"))
 
 
 class Refused(StobatchError):  # noqa: N818
@@ -94,8 +96,8 @@ class Party:
         self.config = party_config(terms, self.sizes)
         self.plan: DpSgdPlan = party_plan(terms, info, name)
         self.root = seeds
-        self.info = replace(info, name=name, num_train=self.sizes.num_examples)
-        self.agreed = terms_hash(terms, info.input_shape, info.num_classes)
+        self.info = party_info(info, self.sizes, len(train))
+        self.agreed = terms_hash(terms, info.input_shape, info.num_classes, persons=info.num_persons is not None)
         _require_own(train, self.info)
         device = use_device(self.config.machine)
         network = make_network(self.config, self.info, Seeds.reproducible(0), None).to(device)
@@ -155,7 +157,7 @@ class Party:
         spent = replace(
             planned,
             epsilon=self.plan.spent(self.rounds),
-            unit=f"training example of {self.name}",
+            unit=f"{self.plan.unit} of {self.name}",
             assumptions=(str(Account(self.name, self.plan, self.rounds)), *planned.assumptions),
         )
         return spent.with_public_seed() if self.root.public else spent
@@ -248,4 +250,10 @@ def _require_own(train: Examples, info: DatasetInfo) -> None:
             f"the records of {info.name} are not what the terms say.",
             why=f"Count, shape and classes are {found}, not {(info.num_train, info.input_shape, info.num_classes)}.",
             remedy="Agree on terms with the party's real numbers; the noise follows from them.",
+        )
+    if (None if train.persons is None else len(train.persons)) != info.num_persons:
+        raise DataError(
+            f"the persons of {info.name} are not what the terms say.",
+            why="A party's numbers count persons where its records have some, and the noise follows from them.",
+            remedy="Agree on terms with the party's real number of persons.",
         )

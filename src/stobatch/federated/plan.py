@@ -54,7 +54,8 @@ class FederatedConfig(SoundConfig, name="federated"):
     parties: tuple[str, ...] = setting(
         ("north:7000", "east:3500", "south:1500"),
         doc="Who holds how many records, as name:records, name:records:batch or name:records:batch:rounds; a batch "
-        "that is not given is the party's share of batch_size, rounds are all steps",
+        "that is not given is the party's share of batch_size, rounds are all steps; where records have persons, all "
+        "numbers count persons",
     )
     combine: str = setting(
         "mean",
@@ -140,12 +141,13 @@ def party_config(terms: RunConfig, party: PartySizes) -> RunConfig:
     )
 
 
-def terms_hash(terms: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> str:
+def terms_hash(terms: RunConfig, input_shape: tuple[int, ...], num_classes: int, *, persons: bool = False) -> str:
     """Return what everyone must have agreed on. Machines, certificates and attacks may differ; data keep only their
     form.
     """
     agreed: dict[str, Any] = {key: terms.to_dict()[key] for key in ("method", "model", "training")}
-    return content_hash({**agreed, "input_shape": list(input_shape), "num_classes": num_classes})
+    unit = {"unit": "person"} if persons else {}
+    return content_hash({**agreed, "input_shape": list(input_shape), "num_classes": num_classes, **unit})
 
 
 @dataclass(frozen=True)
@@ -161,11 +163,16 @@ class Account:
     def epsilon(self) -> float:
         return self.plan.spent(self.rounds)
 
+    @property
+    def counted(self) -> str:
+        """What the party's numbers count."""
+        return "records" if self.plan.num_persons is None else "persons"
+
     def described(self) -> PartyAccount:
         """Return the account as documents hold it."""
         return PartyAccount(
             name=self.name,
-            records=self.plan.num_examples,
+            records=self.plan.num_units,
             expected_batch_size=self.plan.expected_batch_size,
             sampling_rate=self.plan.sampling_rate,
             noise_multiplier=self.plan.noise_multiplier,
@@ -179,7 +186,7 @@ class Account:
     def __str__(self) -> str:
         plan = self.plan
         return (
-            f"{self.name}: {plan.num_examples} records, sampling rate {plan.sampling_rate:.4g}, noise multiplier "
+            f"{self.name}: {plan.num_units} {self.counted}, sampling rate {plan.sampling_rate:.4g}, noise multiplier "
             f"{plan.noise_multiplier:.4g}, {self.rounds} of at most {plan.steps} rounds, ε = {self.epsilon:.6g}, "
             f"δ = {plan.delta:g}"
         )
@@ -224,7 +231,7 @@ class FederatedPlan(Plan):
             worst.plan.claim,
             epsilon=worst.epsilon,
             delta=max(account.plan.delta for account in accounts),
-            unit=f"training example of any one party{but}",
+            unit=f"{worst.plan.unit} of any one party{but}",
             source="DP-SGD of each party, the largest ε of them, towards the server and everyone else who sees all "
             "messages; docs/federated.md; PLD accountant (dp-accounting)",
             assumptions=(*map(str, accounts), *self._assumptions(worst.plan)),
@@ -238,15 +245,19 @@ class FederatedPlan(Plan):
         )
 
     def _assumptions(self, plan: DpSgdPlan) -> tuple[str, ...]:
+        records = plan.num_persons is None
+        whole = "an example's whole contribution to an answer" if records else "all that an answer takes of a person"
         return (
             "every party draws its own Poisson samples and adds all of its own noise, fresh for every answer, from "
             "seeds that no one else has",
-            f"an example's whole contribution to an answer is clipped to norm {plan.clip_norm:g} as one vector",
+            f"{whole} is clipped to norm {plan.clip_norm:g} as one vector",
             "a party counts every answer before it computes it, and refuses to answer beyond its rounds whatever it is "
             "asked",
-            "the parties' numbers of records, batch sizes and rounds are public constants, and so is who takes part "
-            "when: no privacy is claimed from not taking part",
-            "no record is held by two parties, and a person has one record",
+            f"the parties' numbers of {'records' if records else 'persons'}, batch sizes and rounds are public "
+            "constants, and so is who takes part when: no privacy is claimed from not taking part",
+            "no record is held by two parties, and a person has one record"
+            if records
+            else "no person has records with two parties: whoever has is protected less, by the sum of their ε",
             "the network and the attacks mix no examples: an example's gradient depends on no other example",
             "floating-point Gaussian noise is treated as ideal, and how long an answer takes tells nothing",
         )
@@ -256,17 +267,19 @@ class FederatedPlan(Plan):
 
     def rows(self) -> list[PlanRow]:
         accounts = self.accounts
+        records = accounts[0].plan.num_persons is None
+        symbol, whole = ("N", "an example's") if records else ("P", "a person's")
         rows = [
             PlanRow("steps", "T", self.steps, "a message of each party that takes part", "Algorithm 4"),
             PlanRow("parties", "", len(accounts), "each with data, noise and ledger of its own", "Algorithm 4"),
             PlanRow("expected batch size, all parties", "ΣB", self.denominator, "weights are B / ΣB", ""),
-            PlanRow("clipping norm", "C", accounts[0].plan.clip_norm, "of an example's whole contribution", ""),
+            PlanRow("clipping norm", "C", accounts[0].plan.clip_norm, f"of {whole} whole contribution", ""),
         ]
         for account in accounts:
             plan, name = account.plan, account.name
             rows += [
-                PlanRow(f"{name}: records", "N", plan.num_examples, "public", ""),
-                PlanRow(f"{name}: sampling rate", "q", plan.sampling_rate, "B / N, Poisson", ""),
+                PlanRow(f"{name}: {account.counted}", symbol, plan.num_units, "public", ""),
+                PlanRow(f"{name}: sampling rate", "q", plan.sampling_rate, f"B / {symbol}, Poisson", ""),
                 PlanRow(f"{name}: rounds at most", "", plan.steps, "refuses the next one", ""),
                 PlanRow(f"{name}: noise multiplier", "σ", plan.noise_multiplier, "all its own: no trusted server", ""),
                 PlanRow(f"{name}: epsilon", "ε", account.epsilon, "privacy loss distribution, rounded up", ""),
@@ -309,10 +322,16 @@ class Federated(Method):
         return Sound().verifiers(config, plan, network)
 
 
+def party_info(info: DatasetInfo, party: PartySizes, num_records: int | None = None) -> DatasetInfo:
+    """Return what the terms say of a party's data; the number of records that persons own is the party's to know."""
+    if info.num_persons is None:
+        return replace(info, name=party.name, num_train=party.num_examples)
+    known = num_records or party.num_examples
+    return replace(info, name=party.name, num_train=known, num_persons=party.num_examples)
+
+
 def party_plan(terms: RunConfig, info: DatasetInfo, name: str) -> DpSgdPlan:
     """Return one party's own plan, with its cap as the number of steps: what its noise is chosen for."""
     party = party_of(terms, name)
-    own = DatasetInfo(
-        name, info.input_shape, info.num_classes, party.num_examples, info.num_test, info.class_names, info.copies
-    )
-    return replace(Sound().plan(party_config(terms, party), own, None), public_seeds=terms.seed is not None)
+    plan = Sound().plan(party_config(terms, party), party_info(info, party), None)
+    return replace(plan, public_seeds=terms.seed is not None)

@@ -100,20 +100,23 @@ def parties_of(run: Path) -> Path:
 
 
 def split(terms: RunConfig, train: Examples) -> dict[str, Examples]:
-    """Give each party its records, none to two of them, by the terms' numbers alone."""
+    """Give each party its records, none to two of them, by the terms' numbers alone; persons with all they own."""
     wanted = [(party.name, party.num_examples) for party in sizes_of(terms)]
     needed = sum(count for _, count in wanted)
-    if needed > len(train):
+    persons = train.persons
+    there, called = (len(train), "records") if persons is None else (len(persons), "persons")
+    if needed > there:
         raise SettingError(
-            f"the parties want {needed} records, the data have {len(train)}.",
-            why="No record may be held by two parties.",
+            f"the parties want {needed} {called}, the data have {there}.",
+            why=f"No {called.removesuffix('s')} may be held by two parties.",
             remedy="Lower the numbers in method.parties, or raise data.train_limit.",
         )
     # A public shuffle: which party got which record of a public data set is no secret of anyone.
-    order = torch.randperm(len(train), generator=Seeds.reproducible(0).generator("parties"))
+    order = torch.randperm(there, generator=Seeds.reproducible(0).generator("parties"))
     found, start = {}, 0
     for name, count in wanted:
-        found[name] = train.take(order[start : start + count])
+        own = order[start : start + count]
+        found[name] = train.take(own if persons is None else persons.rows(own)[0])
         start += count
     return found
 

@@ -89,7 +89,7 @@ class Federation:
         assert isinstance(plan, FederatedPlan)
         self.plan = plan
         self.parties = sizes_of(terms)
-        self.agreed = terms_hash(terms, info.input_shape, info.num_classes)
+        self.agreed = terms_hash(terms, info.input_shape, info.num_classes, persons=info.num_persons is not None)
         self.seeds = seeds_of(terms, self.run)
         self.network = make_network(terms, info, self.seeds, None).to(use_device(terms.machine))
         self.network.calibrate()

@@ -15,9 +15,15 @@ from torch import nn
 from stobatch.config import ModelConfig
 from stobatch.dp.parts import TrainedPart
 from stobatch.errors import ModelError, SettingError
+from stobatch.models.handed_over import HandedOver
 from stobatch.models.low_rank import Adapted, adapt, adapter_size
 
 _LAST = re.compile(r"last-([1-9]\d{0,3})")
+
+
+def own_module(network: nn.Module) -> nn.Module:
+    """Return the module whose names are those of the weights in a run: of one handed over, the module itself."""
+    return network.module if isinstance(network, HandedOver) else network
 
 
 def choose_parts(network: nn.Module, config: ModelConfig, generator: torch.Generator) -> None:
@@ -25,6 +31,7 @@ def choose_parts(network: nn.Module, config: ModelConfig, generator: torch.Gener
 
     Without settings, a network that was handed over is trained where its own parameters require gradients.
     """
+    network = own_module(network)
     if config.train_only is not None or config.adapter_rank:
         names = _named(network, config.train_only or "head")
         for name, p in network.named_parameters():
@@ -41,6 +48,7 @@ def choose_parts(network: nn.Module, config: ModelConfig, generator: torch.Gener
 
 def describe_parts(network: nn.Module) -> TrainedPart | None:
     """Return what is trained of a network as it is now; None where it is all of it."""
+    network = own_module(network)
     own = dict(network.named_parameters())
     trained = {name: p for name, p in own.items() if p.requires_grad}
     if len(trained) == len(own):
@@ -64,7 +72,7 @@ def layers_with_parameters(network: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def last_layer(network: nn.Module) -> frozenset[str]:
     """Return the names of the last layer's parameters: those that belong to classes."""
-    return _parameters_of(layers_with_parameters(network)[-1:])
+    return _parameters_of(layers_with_parameters(own_module(network))[-1:])
 
 
 def _parameters_of(layers: list[tuple[str, nn.Module]]) -> frozenset[str]:

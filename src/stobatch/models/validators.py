@@ -78,21 +78,26 @@ class _State:
 
 
 def _differing(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
-    """Return the names whose tensors have not the same bits. Those on GPUs get one look, since each look waits."""
-    found, there = [], {}
+    """Return the names whose tensors have not the same bits."""
+    found, pairs = [], {}
     for name in some.keys() | others.keys():
         one, other = some.get(name), others.get(name)
         if one is None or other is None or not _comparable(one, other):
             found.append(name)
         elif one.is_cuda:
-            there[name] = (_bits(one) != _bits(other)).any()
+            pairs[name] = one, other
         elif not torch.equal(_bits(one), _bits(other)):
             found.append(name)
-    if there:
-        first = next(iter(there.values())).device
-        looks = torch.stack([look.to(first) for look in there.values()]).tolist()
-        found += [name for name, differs in zip(there, looks, strict=True) if differs]
-    return found
+    return found + _differing_at_one_look(pairs)
+
+
+def _differing_at_one_look(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> list[str]:
+    """Return the names of the pairs that have not the same bits. A look waits for the GPU, so there is one for all."""
+    if not pairs:
+        return []
+    flags = [(_bits(one) != _bits(other)).any() for one, other in pairs.values()]
+    seen = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
+    return [name for name, differs in zip(pairs, seen, strict=True) if differs]
 
 
 def _comparable(one: Tensor, other: Tensor) -> bool:

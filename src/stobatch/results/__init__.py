@@ -28,6 +28,7 @@ from stobatch.results.audit import (
     recheck,
     untested,
 )
+from stobatch.results.budget import BookedRun, Budget, PlannedSpending, SpentShare, epsilon_words
 from stobatch.results.certificates import CertificateSummary, CertifiedAccuracies, Chosen, Kind, VerifiedAccuracy
 from stobatch.results.checks import (
     Check,
@@ -55,7 +56,7 @@ from stobatch.results.comparison import (
     SettingsTest,
     Spread,
 )
-from stobatch.results.data_check import ClassCount, DataCheck, DataFault
+from stobatch.results.data_check import ClassCount, DataCheck, DataFault, PersonCount
 from stobatch.results.document import Document, Part
 from stobatch.results.export import Exported, ProbeCheck
 from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
@@ -112,6 +113,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "data-check": DataCheck,
     "predictions": Predictions,
     "export": Exported,
+    "budget": Budget,
     "prior": PriorCard,
 }
 """Every document, by the name of its schema in docs/schemas."""
@@ -127,8 +129,10 @@ __all__ = [
     "AttackedShare",
     "AttackedSpread",
     "Audit",
+    "BookedRun",
     "Bound",
     "BoundCounts",
+    "Budget",
     "CertificateDetails",
     "CertificateSummary",
     "CertifiedAccuracies",
@@ -171,9 +175,11 @@ __all__ = [
     "Part",
     "Participation",
     "PartyAccount",
+    "PersonCount",
     "Pictures",
     "PlanDocument",
     "PlannedNumber",
+    "PlannedSpending",
     "Prediction",
     "Predictions",
     "PriorCard",
@@ -198,6 +204,7 @@ __all__ = [
     "Share",
     "ShareAt",
     "Source",
+    "SpentShare",
     "Spread",
     "StartedRun",
     "TTest",
@@ -206,6 +213,7 @@ __all__ = [
     "Verification",
     "VerifiedAccuracy",
     "at_radius",
+    "epsilon_words",
     "is_old",
     "judge_claims",
     "name_of",

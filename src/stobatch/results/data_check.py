@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stobatch.results.document import Count, Document, Flag, Part, Text
+from typing import Annotated
+
+from stobatch.results.document import Count, Document, Flag, NotNull, Part, Text
 
 
 class ClassCount(Part):
@@ -11,6 +13,14 @@ class ClassCount(Part):
     name: Text
     train: Count
     test: Count
+
+
+class PersonCount(Part):
+    """Whom the training pictures belong to."""
+
+    num: Count
+    largest: Count
+    """Pictures of the person who has the most."""
 
 
 class DataFault(Part):
@@ -32,6 +42,8 @@ class DataCheck(Document):
     """What training would read, with these settings; none where no picture could be read."""
     classes: tuple[ClassCount, ...]
     faults: tuple[DataFault, ...]
+    persons: Annotated[PersonCount | None, NotNull] = None
+    """Where a table says whose each picture is."""
 
     @property
     def can_be_trained_on(self) -> bool:
@@ -43,6 +55,12 @@ class DataCheck(Document):
         found = [f"{self.folder}: {len(self.classes)} classes, {totals[0]:,} training and {totals[1]:,} test images"]
         found.append(f"training reads {shape} (channels, height, width)")
         found += [f"  {one.name}: {one.train:,} training, {one.test:,} test" for one in self.classes]
+        if self.persons is not None:
+            share = self.persons.largest / totals[0] if totals[0] else 0.0
+            found.append(
+                f"{self.persons.num:,} persons own the training images; the largest owns {self.persons.largest:,}, "
+                f"{share:.1%} of them"
+            )
         for fault in self.faults:
             level = "fault" if fault.stops_training else "look"
             more = f" and {fault.count - len(fault.files):,} more" if fault.count > len(fault.files) else ""

@@ -77,6 +77,11 @@ def _guarantee(found: Any) -> PrivacyGuarantee:
         raise ValueError("its budget is not two numbers")
     if not all(isinstance(line, str) for line in lines):
         raise ValueError("its assumptions, objections and source are not all texts")
+    if (prior := guarantee.prior) is not None:
+        texts = (prior.name, prior.weights_sha256, *prior.read, *prior.may_contain)
+        maybe = (prior.promise or "", prior.conflict or "")
+        if not all(isinstance(text, str) for text in (*texts, *maybe)) or not isinstance(prior.new_head, bool):
+            raise ValueError("what it says of its prior is not all texts")
     written = guarantee.to_dict()
     if unknown := found.keys() - written.keys():
         raise ValueError(f"nothing writes {', '.join(sorted(unknown))} for this status")
@@ -101,6 +106,21 @@ GUARANTEE_SCHEMA: dict[str, Any] = {
         "assumptions": _LINES,
         "objections": _LINES,
         "audits": _LINES,
+        "prior": {
+            "description": "The weights that training started from; left out where they were random.",
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "weights_sha256": {"type": "string"},
+                "read": _LINES,
+                "may_contain": _LINES,
+                "promise": {"type": ["string", "null"]},
+                "new_head": {"type": "boolean"},
+                "conflict": {"type": ["string", "null"]},
+            },
+            "required": ["name", "weights_sha256", "read", "may_contain", "promise", "new_head", "conflict"],
+            "additionalProperties": False,
+        },
     },
     "patternProperties": {"^(claimed|proved|refuted|void)_(epsilon|delta)$": {"type": "number"}},
     "required": ["status", "neighbours", "unit", "source", "assumptions", "objections"],

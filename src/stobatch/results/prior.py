@@ -50,6 +50,9 @@ class PriorCard(Document):
     method: Literal["supervised", "contrastive", "other"]
     settings: Settings
     """What it was trained with."""
+    tuned_on: tuple[Text, ...] = ()
+    """Names of data sets that somebody looked at to choose how the sources are made; no network was trained on them.
+    Towards their records the prior is as private as any choice of settings is: nothing is proved of it."""
 
     def lines(self) -> list[str]:
         shape = "x".join(map(str, self.input_shape))
@@ -58,7 +61,8 @@ class PriorCard(Document):
             f"{self.name}: made by {self.made_by}, {self.method}, {shape} inputs, {self.num_classes} classes",
             *(_line(source) for source in self.sources),
             f"data sets whose records it may have seen: {seen}",
-            "privacy: none towards its sources; records that are not among them were not read (ε = 0)",
+            *([f"settings chosen by looking at: {', '.join(self.tuned_on)}"] if self.tuned_on else []),
+            "privacy: none towards its sources; it was trained on no other record (ε = 0)",
         ]
 
 
@@ -84,12 +88,16 @@ def require_new_prior(prior: Path) -> None:
             raise RunError(f"{path} is there already.", remedy="Choose another --out, or remove it.")
 
 
-def write_prior(prior: Path, tensors: dict[str, Any], card: PriorCard) -> None:
-    """Write the weights, then the card, which says that all is there; each file whole or not at all."""
+def write_prior(prior: Path, tensors: dict[str, Any], card: PriorCard) -> PriorCard:
+    """Write the weights, then the card, which says that all is there, each file whole or not at all; return the card
+    with the weights' digest.
+    """
     weights, beside = prior_files(prior)
     blob = serialise_tensors(tensors, {"stobatch": PriorCard.kind})
+    card = card.replace(weights_sha256=tensors_sha256(blob))
     write_atomically(weights, lambda out: out.write(blob))
-    write_json(beside, PriorCard.kind, card.replace(weights_sha256=tensors_sha256(blob)).to_dict())
+    write_json(beside, PriorCard.kind, card.to_dict())
+    return card
 
 
 def read_prior(prior: Path) -> tuple[dict[str, Any], PriorCard]:

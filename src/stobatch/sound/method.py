@@ -83,7 +83,7 @@ class DpSgdFamily(Method):
         assert isinstance(plan, DpSgdPlan)
         _ = plan.noise_stddev  # an ε out of reach is found before anything is written
         require_per_example(network)
-        if len(train) != plan.num_examples:
+        if plan.num_persons is None and len(train) != plan.num_examples:
             raise SettingError(
                 f"the plan is for {plan.num_examples} training examples, the data have {len(train)}.",
                 why="The sampling rate and the noise follow from the number.",
@@ -152,7 +152,7 @@ class Sound(DpSgdFamily):
         if method.certified_weight and isinstance(network, HandedOver):
             if unbounded := why_unbounded(network):
                 raise ModelError(
-                    f"the certified loss cannot follow your {network.name}: {unbounded.rstrip('.')}.",
+                    f"the certified loss cannot follow your network: {unbounded}",
                     why="method.certified_weight is the weight of a loss on bounds, and there are none.",
                     remedy="Set method.certified_weight=0 and method.natural_weight=1; for votes also "
                     "method.smoothing_stddev=0.25 and method.views_weight=1.",

@@ -27,8 +27,8 @@ from stobatch.dp.clipping import (
     Clipper,
     Losses,
     clipped_sum_by_example,
-    clipped_sum_in_one_pass,
     clipper_for,
+    formed_at_once,
     is_right_in_full,
 )
 from stobatch.dp.mixing import FEW_ROWS
@@ -104,8 +104,7 @@ class DpSgdTrainable(Trainable):
                 remedy="Raise machine.memory_mb, or lower method.records_per_person.",
             )
         self.clip = self._clipper(precision)
-        if self.clip is clipped_sum_by_example:
-            formed = sum(p.numel() * p.element_size() for p in self.parameters.values())
+        if formed := formed_at_once(network, self.clip):
             self.chunk = max(self.per, min(self.chunk, memory_mb * 2**20 // 4 // formed))
 
     def _read(self) -> None:
@@ -127,9 +126,10 @@ class DpSgdTrainable(Trainable):
         with unchanged(self.network):
             found = clipper_for(self.network, *self._probe(FEW_ROWS))
             units = self.rows // self.per
-            if found is clipped_sum_in_one_pass and units > FEW_ROWS:
+            if found is not clipped_sum_by_example and units > FEW_ROWS:
+                rough = precision == "bfloat16"
                 with working_precision(precision, self.network.device):
-                    if not is_right_in_full(self.network, *self._probe(units), rough=precision == "bfloat16"):
+                    if not is_right_in_full(self.network, *self._probe(units), rough=rough, way=found):
                         return clipped_sum_by_example
             return found
 
@@ -184,7 +184,7 @@ class DpSgdTrainable(Trainable):
             if groups is not None:
                 added = int(groups.max()) + 1 + torch.arange(int(here.sum())).repeat_interleave(self.per)
                 groups = torch.cat([groups, added])
-            self.examples = Examples(inputs, labels, own.num_classes, groups)
+            self.examples = Examples(inputs, labels, own.num_classes, groups=groups)
             self._read()
         if planted.gradients is not None:
             self.canaries = planted.gradients

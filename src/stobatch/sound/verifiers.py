@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.expectation import Sample
-from stobatch.bounds.certifier import BoundCertificates, BoxCertifier, RadiusSearch, bound_kind
+from stobatch.bounds.certifier import BoundCertificates, BoxCertifier, RadiusSearch
 from stobatch.config import RunConfig
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError
@@ -48,7 +48,7 @@ class BoundsVerifier(Verifier):
 
     @property
     def kinds(self) -> tuple[CertificateKind, ...]:
-        return (bound_kind(self._unit),)
+        return (self.certifier.kind(self._unit),)
 
     @property
     def _unit(self) -> Radius:
@@ -61,7 +61,7 @@ class BoundsVerifier(Verifier):
         found = self.certifier.certified_radius(
             inputs.to(self.network.device), largest=PAPER_RANGE.width, tolerance=_FINEST
         )
-        return BoundCertificates(found.prediction.cpu().numpy(), found.radius.cpu().numpy(), bound_kind(self._unit))
+        return BoundCertificates(found.prediction.cpu().numpy(), found.radius.cpu().numpy(), self.kinds[0])
 
     def search(self, inputs: Tensor, generator: torch.Generator, *, farthest: bool, anytime: bool) -> Search:
         if not farthest and len(self.radii) > 1:

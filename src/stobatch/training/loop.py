@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -28,10 +28,11 @@ from stobatch.progress import Tick, progress
 from stobatch.runs import Run, mark
 from stobatch.settings import content_hash
 from stobatch.training.checkpoint import TrainingState
-from stobatch.training.descent import Descent
+from stobatch.training.descent import Descent, rate_share
 from stobatch.training.engines import Engine, Gradients, InProcessEngine
 from stobatch.training.engines.distributed import code_digest
 from stobatch.training.ledger import Stretch
+from stobatch.training.observer import Look, Observer
 from stobatch.training.trainable import Monitored, Trainable, working_precision
 
 
@@ -44,6 +45,7 @@ def train(
     *,
     resume: bool,
     quiet: bool,
+    observers: Sequence[Observer] = (),
 ) -> TrainingState:
     """Train to the last step, checkpointing on the way. Every process of the engine runs this.
 
@@ -76,6 +78,8 @@ def train(
                 if engine.leads:
                     stretch = Stretch(first, stretch_end, state.digest, arithmetic.digest, arithmetic.repeatable)
                     attempt = trainable.begin(run, stretch)
+                    for observer in observers:
+                        observer.begin(first, stretch_end)
                 trainable.attempt = int(engine.exchange(f"attempt of step {first}", str(attempt))[0])
                 engine.note(f"steps {first} to {stretch_end} begin")
             with working_precision(config.machine.precision, network.device):
@@ -88,6 +92,12 @@ def train(
                 with trainable.keeping_state():
                     correct = monitored.accuracy(network)
                 state.history.append((float(state.step), correct, trainable.monitor(state.step)))
+                rate = config.training.learning_rate * rate_share(config.training, state.step - 1)
+                seen = Look(
+                    state.step, config.training.steps, rate, correct, {trainable.monitored: state.history[-1][2]}
+                )
+                for observer in observers:
+                    observer.look(seen)
                 note = f"test accuracy {correct:.3f}"
             if state.step % every == 0 or last or averaged.stopping:
                 state.save(run, identity, engine, partial(trainable.distrust, run))

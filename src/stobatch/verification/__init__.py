@@ -14,10 +14,11 @@ from stobatch.data import Dataset
 from stobatch.errors import RunError, StobatchError
 from stobatch.loading import load
 from stobatch.results import CertificateSummary, Check, Outcome, Source, Training, Verification, is_old
-from stobatch.runs import MANIFEST, NOT_LISTED, Run, differences, is_ours, source
+from stobatch.runs import MANIFEST, NOT_LISTED, START, Run, differences, is_ours, source
 from stobatch.seeds import Seeds
 from stobatch.verification import audits, documents
 from stobatch.verification.checks import agrees, differs, not_checked, sign, signature_check
+from stobatch.verification.priors import prior_check
 from stobatch.verification.sampling import data_of, sample_checks
 from stobatch.verification.subject import Subject
 
@@ -147,6 +148,8 @@ def _documents(subject: Subject) -> Iterator[Check]:
     yield from _guarded("identity", "manifest.json", lambda: [documents.identity_check(subject)])
     yield from _guarded("plan", "plan.json", lambda: [documents.plan_check(subject)])
     yield from _guarded("steps", "training.json", lambda: [documents.counts_check(subject)])
+    if subject.config.prior.name is not None:
+        yield from _guarded("prior", START, lambda: [prior_check(subject)])
     yield from _guarded("guarantee", "scores.json", lambda: documents.guarantee_checks(subject))
     parts: dict[str, Callable[[], Iterable[Check]]] = {
         "certificates": lambda: [
@@ -168,7 +171,9 @@ def _files(run: Run, rewritten: tuple[str, ...]) -> Iterator[Check]:
     if not run.has(MANIFEST):
         yield differs("manifest", "there is none: the files vouch for nothing, and cannot be verified", "manifest.json")
         return
-    found = [(name, how) for name, how in differences(run) if name not in rewritten]
+    # What a run started from may be left out of a copy: its digest is in config.json, and `prior` checks it.
+    apart = {*rewritten, *(() if (run.path / START).exists() else (START,))}
+    found = [(name, how) for name, how in differences(run) if name not in apart]
     strange = [name for name, how in found if how == NOT_LISTED and not is_ours(name)]
     for name in strange:
         yield not_checked("files", "is not in the manifest, and no verb writes it", name)

@@ -136,7 +136,7 @@ def _guarantee(subject: Subject, file: str, recorded: PrivacyGuarantee) -> Check
     if claim.status is Status.NONE:
         pairs: list[tuple[str, Any, Any]] = [("source", recorded.source, claim.source)]
     else:
-        fields = ("epsilon", "delta", "neighbours", "unit", "source", "assumptions", "objections")
+        fields = ("epsilon", "delta", "neighbours", "unit", "source", "assumptions", "objections", "prior")
         pairs = [(f"guarantee.{key}", _plain(recorded, key), _plain(claim, key)) for key in fields]
     return compared("guarantee", file, pairs, _budget(claim))
 

@@ -147,6 +147,21 @@ def check_own_data(said: str) -> None:
     assert 80 <= int(by_votes[1]) <= int(by_votes[0])
 
 
+def check_budget(said: str) -> None:
+    assert "limit: none" not in said
+    (after,) = re.findall(r"proved ε = ([\d.]+) with what was spent", " ".join(said.split()))
+    # 1, 0.5 and once more 1: below the sum, above the largest two.
+    assert 1.2 < float(after) < 2.5
+
+
+def check_persons(said: str) -> None:
+    (epsilon,) = re.findall(r"^proved ε = ([\d.]+), δ = 0.0001 \(add-or-remove-one, per person", said, re.M)
+    assert 1.9 < float(epsilon) <= 2
+    (right,) = re.findall(r"^right: (\d+)%$", said, re.M)
+    # Half of the labels would be right by chance; the made-up images are easy.
+    assert int(right) >= 80
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "README.md": check_readme,
     "docs/tutorial.md": check_tutorial,
@@ -154,7 +169,9 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "docs/attacking.md": check_attacking,
     "docs/auditing.md": check_auditing,
     "docs/comparing.md": check_comparing,
+    "docs/budget.md": check_budget,
     "docs/your-own-data.md": check_own_data,
+    "docs/persons.md": check_persons,
 }
 PREPARATIONS: dict[str, Callable[[Path], None]] = {
     "README.md": make_photos,

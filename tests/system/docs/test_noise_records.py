@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from support.pages import ROOT
 
+from stobatch.data import DatasetInfo
+from stobatch.published.training import Published
 from stobatch_recipes import recipe
 
 
@@ -65,6 +68,55 @@ def test_without_label_noise_nothing_is_certified_and_attacks_on_the_function_br
     assert f"{100 * adaptive:.1f}% under attacks on the function itself" in page
     assert f"verified inference {100 * record['verified']:.1f}%" in page
     assert {rule["0.05"] for rule in record["certified"].values()} == {0.0}
+
+
+@pytest.mark.parametrize("record", records("paper_cifar10_adam"), ids=lambda r: f"{r['noise']}, {r['learning_rate']}")
+def test_records_with_adam_are_of_the_recipe_and_carry_its_noise(record: dict[str, Any]) -> None:
+    stopped = "stopped" in record.get("incomplete", "")
+    rule = {"training.optimiser": "adam", "training.learning_rate": record["learning_rate"]}
+    steps = record["steps_of_the_recipe"] if stopped else record["steps"]
+    settings = {"training.steps": steps, "training.monitor_every": 50, "seed": 1}
+    config = recipe("published.cifar10").override_all({**NOISES[record["noise"]][1], **rule, **settings})
+    assert record["training_hash"] == config.training_hash
+    assert (
+        f"--set training.optimiser=adam --set training.learning_rate={record['learning_rate']:g}"
+        in record["commands"][0]
+    )
+    plan = Published().plan(config, DatasetInfo("cifar10", (3, 28, 28), 10, 50_000, 10_000, tuple("0123456789")), None)
+    scales = (plan.input_noise_scale, plan.hidden_noise_scale, plan.label_noise_scale)
+    assert list(record["scales"].values()) == pytest.approx(scales, rel=1e-4)
+    assert record["status"] == "void"
+    assert [point["step"] for point in record["history"][:10]] == list(range(50, 501, 50))
+
+
+def test_with_adam_the_whole_recipe_learns_and_does_not_settle() -> None:
+    found = records("paper_cifar10_adam")
+    (whole,) = [r for r in found if r["steps"] == recipe("published.cifar10").training.steps]
+    page, under = said("results/README.md"), {each["protocol"]: each for each in whole["under_attack"]}
+    blind, adaptive = (under[name]["accuracy"]["worst"]["0.05"] for name in ("published", "adaptive"))
+    assert f"{100 * whole['clean']:.1f}% clean, {100 * blind:.1f}% and {100 * adaptive:.1f}% under the same" in page
+    assert f"verified inference {100 * whole['verified']:.1f}%, one label for every input" in page
+    assert whole["share_of_commonest_prediction"] == 1.0
+    assert {rule["0.05"] for rule in whole["certified"].values()} == {0.0}
+    seen = {point["step"]: point["test_accuracy"] for point in whole["history"]}
+    assert whole["history"][-1]["step"] == whole["steps"]
+    assert seen[whole["steps"]] == whole["test_accuracy"]
+    assert f"has {100 * seen[1000]:.1f}% after 1,000 steps and {100 * max(seen.values()):.1f}% at best" in page
+    assert f"ends the recipe at {100 * whole['test_accuracy']:.1f}%, after nine falls by more than ten points" in page
+    assert sum(after < before - 0.1 for before, after in pairwise(seen.values())) == 9
+    others = {
+        r["learning_rate"]: r["history"][9]["test_accuracy"] for r in found if "stopped" in r.get("incomplete", "")
+    }
+    assert f"At 0.001 it had {100 * others[0.001]:.1f}% after 500 steps" in page
+    assert f"the recipe's 0.05 {100 * others[0.05]:.1f}%" in page
+    assert recipe("published.cifar10").training.learning_rate == 0.05
+    diagnosis = whole["diagnosis"]
+    assert (
+        f"norm {diagnosis['output_weight_norm']:.0f} at the end, "
+        f"cosine {diagnosis['cosine_of_common_part_and_label_noise']:.2f}, "
+        f"{100 * diagnosis['share_common_to_all_classes']:.1f}% of it common to all classes"
+    ) in page
+    assert f"{100 * diagnosis['share_of_saturated_last_hidden_values']:.1f}% of h_π are at ±1" in page
 
 
 def test_label_noise_on_mnist() -> None:

@@ -27,7 +27,7 @@ from support.private_steps import (
 from torch import Tensor
 
 import stobatch
-from stobatch.baselines.controls import Control, HalfNoiseConfig, NoClippingConfig, SharedNoiseConfig
+from stobatch.baselines.controls import Control, HalfNoiseConfig, NoClippingConfig, PersonControl, SharedNoiseConfig
 from stobatch.dp.canaries import LENGTH, GradientCanaries, Planted
 from stobatch.registry import METHODS
 from stobatch.sound.settings import SoundConfig
@@ -136,7 +136,7 @@ def test_a_control_is_never_called_proved_and_names_its_mistake(control: Control
     like = control.config_class
     assert issubclass(like, SoundConfig)
     assert METHODS[like.name] is control
-    config, data = settings(like=like), pictures()
+    config, data = settings(like=like), pictures(groups=range(24) if isinstance(control, PersonControl) else None)
     right = stobatch.plan(settings(), dataset=data).claim
     plan = stobatch.plan(config, dataset=data)
     model = stobatch.train(config, tmp_path / "run", dataset=data, quiet=True)
@@ -161,8 +161,10 @@ def test_mistakes_have_names_of_their_own() -> None:
         "half of the planned noise",
         "noise drawn once and shared by all steps",
         "gradients are not clipped",
+        "a person's records are taken for two persons'",
+        "the records of a person are clipped one by one",
     ]
-    assert len({control.config_class.name for control in CONTROLS} - {"sound"}) == 3
+    assert len({control.config_class.name for control in CONTROLS} - {"sound"}) == 5
 
 
 @pytest.mark.parametrize("name", ["half_noise", "shared_noise", "no_clipping"])

@@ -83,7 +83,7 @@ def test_taking_some_records_keeps_whose_they_are() -> None:
     assert fewer.groups is not None
     assert fewer.groups.tolist() == [0, 1, 0]
     with pytest.raises(DataError, match="numbers of persons"):
-        Examples(train.inputs, train.labels, 2, torch.tensor([0, 0, 2, 2, 3, 3]))
+        Examples(train.inputs, train.labels, 2, groups=torch.tensor([0, 0, 2, 2, 3, 3]))
 
 
 def test_persons_in_shards_are_numbered_one_shard_after_the_other() -> None:

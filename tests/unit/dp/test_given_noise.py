@@ -169,7 +169,7 @@ def test_the_family_is_complete() -> None:
         "securesgd_agm",
         "federated",
     }
-    assert sum(name.startswith("control_") for name in FAMILY) == 3
+    assert sum(name.startswith("control_") for name in FAMILY) == 5
     limits = declared(DpSgdSettings)["noise_multiplier"].limits
     assert limits == {"at least": LEAST_NOISE, "at most": MOST_NOISE}
 
@@ -181,10 +181,10 @@ def test_settings_from_before_keep_their_hash(name: str) -> None:
     assert kind.from_dict(kind().to_dict() | {"noise_multiplier": 2.5}).to_dict()["noise_multiplier"] == 2.5
 
 
-def pictures() -> Dataset:
+def pictures(groups: Any = None) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     inputs, labels = torch.rand(100, 1, 8, 8, generator=generator) * 2 - 1, torch.arange(100) % 3
-    return stobatch.from_tensors(inputs[:90], labels[:90], inputs[90:], labels[90:], num_classes=3)
+    return stobatch.from_tensors(inputs[:90], labels[:90], inputs[90:], labels[90:], num_classes=3, groups=groups)
 
 
 def settings(name: str = "sound", **changes: Any) -> RunConfig:
@@ -205,7 +205,8 @@ def settings(name: str = "sound", **changes: Any) -> RunConfig:
 
 @pytest.mark.parametrize("name", [name for name in FAMILY if name != "federated"])
 def test_every_member_of_the_family_adds_the_noise_that_was_given(name: str) -> None:
-    config, data = settings(name), pictures()
+    about_persons = name in ("control_split_persons", "control_record_clipping")
+    config, data = settings(name), pictures(range(90) if about_persons else None)
     made = stobatch.plan(config, dataset=data)
     assert isinstance(made, DpSgdPlan)
     expected = PoissonGaussian(20 / 90, 1.5, 6)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stobatch.config import ModelConfig
 from stobatch.errors import ModelError
-from stobatch.models import build, from_layers, mixing_layers, replace_batch_norm, require_per_example
+from stobatch.models import build, from_layers, mixing_layers, replace_batch_norm, require_per_example, validators
 
 
 def network(*body: nn.Module):
@@ -217,3 +217,16 @@ def test_rounding_that_depends_on_the_place_in_memory_is_no_mixing():
             return values * (1 + 2.0**-23 * (values.data_ptr() // 64 % 3))
 
     require_per_example(network(nn.Tanh(), Rough()), 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_one_look_at_all_tensors_finds_those_that_differ_by_a_bit(dtype: torch.dtype) -> None:
+    value = torch.tensor([0, 1]).to(dtype)
+    pairs = {"same": (value, value.clone()), "other": (value, value.flip(0)), "empty": (value[:0], value[:0])}
+    assert validators._differing_at_one_look(pairs) == ["other"]
+
+
+def test_one_look_compares_bits_not_values() -> None:
+    nan, zero = torch.tensor([torch.nan]), torch.tensor([0.0])
+    assert validators._differing_at_one_look({"nan": (nan, nan.clone()), "sign": (zero, -zero)}) == ["sign"]
+    assert validators._differing_at_one_look({}) == []

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.browser import CHROMIUM, Browser, open_browser
 from compared_document import document
 from made_runs import audit_of_everything, guarantee, make, scores
 from PIL import Image
+from support.browser import CHROMIUM, Browser, open_browser
 
 from stobatch.comparison.page import write_comparison
 from stobatch.reporting.page import PALETTE

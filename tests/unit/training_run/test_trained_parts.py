@@ -201,3 +201,22 @@ def test_adapters_start_as_the_network_that_was_there() -> None:
     adapted = make_network(config_with(adapter_rank=1), info, seeds, None)
     inputs = torch.rand(3, *info.input_shape)
     assert torch.equal(plain(inputs), adapted(inputs))
+
+
+def test_a_plain_module_is_trained_in_part_by_its_own_names(tmp_path: Path) -> None:
+    def own() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 12), nn.ReLU(), nn.Linear(12, 10)
+        )
+
+    data = load_data(CONFIG.data)
+    plain = CONFIG.override("method.certified_weight", 0.0)
+    for train_only, rank, names in (("5.*, 0.bias", 0, {"0.bias", "5.weight", "5.bias"}), (None, 1, None)):
+        config = plain.override_all({"model.train_only": train_only, "model.adapter_rank": rank})
+        run = tmp_path / f"rank {rank}"
+        stobatch.train(config, run, dataset=data, network=own(), quiet=True)
+        last, _ = read_tensors(run / "model.safetensors")
+        found = {name for name, value in own().state_dict().items() if not torch.equal(value, last[name])}
+        assert found == (names or {"0.weight", "3.weight", "5.weight", "5.bias"})
+        assert stobatch.verify(run, sample=0, dataset=data, network=own()).verdict is Outcome.AGREES

@@ -1,0 +1,239 @@
+"""What a search for settings costs that trains a random number of candidates and keeps the best.
+
+A fixed number of trainings of which the best is kept costs about as much as all of them together. With a random number
+K that nobody learns it costs two or three trainings (Papernot and Steinke, 2022, Theorems 2 and 6): K has a Poisson or
+a truncated negative binomial law, every candidate is the same random mechanism, the choice of its settings included,
+and the best one alone is released. docs/guarantees/search.md has the statement and its proof from theirs.
+
+The arithmetic is that of `dp-accounting` (`RepeatAndSelectDpEvent`), at whole Rényi orders.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from dp_accounting import dp_event, rdp
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from stobatch.dp.accounting import RENYI_ORDERS, PoissonGaussian, check_delta, noise_for
+from stobatch.errors import SettingError
+from stobatch.seeds import Stream
+
+MOST_RUNS = 1000.0
+"""Candidates on average, at most."""
+LEAST_DELTA = 1e-10
+_ROUNDING = 1e-12
+"""Taken from δ: well over what float64 gets wrong of the law that the number of candidates is drawn from."""
+_LARGEST_COUNT = 1_000_000
+
+
+@dataclass(frozen=True)
+class RunLaw:
+    """The law of the number of candidates: Poisson where `shape` is infinite, else a truncated negative binomial.
+
+    A shape of 1 is the geometric law, 0 the logarithmic one. A Poisson number may be 0: then nothing is trained, and
+    nothing is released.
+
+    >>> law = RunLaw(mean=5.0, shape=math.inf)
+    >>> round(law.probability(0), 4), round(law.at_most(10), 3)
+    (0.0067, 0.986)
+    """
+
+    mean: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        if not 1 < self.mean <= MOST_RUNS:
+            raise SettingError(
+                f"a search with {self.mean:g} candidates on average is not allowed.",
+                why="With one there is nothing to choose from, and with more than a thousand ε is lost.",
+                remedy="Use a number above 1, such as 5.",
+            )
+        if not self.shape >= 0:
+            raise SettingError(f"shape={self.shape} is no shape of a law.", remedy="Use 0, 0.5 or 1.")
+
+    @property
+    def is_poisson(self) -> bool:
+        return math.isinf(self.shape)
+
+    @property
+    def success(self) -> float:
+        """γ of the truncated negative binomial law, found from its mean."""
+        if self.shape == 1:
+            return 1 / self.mean
+        low, high = 1e-12, 1 - 1e-12
+        return float(brentq(lambda gamma: _mean(gamma, self.shape) - self.mean, low, high, xtol=1e-15, rtol=1e-13))
+
+    def _probabilities(self) -> Iterator[float]:
+        """Yield P(K = 0), P(K = 1), ... by the ratio of one to the next."""
+        if self.is_poisson:
+            now = math.exp(-self.mean)
+            yield now
+            for count in range(1, _LARGEST_COUNT):
+                now *= self.mean / count
+                yield now
+            return
+        eta, gamma = self.shape, self.success
+        rest = 1 - gamma
+        now = rest / -math.log(gamma) if eta == 0 else eta * rest / math.expm1(-eta * math.log(gamma))
+        yield 0.0
+        yield now
+        for count in range(1, _LARGEST_COUNT):
+            now *= rest * (count + eta) / (count + 1)
+            yield now
+
+    def probability(self, count: int) -> float:
+        return next(p for number, p in enumerate(self._probabilities()) if number == count)
+
+    def at_most(self, count: int) -> float:
+        return math.fsum(p for _, p in zip(range(count + 1), self._probabilities(), strict=False))
+
+    def draw(self, stream: Stream) -> int:
+        """Draw a number of candidates by its distribution function from 64 random bits."""
+        uniform = (int(next(stream.blocks(1))[0]) + 0.5) / 2**64
+        below = 0.0
+        for count, probability in enumerate(self._probabilities()):
+            below += probability
+            if uniform < below:
+                return count
+        return _LARGEST_COUNT
+
+    def __str__(self) -> str:
+        named = {math.inf: "Poisson", 0.0: "logarithmic", 1.0: "geometric"}.get(self.shape)
+        return f"{named or f'truncated negative binomial (shape {self.shape:g})'}, mean {self.mean:g}"
+
+
+def _mean(gamma: float, eta: float) -> float:
+    if eta == 0:
+        return (1 / gamma - 1) / -math.log(gamma)
+    return eta * (1 - gamma) / (gamma * -math.expm1(eta * math.log(gamma)))
+
+
+@dataclass(frozen=True)
+class AnyOfDpEvent(dp_event.DpEvent):  # type: ignore[misc]
+    """One of several events: which one depends on nothing private, or a record takes part in only one of them."""
+
+    events: tuple[dp_event.DpEvent, ...]
+
+    def __init__(self, events: Sequence[dp_event.DpEvent]) -> None:
+        object.__setattr__(self, "events", tuple(events))
+
+
+class RenyiAccountant(rdp.RdpAccountant):  # type: ignore[misc]
+    """Rényi accounting that also knows `AnyOfDpEvent`, by the largest divergence at each order.
+
+    E exp((α - 1) D_α) is convex, so a mixture is no further apart than the part that is furthest apart.
+    """
+
+    _rdp: NDArray[np.float64]
+
+    def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> object:
+        if not isinstance(event, AnyOfDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        before, curves = self._rdp, []
+        for one in event.events:
+            self._rdp = np.zeros_like(before)
+            error = self._maybe_compose(one, count, do_compose)
+            if error is not None:
+                self._rdp = before
+                return error
+            curves.append(self._rdp)
+        self._rdp = before + np.max(curves, axis=0)
+        return None
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search: what its candidates may be, how each is scored, and the law of their number.
+
+    A record is held out in a candidate, and moves its score by at most 1, or it is trained on, and the score is
+    computed from the model and from other records. So a candidate is a training or a noisy score, never both.
+
+    **Guarantee**: the best candidate's model, settings and noisy score are (epsilon(δ), δ)-differentially private when
+    one record is added or removed, if the number of candidates and every other candidate stay secret.
+
+    >>> training = PoissonGaussian(sampling_rate=0.07, noise_multiplier=10.0, steps=400)
+    >>> search = Search((training,), score_noise=10.0, law=RunLaw(5.0, math.inf))
+    >>> round(training.epsilon(1e-5), 2), round(search.epsilon(1e-5), 2)
+    (0.5, 0.94)
+    """
+
+    mechanisms: tuple[PoissonGaussian, ...]
+    score_noise: float
+    """Standard deviation of the noise on the number of held-out records that are classified rightly."""
+    law: RunLaw
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.score_noise <= 1e6:
+            raise SettingError(
+                f"score_noise={self.score_noise:g} is not allowed.",
+                why="It is the standard deviation of the noise on a number of records.",
+                remedy="Use a number such as 10.",
+            )
+
+    @property
+    def event(self) -> dp_event.DpEvent:
+        """The whole search in the words of `dp-accounting`."""
+        trainings = [one.event for one in dict.fromkeys(self.mechanisms)]
+        candidate = AnyOfDpEvent([*trainings, dp_event.GaussianDpEvent(self.score_noise)])
+        return dp_event.RepeatAndSelectDpEvent(candidate, self.law.mean, self.law.shape)
+
+    def epsilon(self, delta: float) -> float:
+        """Return the ε of the whole search at this δ: an upper bound."""
+        check_delta(delta)
+        if delta < LEAST_DELTA:
+            raise SettingError(
+                f"delta={delta:g} is too small for a search.",
+                why="How the number of candidates is drawn is known to about 1e-15.",
+                remedy=f"Use {LEAST_DELTA:g} or more.",
+            )
+        return _search_epsilon(self, float(delta))
+
+
+@lru_cache(maxsize=1024)
+def _search_epsilon(search: Search, delta: float) -> float:
+    accountant = RenyiAccountant(orders=RENYI_ORDERS)
+    accountant.compose(search.event)
+    found = float(accountant.get_epsilon(delta - _ROUNDING))
+    # As in `dp.accounting`: rounding of orders up to 1024 is nothing beside a ten-millionth of ε.
+    return found * (1 + 1e-9)
+
+
+def budget_of_candidates(
+    target_epsilon: float, delta: float, trainings: Sequence[tuple[float, int]], score_noise: float, law: RunLaw
+) -> float:
+    """Return the largest ε of one candidate with which the whole search stays within the target.
+
+    `trainings` are the sampling rate and the number of steps of each possible candidate; each gets the least noise
+    within that ε. The number returned has itself been accounted.
+    """
+
+    def whole(own: float) -> float:
+        mechanisms = tuple(
+            PoissonGaussian(rate, noise_for(own, delta, rate, steps), steps) for rate, steps in dict.fromkeys(trainings)
+        )
+        return Search(mechanisms, score_noise, law).epsilon(delta)
+
+    alone = Search((PoissonGaussian(1e-6, 1e4, 1),), score_noise, law).epsilon(delta)
+    if alone > target_epsilon:
+        raise SettingError(
+            f"the scores of a search alone cost ε = {alone:.3g}, more than epsilon={target_epsilon:g}.",
+            remedy="Raise search.score_noise, or method.epsilon, or lower search.mean.",
+        )
+    low, high = target_epsilon / 64, target_epsilon
+    if whole(low) > target_epsilon:
+        raise SettingError(
+            f"epsilon={target_epsilon:g} is out of reach of a search of {law.mean:g} candidates on average.",
+            remedy="Raise method.epsilon, or lower search.mean.",
+        )
+    while high - low > 1e-3 * target_epsilon:
+        middle = (low + high) / 2
+        low, high = (middle, high) if whole(middle) <= target_epsilon else (low, middle)
+    # A number that people can read, and still within the target.
+    digits = 10.0 ** (4 - math.floor(math.log10(low)))
+    return math.floor(low * digits) / digits

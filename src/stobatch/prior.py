@@ -1,0 +1,196 @@
+"""Public starts: the weights that `train --from` takes, read from a run or from a file with its card.
+
+Everything is checked before any data is read and before anything is written: that the file is tensors and no code, that
+its card is of these very weights, that they fit the network, and that a run that is taken was not trained on the same
+records. What a guarantee says of them goes into the settings, and the weights themselves into the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from stobatch.config import PriorConfig, RunConfig
+from stobatch.data import DatasetInfo
+from stobatch.dp.prior import UNKNOWN, find_conflict
+from stobatch.errors import ModelError, RunError, SettingError
+from stobatch.files import serialise_tensors, tensors_sha256
+from stobatch.loading import fresh_network, load, read_start
+from stobatch.models.parts import last_layer
+from stobatch.results import PriorSource, StartedRun
+from stobatch.results.prior import prior_files, read_prior
+from stobatch.runs import Run
+from stobatch.seeds import Seeds
+
+_OWN = ("tensors", "image_folder", "shards")
+"""Names that somebody's own data go by, whatever they are."""
+_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""How files begin that `torch.save` and `pickle` write: an archive, and the protocols of pickle."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Weights to start from, and what their card says of them."""
+
+    tensors: dict[str, Tensor]
+    said: PriorConfig
+    input_shape: tuple[int, ...]
+    num_classes: int
+    has_head: bool
+    """Whether its last layer was trained to tell classes."""
+
+
+def take_prior(
+    config: RunConfig, info: DatasetInfo, prior: str | Path | None, network: nn.Module | None, run: Run | None = None
+) -> tuple[RunConfig, Mapping[str, Tensor] | None]:
+    """Return the settings with what they start from, and its weights; None where they start from random ones.
+
+    Without a prior of its own, a run that was started from one goes on from its copy.
+    """
+    if prior is None:
+        return config, read_start(config, run)
+    start = _read(Path(prior), network, info, config)
+    said = _fitting(start, config, info, network)
+    if config.prior.name is not None and config.prior != said:
+        raise SettingError(
+            f"the settings start from the prior {config.prior.name} ({(config.prior.weights_sha256 or '')[:12]}…), and "
+            f"{prior} is {said.name} ({(said.weights_sha256 or '')[:12]}…).",
+            remedy="Give the prior that the settings name, or leave their section `prior` out.",
+        )
+    return config.replace(prior=said), start.tensors
+
+
+def _read(path: Path, network: nn.Module | None, info: DatasetInfo, config: RunConfig) -> Start:
+    if Run(path).exists:
+        return _of_run(path, network, info, config)
+    weights, card = prior_files(path)
+    # What a person names is looked at first: `model.pt` is refused as a pickle, not as a missing model.pt.safetensors.
+    for file in (path, weights):
+        _require_tensors(file)
+    if not weights.exists():
+        raise RunError(
+            f"there is no prior {path}.",
+            why="A prior is a run, or NAME.safetensors with NAME.card.json beside it.",
+            remedy="Make one with `stobatch pretrain`, or name one that is there.",
+        )
+    if not card.exists():
+        raise RunError(
+            f"{weights} has no card: {card.name} is not there.",
+            why="Weights do not say what they have seen, and a guarantee has to.",
+            remedy="Write what they were made from: stobatch.results.PriorCard and write_prior; docs/public-start.md.",
+        )
+    tensors, described = read_prior(path)
+    return Start(
+        tensors,
+        PriorConfig(
+            name=_line(described.name) or weights.stem,
+            weights_sha256=described.weights_sha256,
+            read=tuple(map(_source, described.sources)) or ("nothing that its card names",),
+            may_contain=tuple(map(_line, described.may_contain)) or None,
+        ),
+        described.input_shape,
+        described.num_classes,
+        described.method != "contrastive",
+    )
+
+
+def _require_tensors(path: Path) -> None:
+    """Refuse files that run code when they are opened, by how they begin; nothing of them is loaded."""
+    if path.is_file():
+        with path.open("rb") as file:
+            begins = file.read(4)
+        if begins.startswith(_PICKLES):
+            raise RunError(
+                f"{path} is a pickle.",
+                why="Opening it would run whatever code is in it.",
+                remedy="Let whoever made it save its tensors with safetensors.torch.save_file, and write a card.",
+            )
+
+
+def _line(text: str) -> str:
+    """Return text that fits into a setting: one line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _source(source: PriorSource) -> str:
+    digest = f", sha256 {source.sha256[:16]}…" if source.sha256 else ""
+    count = f", {source.records:,} records" if source.records is not None else ""
+    return _line(f"{source.name}: {source.what} (licence: {source.licence}{count}{digest})")
+
+
+def _of_run(path: Path, network: nn.Module | None, info: DatasetInfo, config: RunConfig) -> Start:
+    """Return a finished run as a start. One that read the same records is refused: what both tell would add up."""
+    model = load(path, network=network, device="cpu")
+    started = StartedRun.read(Run(path))
+    names = tuple(dict.fromkeys((started.data, started.dataset.name)))
+    private = tuple(dict.fromkeys((config.data.name, info.name)))
+    if find_conflict([name for name in names if name not in _OWN], [name for name in private if name not in _OWN]):
+        raise SettingError(
+            f"{path} was trained on {started.dataset.name}, and so would be what starts from it.",
+            why="Both trainings tell something of the same records. What they tell together is not accounted for: "
+            f"the run says {str(model.guarantee).partition(' (')[0]}, this training would say its own ε alone.",
+            remedy="Start from a run on other data, or train once with the whole budget.",
+        )
+    before = model.config.prior
+    # Somebody's own records have no name that tells two data sets apart, so nobody can say what is in both.
+    seen = (UNKNOWN,) if started.data in _OWN else names
+    facts, data = started.dataset, f"{started.dataset.num_train:,} training records of {started.dataset.name}"
+    tensors = _weights(model.network, network)
+    return Start(
+        tensors,
+        PriorConfig(
+            name=_line(path.resolve().name) or "run",
+            weights_sha256=tensors_sha256(serialise_tensors(tensors, {})),
+            read=(f"{data}, by method {model.config.method.title} (licence: that of the data)", *(before.read or ())),
+            may_contain=tuple(dict.fromkeys((*seen, *(before.may_contain or ())))),
+            promise=_line(str(model.guarantee)),
+        ),
+        tuple(facts.input_shape),
+        facts.num_classes,
+        True,
+    )
+
+
+def _weights(trained: nn.Module, given: nn.Module | None) -> dict[str, Tensor]:
+    """Return the weights of a run's network, without the buffers that its method added."""
+    added = {name for name, _ in trained.named_buffers(recurse=False)} if given is None else set[str]()
+    return {name: value.clone() for name, value in trained.state_dict().items() if name not in added}
+
+
+def _fitting(start: Start, config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> PriorConfig:
+    """Return what the settings say of a start, or raise where it is for another network or for other inputs."""
+    name = start.said.name
+    if start.input_shape != info.input_shape:
+        raise ModelError(
+            f"the prior {name} takes inputs of {_shape(start.input_shape)}, the data are {_shape(info.input_shape)}.",
+            remedy="Use a prior for inputs of this shape, or bring the data to its shape.",
+        )
+    blank = fresh_network(config, info, Seeds.reproducible(0), network)
+    wanted, head = blank.state_dict(), last_layer(blank)
+    for key, value in start.tensors.items():
+        if not value.is_floating_point() or bool(value.isfinite().all()):
+            continue
+        raise ModelError(f"the prior {name} has values in {key} that are not numbers.", remedy="Make it again.")
+    same_head = start.has_head and start.num_classes == info.num_classes
+    strange = sorted(start.tensors.keys() - wanted.keys() - (set() if same_head else head))
+    for key in (*strange, *wanted):
+        if key in head and not same_head:
+            continue
+        here = _shape(wanted[key].shape) if key in wanted else "nothing of this name"
+        there = _shape(start.tensors[key].shape) if key in start.tensors else "nothing of this name"
+        if here != there:
+            raise ModelError(
+                f"the prior {name} does not fit the network: {key} is {there} there, and {here} here.",
+                why="A start has the shapes of the network that is trained; only its last layer may be for other "
+                "classes.",
+                remedy="Set model.architecture to the prior's own, which its card names, or use another prior.",
+            )
+    return start.said.replace(new_head=not same_head)
+
+
+def _shape(sizes: Any) -> str:
+    return "x".join(map(str, sizes)) or "a number"

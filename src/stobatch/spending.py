@@ -1,0 +1,86 @@
+"""`budget`: what a book says was spent, and what a planned training would add."""
+
+from __future__ import annotations
+
+from math import isinf
+from pathlib import Path
+
+from stobatch.book import Book, Booking, Digests, Share
+from stobatch.config import RunConfig
+from stobatch.data import Dataset
+from stobatch.dp.composition import Unbounded, compose_epsilon
+from stobatch.results import BookedRun, Budget, PlannedSpending, SpentShare
+from stobatch.runs import Run
+from stobatch.training_run import plan
+
+
+def budget(
+    book: str | Path, config: RunConfig | None = None, *, dataset: Dataset | None = None, delta: float | None = None
+) -> Budget:
+    """Say what the trainings in a book have spent together, and what the training of `config` would add.
+
+    No data are read: a planned training is taken to read the records of the latest one with the same settings of data,
+    or those of `dataset` where it is handed over. `delta` is the book's own unless given.
+    """
+    opened = Book.open(book)
+    with opened.locked():
+        at = delta or opened.delta
+        shares = opened.shares(delta=at)
+        planned = _planned(opened, config, dataset, at) if config is not None else None
+        runs = tuple(
+            BookedRun(
+                number=entry.number,
+                date=entry.date,
+                run=entry.run,
+                method=entry.method,
+                data=entry.data,
+                settled=entry.settled,
+                proved_epsilon=_proved(compose_epsilon([entry.cost], at)),
+                unbounded=entry.cost.why if isinstance(entry.cost, Unbounded) else None,
+            )
+            for entry in opened.entries.values()
+        )
+    return Budget(
+        book=str(opened.path),
+        delta=at,
+        limit=opened.limit.epsilon if opened.limit else None,
+        proved_epsilon=_proved(shares[0].epsilon if shares else 0.0),
+        runs=runs,
+        spent=tuple(_spent(share) for share in shares),
+        planned=planned,
+    )
+
+
+def _planned(book: Book, config: RunConfig, dataset: Dataset | None, delta: float) -> PlannedSpending:
+    the_plan = plan(config, dataset=dataset)
+    machine = config.machine.replace(book=str(book.path))
+    booking = Booking.of(config.replace(machine=machine), the_plan, Run(Path("planned")))
+    assert booking is not None
+    newcomer = booking.newcomer
+    records: Digests | None
+    if dataset is not None:
+        records, basis = book.digests(dataset.train), "the records handed over"
+    else:
+        records = book.known_records(newcomer.described)
+        basis = "the records of the latest training with the same settings of data"
+        if records is None:
+            basis = "all records in the book, the worst case: no training with these settings of data is in it"
+    after = book.shares(records, newcomer.cost, delta)
+    most = after[0].epsilon if after else compose_epsilon([newcomer.cost], delta)
+    limit = book.limit.epsilon if book.limit else None
+    return PlannedSpending(
+        method=newcomer.method,
+        proved_epsilon=_proved(compose_epsilon([newcomer.cost], delta)),
+        proved_epsilon_after=_proved(most),
+        within_limit=limit is None or most <= limit,
+        basis=basis,
+    )
+
+
+def _spent(share: Share) -> SpentShare:
+    numbers = tuple(entry.number for entry in share.entries)
+    return SpentShare(records=share.count, runs=numbers, proved_epsilon=_proved(share.epsilon))
+
+
+def _proved(epsilon: float) -> float | None:
+    return None if isinf(epsilon) else epsilon
