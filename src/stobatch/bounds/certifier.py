@@ -387,7 +387,7 @@ class RadiusSearch(Search):
 
     def read(self) -> BoundCertificates:
         label, radius = self.radii()
-        return BoundCertificates(label.cpu().numpy(), radius.cpu().numpy(), bound_kind(self.unit))
+        return BoundCertificates(label.cpu().numpy(), radius.cpu().numpy(), self.certifier.kind(self.unit))
 
 
 def _require_within(limits: InputRange, inputs: Tensor) -> None:

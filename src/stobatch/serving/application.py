@@ -401,7 +401,7 @@ async def _card(service: Service, request: HttpRequest) -> Response:
 
 def card_of(model: ServedModel) -> dict[str, Any]:
     """Return what is guaranteed of a model, by whom, and on what assumptions."""
-    from stobatch.reporting.guarantee import STATUS_MEANINGS, guarantee_line
+    from stobatch.reporting.guarantee import STATUS_MEANINGS
 
     return {
         "weights_sha256": model.model.weights_sha256,
@@ -411,11 +411,9 @@ def card_of(model: ServedModel) -> dict[str, Any]:
         "warning": model.warning,
         "privacy": {
             "status": str(model.guarantee.status),
-            "line": guarantee_line(model.guarantee),
+            "line": str(model.guarantee),
             "meaning": STATUS_MEANINGS[model.guarantee.status],
-            "assumptions": list(model.guarantee.assumptions),
-            "objections": list(model.guarantee.objections),
-            "audits": list(model.guarantee.audits),
+            **model.guarantee.to_dict(),
         },
         "certificates": [kind.to_dict() for kind in model.kinds],
         "answers_by": None if model.kind is None else model.kind.name,
