@@ -12,8 +12,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from serving_process import cpu_seconds, resident_mb, server, write_record
 from request_fuzz import Fuzz
+from serving_process import cpu_seconds, resident_mb, server, write_record
 
 import stobatch
 from stobatch import data
