@@ -164,6 +164,14 @@ def check_networks(said: str) -> None:
     assert 80 <= int(proved[1][1]) <= int(proved[0][1])
 
 
+def check_tuning(said: str) -> None:
+    words = " ".join(said.split())
+    assert "the best of a random number of trainings" in words
+    assert "hyper-parameters were chosen on the private data" not in words
+    assert "second accountant finds" in words
+    assert "differs" not in words
+
+
 def check_persons(said: str) -> None:
     (epsilon,) = re.findall(r"^proved ε = ([\d.]+), δ = 0.0001 \(add-or-remove-one, per person", said, re.M)
     assert 1.9 < float(epsilon) <= 2
@@ -180,6 +188,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "docs/auditing.md": check_auditing,
     "docs/comparing.md": check_comparing,
     "docs/budget.md": check_budget,
+    "docs/tuning.md": check_tuning,
     "docs/your-own-data.md": check_own_data,
     "docs/networks.md": check_networks,
     "docs/persons.md": check_persons,
