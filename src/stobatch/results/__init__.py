@@ -83,6 +83,7 @@ from stobatch.results.scores import (
     ScoreSummary,
     of_attack,
 )
+from stobatch.results.search import CandidateRow, Candidates, Search, Winner
 from stobatch.results.training import (
     DataDigests,
     DatasetFacts,
@@ -122,6 +123,8 @@ DOCUMENTS: dict[str, type[Document]] = {
     "predictions": Predictions,
     "export": Exported,
     "budget": Budget,
+    "search": Search,
+    "candidates": Candidates,
     "prior": PriorCard,
 }
 """Every document, by the name of its schema in docs/schemas."""
@@ -141,6 +144,8 @@ __all__ = [
     "Bound",
     "BoundCounts",
     "Budget",
+    "CandidateRow",
+    "Candidates",
     "CertificateDetails",
     "CertificateSummary",
     "CertifiedAccuracies",
@@ -208,6 +213,7 @@ __all__ = [
     "SanityFlag",
     "ScoreSummary",
     "Scores",
+    "Search",
     "SeedsGuarantee",
     "SettingsTest",
     "ShardFolder",
@@ -222,6 +228,7 @@ __all__ = [
     "Training",
     "Verification",
     "VerifiedAccuracy",
+    "Winner",
     "at_radius",
     "epsilon_words",
     "is_old",

@@ -9,6 +9,7 @@ from typing import Any
 from stobatch.config import CertificationConfig, EvaluationConfig
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import DpSgdPlan
+from stobatch.dp.selection import Search
 from stobatch.evaluation.accuracy import AttackedTable
 from stobatch.evaluation.attack import protocol_of_prior
 from stobatch.evaluation.sanity import Evidence, certified_from
@@ -42,6 +43,7 @@ from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
 from stobatch.types import Radius, Status
 from stobatch.verification.checks import agrees, compared, differs, not_checked
 from stobatch.verification.second_accountant import bracket
+from stobatch.verification.second_search import search_epsilon
 from stobatch.verification.subject import Subject, other_run
 
 _LOOSE = 1.05
@@ -164,8 +166,29 @@ def _accountant(subject: Subject) -> Check:
     if len(known) < len(found):
         return not_checked(name, f"δ = {claim.delta:g} is too small for it")
     low, high = max(one.low for one in known), max(one.high for one in known)
+    plan = subject.model.plan
+    if isinstance(plan, DpSgdPlan) and plan.searched is not None:
+        return _search_accountant(name, plan, claim, low)
     detail = f"ε = {claim.epsilon:.6g} is recorded, the second accountant finds [{low:.6g}, {high:.6g}]"
     if not low * (1 - 1e-9) <= claim.epsilon <= high * _LOOSE + 1e-6:
+        return differs(name, detail)
+    return agrees(name, detail)
+
+
+def _search_accountant(name: str, plan: DpSgdPlan, claim: PrivacyGuarantee, least: float) -> Check:
+    """ε of a search, and that of one of its candidates, whose noise was chosen for it."""
+    assert plan.searched is not None
+    search = plan.mechanism_of()
+    assert isinstance(search, Search)
+    trainings = [(one.sampling_rate, one.noise_multiplier, one.steps) for one in search.mechanisms]
+    shape = None if search.law.is_poisson else search.law.shape
+    found = search_epsilon(trainings, search.score_noise, search.law.mean, shape, claim.delta)
+    own = plan.searched.candidate_epsilon
+    detail = (
+        f"ε = {claim.epsilon:.6g} is recorded for the search, the second accountant finds {found:.6g}; one candidate "
+    )
+    detail += f"has at most {own:.6g}, and at least {least:.6g}"
+    if not found * (1 - 1e-6) <= claim.epsilon <= found * _LOOSE or least > own * (1 + 1e-9):
         return differs(name, detail)
     return agrees(name, detail)
 
