@@ -18,11 +18,12 @@ from stobatch import data
 from stobatch.book import Booking, cost_of
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples
+from stobatch.data.held_out import hold_out
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.data.sources import is_public
 from stobatch.dp.canaries import CANARY_SCORES, draw_run_canaries, replace_by_canaries
 from stobatch.dp.plan import DpSgdPlan, Plan
-from stobatch.errors import BudgetError, RunError
+from stobatch.errors import BudgetError, RunError, SettingError
 from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
 from stobatch.loading import (
@@ -71,7 +72,9 @@ def plan(
     clipped and which certificates it can have. `prior` is what training would start from, as in `train`.
     """
     config = name_network(config, network)
-    info = dataset.info if dataset else data.describe(config.data, data_root(config))
+    info = (
+        data.without_held_out(dataset.info, config.data) if dataset else data.describe(config.data, data_root(config))
+    )
     if prior is not None:
         config, _ = take_prior(config, info, prior, network)
     the_plan = make_plan(config, info, network)
@@ -101,6 +104,12 @@ def train(
     Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
     `callback` is told every `training.monitor_every` steps what may be seen of the training (docs/watching.md).
     """
+    if config.search.settings:
+        raise SettingError(
+            "search.settings are not for one training.",
+            why="What a search costs is paid by all of its candidates together.",
+            remedy="Run `stobatch tune`, or leave search.settings unset.",
+        )
     config = name_network(config.replace(machine=placed(config.machine)), network)
     run, start = Run(Path(out)), None
     if prior is not None or config.prior.name is not None:
@@ -114,6 +123,21 @@ def train(
         return _train(engine, config, run, dataset, network, start, resume=resume, quiet=quiet, observers=observers)
 
 
+def train_candidate(
+    config: RunConfig, out: Path, seeds: Seeds, *, dataset: Dataset | None, network: nn.Module | None, quiet: bool
+) -> TrainedModel:
+    """Train one candidate of a search, or continue it, with seeds that the search has drawn for it.
+
+    The search has entered all of its candidates in the owner's book.
+    """
+    config, run, start = name_network(config, network), Run(out), None
+    if config.prior.name is not None:
+        info = dataset.info if dataset else data.describe(config.data, data_root(config))
+        config, start = take_prior(config, info, None, network, run)
+    with engine_for(config) as engine:
+        return _train(engine, config, run, dataset, network, start, resume=True, quiet=quiet, observers=(), seeds=seeds)
+
+
 def _train(
     engine: Engine,
     config: RunConfig,
@@ -125,14 +149,15 @@ def _train(
     resume: bool,
     quiet: bool,
     observers: tuple[Observer, ...],
+    seeds: Seeds | None = None,
 ) -> TrainedModel:
     run.require_new(config, resume=resume)
     the_plan = plan(config, dataset=dataset, network=network)
-    booking = _book(config, the_plan, run, dataset)
+    booking = None if config.search.settings else _book(config, the_plan, run, dataset)
     device = use_device(config.machine)
-    seeds, given = _common_seeds(engine, seeds_of(config, run)), dataset is not None
+    seeds, given = _common_seeds(engine, seeds or seeds_of(config, run)), dataset is not None
     own = given or is_own(config.data)
-    dataset = dataset or _read_by_turns(engine, config, seeds, quiet)
+    dataset = hold_out(dataset, config.data, seeds)[0] if dataset else _read_by_turns(engine, config, seeds, quiet)
     copies = require_apart(dataset, config.data) if own else None
     if engine.leads and not quiet:
         _tell_owner(config, copies, len(dataset.test))

@@ -188,6 +188,7 @@ class SecureSgdAgm(DpSgdFamily):
     config_class = SecureSgdAgmConfig
     trainable = EvenLayer
     has_trainers = False
+    trains_parts = False
     source: ClassVar[str] = "SecureSGD-AGM: PixelDP's Proposition 1 by the analytic Gaussian mechanism"
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> SecureSgdPlan:

@@ -21,6 +21,7 @@ from stobatch.errors import ModelError, SettingError
 from stobatch.methods import Method, make_verifiers, require_per_example_at_size
 from stobatch.models import Classifier, HandedOver, Layered, Network, build_layered, require_per_example
 from stobatch.seeds import Seeds
+from stobatch.sound.search import with_search
 from stobatch.sound.settings import DpSgdSettings, SoundConfig
 from stobatch.sound.step import DpSgdTrainable
 from stobatch.verifier import Verifier
@@ -67,7 +68,7 @@ class DpSgdFamily(Method):
         if trainers.num > 1:
             shares = trainers.noise == "shares"
             make = partial(TrainersPlan, num_trainers=trainers.num, per_step=trainers.per_step, noise_shares=shares)
-        return make(
+        planned = make(
             num_examples=info.num_train,
             expected_batch_size=method.batch_size,
             steps=config.training.steps,
@@ -80,6 +81,7 @@ class DpSgdFamily(Method):
             given_noise_multiplier=method.noise_multiplier,
             num_persons=info.num_persons,
         )
+        return with_search(planned, config)
 
     def prepare(
         self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds

@@ -393,5 +393,7 @@ class DpSgdTrainable(Trainable):
         return {"accounted_steps": ledger.accounted}
 
     def monitor(self, step: int) -> float:
-        """ε of the steps so far, those included that were made again with other bits."""
+        """ε of the steps so far, those included that were made again with other bits; of a search, all of it."""
+        if self.plan.searched is not None:
+            return self.plan.claim.epsilon
         return self.plan.mechanism(step + self._repeated).epsilon(self.plan.delta)
