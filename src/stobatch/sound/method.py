@@ -53,6 +53,11 @@ class DpSgdFamily(Method):
                 why="Adam has moving averages of its own.",
                 remedy="Set method.momentum=0, or training.optimiser=sgd.",
             )
+        if method.augmented_views > 1 and not method.augmentations:
+            raise SettingError(
+                f"method.augmented_views={method.augmented_views} views of an example would all be the same.",
+                remedy='Set method.augmentations, as ["crop", "flip"], or method.augmented_views=1.',
+            )
         if method.class_weights and len(method.class_weights) != info.num_classes:
             raise SettingError(
                 f"method.class_weights has {len(method.class_weights)} weights for {info.num_classes} classes.",
