@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from common import cpu_seconds, resident_mb, server, write_record
+from serving_process import cpu_seconds, resident_mb, server, write_record
 from request_fuzz import Fuzz
 
 import stobatch

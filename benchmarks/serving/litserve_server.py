@@ -1,7 +1,5 @@
 """The same network behind LitServe, without certificates: `python litserve_server.py RUN PORT`."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

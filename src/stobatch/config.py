@@ -466,21 +466,15 @@ class PriorConfig(Settings):
     may_contain: tuple[str, ...] | None = setting(
         None, doc="Data sets whose records they may have seen, or `unknown`", added_later=True
     )
+    tuned_on: tuple[str, ...] | None = setting(
+        None, doc="Data sets that somebody looked at to choose how they are made", added_later=True
+    )
     promise: str | None = setting(
         None, doc="Of a run: what it guarantees to the records that it was trained on", added_later=True
     )
     new_head: bool = setting(
         False, doc="Whether the last layer is drawn afresh: theirs is for other classes, or for none", added_later=True
     )
-
-    def model_post_init(self, context: Any) -> None:
-        whole = (self.name, self.weights_sha256, self.read)
-        if any(self.to_dict().values()) and not all(whole):
-            raise SettingError(
-                "the section `prior` does not say what training starts from.",
-                why="Its name, its digest and what was read go together.",
-                remedy="Leave the section out, and give the weights themselves: `stobatch train --from PRIOR`.",
-            )
 
 
 class RunConfig(Settings):

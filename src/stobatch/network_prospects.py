@@ -50,14 +50,11 @@ def _clipping(network: HandedOver) -> str:
         return "clipping: in one backward pass, no example's gradient is formed"
     left_over = [f"'{name.removeprefix('module.')}'" for name in unrecorded(network)]
     named = ", ".join(left_over[:4]) + (", ..." if len(left_over) > 4 else "")
-    cost = f"{formed / 2**20:.3g} MB for each example that passes at once"
+    cost = f"{formed:,} bytes for each example that passes at once"
     if way is clipped_sum_partly_formed:
-        return (
-            f"clipping: in one backward pass but for {named}, which no layer holds that one pass can clip: their "
-            f"gradients are formed in a second one, {cost}"
-        )
-    why = f"{named} are held by no layer that one pass can clip" if left_over else "a weight is used outside its layer"
-    return f"clipping: every example's gradient is formed, {cost}, because {why}"
+        return f"clipping: in one backward pass, and in a second that forms gradients of {named}, {cost}"
+    why = f"no layer that one pass can clip holds {named}" if left_over else "a weight is used outside of its layer"
+    return f"clipping: every example's gradient is formed, {cost}: {why}"
 
 
 def _cross_entropy(network: nn.Module, batch: Batch) -> Tensor:

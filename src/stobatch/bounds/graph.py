@@ -21,7 +21,7 @@ from stobatch.models.replacements import FrozenAffine
 
 INPUT = -1
 """The place of the network's input among the operations."""
-MOST_OPERATIONS = 256
+MOST_OPERATIONS = 128
 """Bounds pay for the roundings of so many sums (`bounds.linear`)."""
 MOST_READERS = 16
 """Operations that read one value, likewise."""
@@ -88,11 +88,16 @@ class _Tracer(fx.Tracer):
 
 
 def _traced(module: nn.Module) -> fx.Graph:
+    before = set(vars(module))
     try:
         return _Tracer().trace(module)
     except Exception as error:  # a forward of somebody's own raises anything
         reason = " ".join(str(error).split())[:160].rstrip(".") or type(error).__name__
         raise _unknown(module, f"its forward cannot be followed: {reason}") from None
+    finally:
+        # fx leaves constants that it met with the module, which is somebody else's.
+        for name in set(vars(module)) - before:
+            delattr(module, name)
 
 
 def _unknown(module: nn.Module, what: str) -> ModelError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +45,7 @@ def serve(
         )
     # Of files that strangers send: they are answered, and need no line of ours each.
     warnings.filterwarnings("ignore", module="PIL")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
     import stobatch
     from stobatch.serving import Limits
     from stobatch.serving import serve as serve_models

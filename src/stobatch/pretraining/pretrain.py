@@ -33,7 +33,7 @@ from stobatch.sound.settings import DpSgdSettings
 from stobatch.training.device import use_device
 from stobatch.votes.noise import GaussianNoise, LaplaceNoise
 
-STEPS, BATCH_SIZE, LEARNING_RATE = 4000, 256, 0.002
+STEPS, BATCH_SIZE, LEARNING_RATE = 4000, 256, 0.003
 _FALLING = 0.5
 """Share of the steps over which the learning rate falls to 0, at the end."""
 _ATTACKED_AT_ONCE = 512

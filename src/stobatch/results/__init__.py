@@ -29,7 +29,14 @@ from stobatch.results.audit import (
     untested,
 )
 from stobatch.results.budget import BookedRun, Budget, PlannedSpending, SpentShare, epsilon_words
-from stobatch.results.certificates import CertificateSummary, CertifiedAccuracies, Chosen, Kind, VerifiedAccuracy
+from stobatch.results.certificates import (
+    CertificateSummary,
+    CertifiedAccuracies,
+    Chosen,
+    Kind,
+    PriorCertificates,
+    VerifiedAccuracy,
+)
 from stobatch.results.checks import (
     Check,
     Dealt,
@@ -66,6 +73,7 @@ from stobatch.results.scores import (
     WORST,
     Attack,
     Pictures,
+    PriorScores,
     ProbeRecords,
     Protocol,
     ProtocolTable,
@@ -188,6 +196,8 @@ __all__ = [
     "Prediction",
     "Predictions",
     "PriorCard",
+    "PriorCertificates",
+    "PriorScores",
     "PriorSource",
     "PrivacyDetails",
     "ProbeCheck",

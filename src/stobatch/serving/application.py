@@ -20,7 +20,6 @@ from importlib import resources
 from importlib.metadata import version
 from time import monotonic
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -123,7 +122,13 @@ def make_application(service: Service, *, token: str | None, hosts: frozenset[st
 
         return Route(path, called, methods=[method])
 
-    routes = [
+    # The first that fits is taken: what is asked most stands first.
+    routes = list[Route]()
+    for suffix in ("", "/versions/{version}"):
+        path = f"/v2/models/{{name}}{suffix}"
+        routes += [route(f"{path}/infer", _infer, "POST"), route(f"{path}/attack", _attack, "POST")]
+        routes += [route(path, _model), route(f"{path}/ready", _model_ready)]
+    routes += [
         route("/", _page),
         route("/page.js", _file),
         route("/page.css", _file),
@@ -136,10 +141,6 @@ def make_application(service: Service, *, token: str | None, hosts: frozenset[st
         route("/v2/health/ready", _ready),
         route("/v2/models", _models),
     ]
-    for suffix in ("", "/versions/{version}"):
-        path = f"/v2/models/{{name}}{suffix}"
-        routes += [route(path, _model), route(f"{path}/ready", _model_ready)]
-        routes += [route(f"{path}/infer", _infer, "POST"), route(f"{path}/attack", _attack, "POST")]
     handlers = {HTTPException: _unknown, HttpError: _problem, Exception: _failed}
     application = Starlette(routes=routes, exception_handlers=handlers)
     return Guard(application, service, token=token, hosts=hosts, tls=tls)
@@ -167,7 +168,9 @@ class Guard:
     def __init__(
         self, application: ASGIApp, service: Service, *, token: str | None, hosts: frozenset[str] | None, tls: bool
     ) -> None:
-        self.application, self.service, self.hosts, self.tls = application, service, hosts, tls
+        self.application, self.service, self.hosts = application, service, hosts
+        told = SECURITY | ({"strict-transport-security": "max-age=31536000"} if tls else {})
+        self.headers = [(name.encode(), value.encode()) for name, value in told.items()]
         self.token = None if token is None else _digest(token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -179,11 +182,7 @@ class Guard:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 service.metrics.count_request(_pattern(scope), message["status"])
-                extra = SECURITY | ({"strict-transport-security": "max-age=31536000"} if self.tls else {})
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    *((name.encode(), value.encode()) for name, value in extra.items()),
-                ]
+                message["headers"] = [*message.get("headers", ()), *self.headers]
             await send(message)
 
         service.in_flight[client] += 1
@@ -208,7 +207,7 @@ class Guard:
             # A page of somebody else whose name was made to point here could else read answers.
             raise HttpError(421, "this server does not go by that name.")
         origin = headers.get(b"origin")
-        if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
+        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
             raise HttpError(403, "pages of other sites may not ask this server.")
         if self.token is not None and scope["path"] not in OPEN:
             given = headers.get(b"authorization", b"")
@@ -278,6 +277,7 @@ async def _read_body(request: HttpRequest, limits: Limits) -> bytes:
     except ClientDisconnect:
         raise HttpError(499, "the client has gone.") from None
     except TimeoutError:
+        request.scope[_READ] = True
         raise HttpError(408, f"the body did not arrive within {limits.body_s:g} s.", connection="close") from None
     request.scope[_READ] = True
     return b"".join(parts)
@@ -368,7 +368,8 @@ async def _server(service: Service, request: HttpRequest) -> Response:
 
 
 async def _live(service: Service, request: HttpRequest) -> Response:
-    return JSONResponse({"live": True})
+    alive = service.batcher.is_alive
+    return JSONResponse({"live": alive}, 200 if alive else 500)
 
 
 async def _ready(service: Service, request: HttpRequest) -> Response:
@@ -400,7 +401,7 @@ async def _card(service: Service, request: HttpRequest) -> Response:
 
 def card_of(model: ServedModel) -> dict[str, Any]:
     """Return what is guaranteed of a model, by whom, and on what assumptions."""
-    from stobatch.reporting.guarantee import STATUS_MEANINGS, guarantee_line
+    from stobatch.reporting.guarantee import STATUS_MEANINGS
 
     return {
         "weights_sha256": model.model.weights_sha256,
@@ -410,11 +411,9 @@ def card_of(model: ServedModel) -> dict[str, Any]:
         "warning": model.warning,
         "privacy": {
             "status": str(model.guarantee.status),
-            "line": guarantee_line(model.guarantee),
+            "line": str(model.guarantee),
             "meaning": STATUS_MEANINGS[model.guarantee.status],
-            "assumptions": list(model.guarantee.assumptions),
-            "objections": list(model.guarantee.objections),
-            "audits": list(model.guarantee.audits),
+            **model.guarantee.to_dict(),
         },
         "certificates": [kind.to_dict() for kind in model.kinds],
         "answers_by": None if model.kind is None else model.kind.name,

@@ -195,6 +195,10 @@ class Batcher:
             self._wake.notify()
         return ticket
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """Finish what was taken on, and take on nothing more."""
         with self._wake:
@@ -218,7 +222,7 @@ class Batcher:
                     if parts:
                         jobs.append(_job(parts))
                         active[id(jobs[-1])] = key
-                        self._on_batch(parts[0][0].model.name, sum(len(ticket.rows(part)) for ticket, part in parts))
+                        self._on_batch(parts[0][0].model.name, jobs[-1].parts[-1][2].stop)
             if jobs:
                 job = jobs.popleft()
                 if job.step():
@@ -250,26 +254,32 @@ def _job(parts: list[Part]) -> Job:
         stop = start + len(ticket.rows(part))
         placed.append((ticket, part, slice(start, stop)))
         start = stop
-    inputs = torch.cat([ticket.rows(part) for ticket, part in parts])
-    return (_Attacking if parts[0][0].question.attack else _Certifying)(placed, inputs)
+    return (_Attacking if parts[0][0].question.attack else _Certifying)(placed)
 
 
 class _Job:
-    def __init__(self, parts: list[tuple[Ticket, int, slice]], inputs: Tensor) -> None:
-        self.parts, self.inputs = parts, inputs
-        self.model, self.question = parts[0][0].model, parts[0][0].question
-        network = self.model.model.network
-        self.network, self.inputs = network, inputs.to(network.device, network.dtype)
-        self.generator = Seeds.secret().generator("predict")
+    _begun = False
+
+    def __init__(self, parts: list[tuple[Ticket, int, slice]]) -> None:
+        self.parts, self.model, self.question = parts, parts[0][0].model, parts[0][0].question
+        self.network = self.model.model.network
 
     def step(self) -> bool:
         try:
             with torch.no_grad():
+                if not self._begun:
+                    self._begun = True
+                    self._begin()
                 return self._step()
         except Exception as error:  # one batch's failure is not the end of the others
             for ticket, _, _ in self.parts:
                 ticket.fail(error)
             return False
+
+    def _begin(self) -> None:
+        inputs = torch.cat([ticket.rows(part) for ticket, part, _ in self.parts])
+        self.inputs = inputs.to(self.network.device, self.network.dtype)
+        self.generator = Seeds.secret().generator("predict")
 
     def _step(self) -> bool:
         raise NotImplementedError
@@ -279,19 +289,17 @@ class _Certifying(_Job):
     """Labels with certificates."""
 
     search: Search | None = None
-    scores: Tensor | None = None
 
-    def _step(self) -> bool:
-        if self.scores is None:
-            self.scores = self.network(self.inputs).double().cpu()
-            verifier = self.model.certifier(self.question)
-            if verifier is None:
-                return self._answer(more=False)
+    def _begin(self) -> None:
+        super()._begin()
+        self.scores = self.network(self.inputs).double().cpu()
+        if (verifier := self.model.certifier(self.question)) is not None:
             farthest = self.question.radius is None
             anytime = any(ticket.question.deadline is not None for ticket, _, _ in self.parts)
             self.search = verifier.search(self.inputs, self.generator, farthest=farthest, anytime=anytime)
-        assert self.search is not None
-        return self._answer(more=self.search.step())
+
+    def _step(self) -> bool:
+        return self._answer(more=self.search is not None and self.search.step())
 
     def _answer(self, *, more: bool) -> bool:
         """Answer those who are done or late."""
@@ -309,7 +317,6 @@ class _Certifying(_Job):
         return more and bool(left)
 
     def _read(self, *, finished: bool) -> Answer:
-        assert self.scores is not None
         size, done = len(self.inputs), np.full(len(self.inputs), finished)
         if self.search is None:
             nothing = np.zeros(size, dtype=np.int64)
@@ -331,18 +338,17 @@ class _Certifying(_Job):
 class _Attacking(_Job):
     """The strongest change that several attacks find, one attack a step; an attack that fails proves nothing."""
 
-    def __init__(self, parts: list[tuple[Ticket, int, slice]], inputs: Tensor) -> None:
-        super().__init__(parts, inputs)
-        self.names = deque(ATTACKS)
-        self.points = self.inputs.clone()
+    def _begin(self) -> None:
+        super()._begin()
+        self.names, self.points, self.labels = deque(ATTACKS), self.inputs.clone(), self._label(self.inputs)
 
     def _step(self) -> bool:
+        if all(ticket.gone for ticket, _, _ in self.parts):
+            return False
         assert self.question.radius is not None
         verifier = self.model.verifier(None)
         samples = verifier.samples() if verifier else {}
         victim: Victim = Expectation(samples["vote"], _SAMPLES) if samples else Plain(self.network)
-        if len(self.names) == len(ATTACKS):
-            self.labels = self._label(self.inputs)
         norm = Norm(self.model.kind.norm) if self.model.kind else Norm.LINF
         ball = Ball.around(self.inputs, Radius(self.question.radius, norm, PAPER_RANGE))
         attack = make_attack(self.names.popleft(), _BUDGET)

@@ -150,7 +150,8 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS:
+        own = sum(_address(one) == _address(self) for one in self.connections)
+        if len(self.connections) > CONNECTIONS or own > CONNECTIONS // 2:
             transport.close()
             return
         self._await_head()
@@ -162,8 +163,9 @@ class _Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle:
+        # Everything but a body is a head: of the first request, of the next, or of one sent before its turn.
+        head = self.cycle is None or self.cycle.response_complete or not self.cycle.more_body
+        if head:
             self._taken += len(data)
             if self._waiting is None:
                 self._await_head()
@@ -172,7 +174,7 @@ class _Protocol(HttpToolsProtocol):
         except Exception:  # what cannot be parsed is refused, and is no failure of the server
             self.send_400_response("")
             return
-        if idle and self._waiting is not None and self._taken > HEAD_BYTES:
+        if head and self._waiting is not None and self._taken > HEAD_BYTES:
             self.send_400_response(f"the headers are larger than {HEAD_BYTES:,} bytes.")
 
     def send_400_response(self, msg: str) -> None:
@@ -197,6 +199,10 @@ class _Protocol(HttpToolsProtocol):
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+
+
+def _address(connection: Any) -> str:
+    return str((connection.client or ("",))[0])
 
 
 def _require_unbroken(model: ServedModel, allow_void: bool) -> None:

@@ -46,10 +46,16 @@ class DpSgdFamily(Method):
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> DpSgdPlan:
         method = config.method
         assert isinstance(method, DpSgdSettings)
-        if config.training.optimiser != "sgd":
+        if config.training.optimiser == "adam" and method.momentum:
             raise SettingError(
-                f"training.optimiser={config.training.optimiser} is not for method '{method.title}'.",
-                remedy="Set training.optimiser=sgd; momentum and averaging are settings of the method.",
+                f"method.momentum={method.momentum:g} is not for training.optimiser=adam.",
+                why="Adam has moving averages of its own.",
+                remedy="Set method.momentum=0, or training.optimiser=sgd.",
+            )
+        if method.class_weights and len(method.class_weights) != info.num_classes:
+            raise SettingError(
+                f"method.class_weights has {len(method.class_weights)} weights for {info.num_classes} classes.",
+                remedy="Give one for each class, in the order of their labels.",
             )
         self.require_sense(config)
         if network is None and config.model.layers is not None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from functools import partial
 from math import sqrt
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from stobatch.attacks import Ball, craft, paper_ensemble
 from stobatch.config import MethodConfig
+from stobatch.errors import SettingError
 from stobatch.models import Classifier
 from stobatch.settings import setting
 from stobatch.sound.losses import (
@@ -24,6 +27,7 @@ from stobatch.sound.losses import (
     Reconstruction,
     Term,
 )
+from stobatch.sound.views import KINDS, RandomViews
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.votes.noise import GaussianNoise, LaplaceNoise, SmoothingNoise
 
@@ -68,6 +72,45 @@ class DpSgdSettings(MethodConfig):
         "counts persons",
         added_later=True,
     )
+
+    augmentations: tuple[str, ...] | None = setting(
+        None,
+        choices=KINDS,
+        doc="What each view of an example is made by, anew in every step: a random shift, a mirror image, "
+        "noise; unset, the example as it is",
+        added_later=True,
+    )
+    augmented_views: int = setting(
+        1,
+        at_least=1,
+        at_most=1024,
+        doc="Such views of each example, averaged inside its one contribution",
+        added_later=True,
+    )
+    crop_shift: int = setting(
+        2, at_least=0, doc="Of augmentations=crop: pixels by which a view is moved at most", added_later=True
+    )
+    augmentation_stddev: float = setting(
+        0.1, at_least=0, doc="Of augmentations=noise: its standard deviation over [-1, 1]", added_later=True
+    )
+    class_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = setting(
+        None,
+        doc="Weights of the classes in the loss, in their order, before clipping; public numbers, never counted in the "
+        "training data. Unset, all alike",
+        added_later=True,
+    )
+
+    def model_post_init(self, context: Any) -> None:
+        if self.augmented_views > 1 and not self.augmentations:
+            raise SettingError(
+                f"augmented_views={self.augmented_views} views of an example would all be the same.",
+                remedy='Set method.augmentations, as ["crop", "flip"], or method.augmented_views=1.',
+            )
+
+    @property
+    def random_views(self) -> RandomViews:
+        """What a step makes of each example before anything else."""
+        return RandomViews(self.augmentations or (), self.augmented_views, self.crop_shift, self.augmentation_stddev)
 
     @abstractmethod
     def objective(self, attack_chunk: int) -> Objective:

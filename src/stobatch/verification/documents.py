@@ -11,6 +11,7 @@ from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.dp.selection import Search
 from stobatch.evaluation.accuracy import AttackedTable
+from stobatch.evaluation.attack import protocol_of_prior
 from stobatch.evaluation.sanity import Evidence, certified_from
 from stobatch.evaluation.summaries import (
     attack_summary,
@@ -32,6 +33,8 @@ from stobatch.results import (
     NetworkFacts,
     Part,
     PlanDocument,
+    PriorCertificates,
+    PriorScores,
     Scores,
 )
 from stobatch.runs import IMAGES
@@ -215,10 +218,25 @@ def certificates_check(subject: Subject, document: CertificateSummary, file: str
     if isinstance(verifier, BoundsVerifier):
         asked = {0.0, *verifier.radii}
         pairs.append(("radii nobody asked about", sorted(set(columns["radius"]) - asked), []))
+    pairs.append(_own_row(subject, document.prior))
+    if document.prior is not None:
+        own = certificate_summary(
+            subject.certified_rows(document.prior, verifier), verifier.kinds, config.evaluation.radii
+        )
+        pairs += [(f"prior.{key}", *pair) for key, *pair in _pairs(document.prior, own)]
     if document.chosen is not None:
         pairs.append(("chosen", document.chosen.certificate, verifier.kinds[0].name))
     detail = f"{document.rows} rows give the accuracies that it states"
     return compared("certificates", file, pairs, detail)
+
+
+def _own_row(subject: Subject, found: PriorCertificates | PriorScores | None) -> tuple[str, Any, Any]:
+    """Return which prior stands beside a run's numbers, and which has to: one that has an answer is never left out."""
+    prior, said = subject.model.plan.prior, None
+    if prior is not None and not prior.new_head:
+        said = [prior.name, prior.weights_sha256, prior.conflict, prior.tuned]
+    own = None if found is None else [found.name, found.weights_sha256, found.conflict, found.tuned]
+    return "prior", own, said
 
 
 def attack_check(subject: Subject) -> Check:
@@ -270,6 +288,11 @@ def scores_checks(subject: Subject) -> Iterator[Check]:
     order = [(name, protocol) for name in functions for protocol in settings.protocols]
     pairs.append(("tables", [[t.function, t.protocol] for t in tables], [list(each) for each in order]))
     pairs.append(("rows", document.rows, max(len(table.label) for table in tables)))
+    pairs.append(_own_row(subject, document.prior))
+    if (own := document.prior) is not None:
+        found = attack_summary(subject.attacked_table(own, settings, own.weights_sha256))
+        pairs += [(f"prior.{key}", *pair) for key, *pair in _pairs(own, found)]
+        pairs.append(("prior.protocol.name", own.protocol.name, protocol_of_prior(settings)))
     yield compared("evaluation", file, pairs, f"{len(tables)} tables of rows give every number that it states")
     yield _between_tables(tables, columns, document)
 

@@ -154,6 +154,16 @@ def check_budget(said: str) -> None:
     assert 1.2 < float(after) < 2.5
 
 
+def check_networks(said: str) -> None:
+    for block in blocks_of(ROOT / "docs/networks.md"):
+        if block.language == "text":
+            assert block.code in said
+    proved = re.findall(r"^right, and proved to stay so at ([\d.]+): (\d+)%$", said, re.M)
+    assert [radius for radius, _ in proved] == ["0.05", "0.1"]
+    # Half of the labels would be right by chance; the made-up images are easy.
+    assert 80 <= int(proved[1][1]) <= int(proved[0][1])
+
+
 def check_tuning(said: str) -> None:
     words = " ".join(said.split())
     assert "the best of a random number of trainings" in words
@@ -188,6 +198,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "docs/tuning.md": check_tuning,
     "docs/watching.md": check_watching,
     "docs/your-own-data.md": check_own_data,
+    "docs/networks.md": check_networks,
     "docs/persons.md": check_persons,
 }
 PREPARATIONS: dict[str, Callable[[Path], None]] = {

@@ -113,8 +113,7 @@ def test_the_plan_says_how_it_is_clipped_and_certified(config, voting):
     assert followed[1] == "clipping: in one backward pass, no example's gradient is formed"
     assert followed[2] == "certificates: bounds, of forward as torch.fx follows it"
     other = stobatch.plan(voting, dataset=two_bars(), network=Gated()).network
-    assert "but for 'scale', which no layer holds" in other[1]
-    assert "3.81e-06 MB for each example" in other[1]
+    assert "in a second that forms gradients of 'scale', 4 bytes for each example" in other[1]
     assert other[2].startswith("certificates: votes under GaussianNoise(stddev=0.25); there are no bounds for a Gated")
     assert "'sigmoid'" in other[2]
 

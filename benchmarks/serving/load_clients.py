@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
+
+from torch import Tensor
 
 
 @dataclass
@@ -111,3 +114,22 @@ def labels_and_radii(right: list[tuple[int, float]]) -> Callable[[int, bytes], s
         return "" if told == right[place] else f"{told}, not {right[place]}"
 
     return judge
+
+
+def requests_of(pictures: Tensor, rows: Any, radius: float | None, *, binary: bool) -> Asked:
+    """One picture in each request."""
+    contents = []
+    for picture in pictures:
+        tensor: dict[str, Any] = {"name": "pictures", "datatype": "FP32", "shape": [1, *picture.shape]}
+        asked: dict[str, Any] = {"inputs": [tensor]} | ({"parameters": {"radius": radius}} if radius else {})
+        rest, headers = b"", {}
+        if binary:
+            rest = picture.numpy().astype("<f4").tobytes()
+            tensor["parameters"] = {"binary_data_size": len(rest)}
+        else:
+            tensor["data"] = picture.flatten().tolist()
+        content = json.dumps(asked).encode()
+        if binary:
+            headers["Inference_Header_Content_Length"] = str(len(content))
+        contents.append(http("/v2/models/digits/infer", content + rest, **headers))
+    return Asked(contents, labels_and_radii([(int(row.label or 0), float(row.radius or 0)) for row in rows]))
