@@ -89,14 +89,16 @@ def _planned(config: RunConfig, dataset: Dataset | None, network: nn.Module | No
             why="A search is paid for by what is proved of its candidates.",
             remedy="Set method.name=sound, or another method that descends by DP-SGD.",
         )
-    decided = _with_budget(config, found)
+    decided, plans = _with_budget(config, found), []
     for settings in combinations(config):
         try:
-            plan(decided.override_all(settings), dataset=dataset, network=network)
+            plans.append(plan(decided.override_all(settings), dataset=dataset, network=network))
         except StobatchError as error:
             said = ", ".join(f"{key}={value}" for key, value in settings.items())
             raise SettingError(f"with {said}: {error.what}", why=error.why, remedy=error.remedy) from None
-    return found
+    # Of a candidate: the settings that are searched need not have, outside of the search, one of their values.
+    assert isinstance(plans[0], DpSgdPlan)
+    return plans[0]
 
 
 def _with_budget(config: RunConfig, planned: DpSgdPlan) -> RunConfig:
