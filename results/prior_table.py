@@ -1,11 +1,11 @@
 """Measure what a public start is worth on MNIST: the prior alone, and `sound` with and without it.
 
     python results/prior_table.py --folder runs/prior --records results/sound_mnist_prior.jsonl --device cuda
-    python results/prior_table.py --folder runs/prior --table results/sound_mnist_prior.jsonl
+    python results/prior_table.py --table results/sound_mnist_prior.jsonl --page docs/pretraining.md
 
 Each row is a line of the records: accuracy and certified accuracy (bounds, l-infinity over [-1, 1]) of 10,000 images. A
-row that is there already is not made again, and a training that was stopped goes on. Seeds are
-public, so the privacy of these runs is void; with secret ones it has the status that stands in the row.
+row that is there already is not made again, and a training that was stopped goes on. Seeds are public, so the privacy
+of these runs is void; with secret ones it has the status that stands in the row.
 
 `--held-out` trains on the first 50,000 training images of MNIST and measures on the other 10,000: settings are chosen
 there, never on test images. `--rate` tries another learning rate of the trainings that start from the prior.
@@ -41,6 +41,7 @@ RATES = {0.2: 0.05, 1.0: 0.1}
 """By ε: the learning rate from a prior, as a multiple of the recipe's own."""
 STEPS, BATCH_SIZE = 10_000, 512
 _AT_ONCE = 1000
+BEGIN, END = "<!-- made by results/prior_table.py -->", "<!-- end -->"
 
 
 def with_prior(epsilon: float, aim: str, network: str, rate: float | None) -> RunConfig:
@@ -126,7 +127,7 @@ def measure(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
         network = plain_network(config, info, Seeds.reproducible(0), None)
         network.load_state_dict(tensors)
         network.to(use_device(config.machine)).eval().requires_grad_(False)
-        facts = {"weights_sha256": card.weights_sha256, "last_loss": card.settings["last_loss"]}
+        facts = {"weights_sha256": card.weights_sha256, "prior": card.settings}
         return facts | certified(config, network, test, dataset) | {"seconds": round(time.monotonic() - started, 1)}
     from_prior = row["row"] == "from the prior"
     prior = make_prior(options, aim, seed) if from_prior else None
@@ -142,6 +143,8 @@ def measure(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
         "steps": config.training.steps,
         "guarantee": str(model.guarantee),
         "status_with_secret_seeds": str(model.claim.status),
+        "device": str(model.network.device),
+        "torch": torch.__version__,
         **certified(model.config, model.network, test, dataset),
         "seconds": round(time.monotonic() - started, 1),
     }
@@ -151,17 +154,17 @@ def table(records: list[dict[str, Any]]) -> str:
     """Means over seeds, in percent."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for record in records:
+        images = "held out" if record["held_out"] else "test"
         rate = record.get("learning_rate", "")
-        groups[record["row"], record["epsilon"], record["aim"], rate, record["held_out"]].append(record)
+        groups[record["row"], record["epsilon"], record["network"], record["aim"], rate, images].append(record)
     lines = [
-        f"| start | ε | aim | rate | images | seeds | clean | {' | '.join(f'{r:g}' for r in RADII)} |",
-        "|" + "---|" * (7 + len(RADII)),
+        f"| start | ε | network | aim | rate | images | seeds | clean | {' | '.join(f'{r:g}' for r in RADII)} |",
+        "|" + "---|" * (8 + len(RADII)),
     ]
-    for (row, epsilon, aim, rate, held), group in sorted(groups.items(), key=lambda pair: str(pair[0])):
+    for (row, epsilon, network, aim, rate, images), group in sorted(groups.items(), key=lambda pair: str(pair[0])):
         values = [group_mean(group, "clean")] + [group_mean(group, "certified", f"{radius:g}") for radius in RADII]
-        images = "held out" if held else "test"
-        cells = [row, f"{epsilon:g}", aim, f"{rate}", images, str(len(group)), *(f"{100 * v:.1f}" for v in values)]
-        lines.append(f"| {' | '.join(cells)} |")
+        facts = [row, f"{epsilon:g}", f"`{network}`", f"{AIMS[aim]:g}", f"{rate}", images, str(len(group))]
+        lines.append(f"| {' | '.join([*facts, *(f'{100 * value:.1f}' for value in values)])} |")
     return "\n".join(lines)
 
 
@@ -180,6 +183,7 @@ def main() -> None:
     parser.add_argument("--folder", default="runs/prior", help="where priors and runs go")
     parser.add_argument("--records", type=Path, help="measure, and add rows to this file")
     parser.add_argument("--table", type=Path, help="print the table of such a file")
+    parser.add_argument("--page", type=Path, help="and put it into this page")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory-mb", type=int, default=4096)
     parser.add_argument("--seed", type=int, nargs="+", default=[1, 2, 3])
@@ -193,7 +197,11 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true")
     options = parser.parse_args()
     if options.table:
-        print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
+        made = table([json.loads(line) for line in options.table.read_text().splitlines()])
+        print(made)
+        if options.page:
+            before, rest = options.page.read_text().split(BEGIN)
+            options.page.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.split(END)[1]}")
         return
     if options.records is None:
         parser.error("give --records or --table")
