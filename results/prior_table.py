@@ -9,6 +9,9 @@ of these runs is void; with secret ones it has the status that stands in the row
 
 `--held-out` trains on the first 50,000 training images of MNIST and measures on the other 10,000: settings are chosen
 there, never on test images. `--rate` tries another learning rate of the trainings that start from the prior.
+
+`--of-each 10` gives every ten records to one person, at random, and protects persons: a step takes a third of
+them, each with all ten records.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +69,26 @@ def without_prior(epsilon: float, aim: str) -> RunConfig:
     return sound.mnist(epsilon=epsilon, radius=0.2 if aim == "near" else 0.4)
 
 
-def held_out() -> Dataset:
-    train = load(DataConfig(name="mnist")).train.in_memory()
-    parts = (train.inputs[:50_000], train.labels[:50_000], train.inputs[50_000:], train.labels[50_000:])
-    return from_tensors(*parts, num_classes=10, name="mnist")
+def for_persons(config: RunConfig, epsilon: float, of_each: int, *, from_prior: bool) -> RunConfig:
+    """The settings where a person has several records."""
+    if of_each == 1:
+        return config
+    strict = sound.mnist(epsilon=0.2, radius=0.2).override("method.epsilon", epsilon)
+    few_steps = {"method.batch_size": 2000, "method.records_per_person": of_each, "training.steps": 146}
+    return (config if from_prior else strict).override_all(few_steps)
+
+
+def records(*, held_out: bool, of_each: int) -> Dataset:
+    """MNIST, or its training images cut in two; every `of_each` training records, drawn at random, are one person's."""
+    whole = load(DataConfig(name="mnist"))
+    train, test = whole.train.in_memory(), whole.test
+    inputs, labels = train.inputs, train.labels
+    parts = (inputs, labels, test.inputs, test.labels)
+    if held_out:
+        parts = (inputs[:50_000], labels[:50_000], inputs[50_000:], labels[50_000:])
+    order = torch.randperm(len(parts[1]), generator=torch.Generator().manual_seed(0))
+    groups = None if of_each == 1 else order // of_each
+    return from_tensors(*parts, num_classes=10, name="mnist", groups=groups)
 
 
 def certified(config: RunConfig, network: Classifier, test: Examples, dataset: Dataset | None) -> dict[str, Any]:
@@ -91,7 +111,8 @@ def certified(config: RunConfig, network: Classifier, test: Examples, dataset: D
 
 
 def make_prior(options: argparse.Namespace, aim: str, seed: int) -> Path:
-    out = Path(options.folder) / f"prior-{aim}-{seed}"
+    of_network = sha256(options.network.encode()).hexdigest()[:8]
+    out = Path(options.folder) / f"prior-{aim}-{of_network}-{options.steps}x{options.batch_size}-{seed}"
     if not prior_files(out)[1].exists():
         config = with_prior(1.0, aim, options.network, None)
         # A prior begins with random weights, so it gets the ramp back.
@@ -105,7 +126,8 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for seed in options.seed:
         for aim in options.aim:
-            found.append({"row": "prior alone", "aim": aim, "epsilon": 0.0, "seed": seed})
+            if options.of_each == 1:
+                found.append({"row": "prior alone", "aim": aim, "epsilon": 0.0, "seed": seed})
             for epsilon in options.epsilon:
                 found.append({"row": "from the prior", "aim": aim, "epsilon": epsilon, "seed": seed})
                 if not options.no_plain:
@@ -115,7 +137,8 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def measure(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     aim, seed, epsilon = row["aim"], row["seed"], row["epsilon"]
-    dataset = held_out() if options.held_out else None
+    own = options.held_out or options.of_each > 1
+    dataset = records(held_out=options.held_out, of_each=options.of_each) if own else None
     test = (dataset or load(DataConfig(name="mnist", train_limit=1))).test
     machine = {"machine.device": options.device, "machine.memory_mb": options.memory_mb}
     started = time.monotonic()
@@ -132,8 +155,10 @@ def measure(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     from_prior = row["row"] == "from the prior"
     prior = make_prior(options, aim, seed) if from_prior else None
     config = with_prior(epsilon, aim, options.network, options.rate) if from_prior else without_prior(epsilon, aim)
+    config = for_persons(config, epsilon, options.of_each, from_prior=from_prior)
     config = config.override_all({**machine, "seed": seed})
-    name = f"{'from' if from_prior else 'plain'}-{aim}-{epsilon:g}-{seed}-{config.training_hash}"
+    start = f"from-{prior.name}" if prior else f"plain-{aim}"
+    name = f"{start}-{epsilon:g}-{seed}-{config.training_hash}"
     run = Path(options.folder) / (name + ("-held-out" if options.held_out else ""))
     resume = (run / "config.json").exists()
     model = stobatch.train(config, run, dataset=dataset, prior=prior, resume=resume, quiet=True)
@@ -156,15 +181,18 @@ def table(records: list[dict[str, Any]]) -> str:
     for record in records:
         images = "held out" if record["held_out"] else "test"
         rate = record.get("learning_rate", "")
-        groups[record["row"], record["epsilon"], record["network"], record["aim"], rate, images].append(record)
+        person = record.get("of_each", 1)
+        key = (record["row"], record["epsilon"], person, record["network"], record["aim"], rate, images)
+        groups[key].append(record)
     lines = [
-        f"| start | ε | network | aim | rate | images | seeds | clean | {' | '.join(f'{r:g}' for r in RADII)} |",
-        "|" + "---|" * (8 + len(RADII)),
+        "| start | ε | records of a person | network | aim | rate | images | seeds | clean | "
+        f"{' | '.join(f'{r:g}' for r in RADII)} |",
+        "|" + "---|" * (9 + len(RADII)),
     ]
-    for (row, epsilon, network, aim, rate, images), group in sorted(groups.items(), key=lambda pair: str(pair[0])):
+    for (row, epsilon, person, network, aim, rate, images), group in sorted(groups.items(), key=lambda g: str(g[0])):
         values = [group_mean(group, "clean")] + [group_mean(group, "certified", f"{radius:g}") for radius in RADII]
-        facts = [row, f"{epsilon:g}", f"`{network}`", f"{AIMS[aim]:g}", f"{rate}", images, str(len(group))]
-        lines.append(f"| {' | '.join([*facts, *(f'{100 * value:.1f}' for value in values)])} |")
+        facts = [row, f"{epsilon:g}", person, f"`{network}`", f"{AIMS[aim]:g}", rate, images, len(group)]
+        lines.append(f"| {' | '.join([*map(str, facts), *(f'{100 * value:.1f}' for value in values)])} |")
     return "\n".join(lines)
 
 
@@ -195,6 +223,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="times the recipe's learning rate, from the prior")
     parser.add_argument("--no-plain", action="store_true", help="leave out the rows without a prior")
     parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--of-each", type=int, default=1, help="records of a person; more than 1 protects persons")
     options = parser.parse_args()
     if options.table:
         made = table([json.loads(line) for line in options.table.read_text().splitlines()])
@@ -205,7 +234,7 @@ def main() -> None:
         return
     if options.records is None:
         parser.error("give --records or --table")
-    where = {"held_out": options.held_out}
+    where = {"held_out": options.held_out, "of_each": options.of_each}
     asked = where | {"network": options.network, "rate": options.rate, "prior_steps": options.steps}
     done = options.records.read_text().splitlines() if options.records.exists() else []
     there = [json.loads(line) for line in done]
