@@ -55,6 +55,7 @@ from stobatch.training.engines import Engine
 from stobatch.training.engines.distributed import REMEDIES, engine_for, placed
 from stobatch.training.ledger import Ledger
 from stobatch.training.observer import Callback, CallingBack, Observer
+from stobatch.training.tensorboard import TensorBoardLog
 from stobatch.training.trainable import Monitored, parameter_precision
 from stobatch.types import Neighbours
 
@@ -94,6 +95,7 @@ def train(
     resume: bool = False,
     quiet: bool = False,
     callback: Callback | None = None,
+    log: str | None = None,
 ) -> TrainedModel:
     """Train a model into a run directory, or continue one that was interrupted.
 
@@ -102,7 +104,8 @@ def train(
     instead of random weights: a finished run on other data, or a safetensors file with its card beside it.
 
     Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
-    `callback` is told every `training.monitor_every` steps what may be seen of the training (docs/watching.md).
+    `callback` is told every `training.monitor_every` steps what may be seen of the training, and with
+    `log="tensorboard"` it is written for TensorBoard into the run's private folder (docs/watching.md).
     """
     if config.search.settings:
         raise SettingError(
@@ -110,6 +113,7 @@ def train(
             why="What a search costs is paid by all of its candidates together.",
             remedy="Run `stobatch tune`, or leave search.settings unset.",
         )
+    _require_log(log)
     config = name_network(config.replace(machine=placed(config.machine)), network)
     run, start = Run(Path(out)), None
     if prior is not None or config.prior.name is not None:
@@ -119,8 +123,18 @@ def train(
         # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
         replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
         resume = resume or replaced > 0
-        observers = (CallingBack(callback),) if callback is not None else ()
+        observers = _observers(run, callback, log)
         return _train(engine, config, run, dataset, network, start, resume=resume, quiet=quiet, observers=observers)
+
+
+def _observers(run: Run, callback: Callback | None, log: str | None) -> tuple[Observer, ...]:
+    found: tuple[Observer, ...] = (CallingBack(callback),) if callback is not None else ()
+    return (*found, TensorBoardLog(run.path / PRIVATE / "tensorboard")) if log else found
+
+
+def _require_log(log: str | None) -> None:
+    if log not in (None, "tensorboard"):
+        raise SettingError(f"there is no log '{log}'.", remedy="Use tensorboard, or a callback in Python.")
 
 
 def train_candidate(
@@ -154,6 +168,9 @@ def _train(
     run.require_new(config, resume=resume)
     the_plan = plan(config, dataset=dataset, network=network)
     booking = None if config.search.settings else _book(config, the_plan, run, dataset)
+    if engine.leads and not quiet:
+        for line in the_plan.network:
+            print(f"stobatch: {line}", file=sys.stderr)
     device = use_device(config.machine)
     seeds, given = _common_seeds(engine, seeds or seeds_of(config, run)), dataset is not None
     own = given or is_own(config.data)

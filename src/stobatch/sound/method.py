@@ -20,6 +20,7 @@ from stobatch.dp.plan import DpSgdPlan, Plan, TrainersPlan
 from stobatch.errors import ModelError, SettingError
 from stobatch.methods import Method, make_verifiers, require_per_example_at_size
 from stobatch.models import Classifier, HandedOver, Layered, Network, build_layered, require_per_example
+from stobatch.models.low_rank import as_deployed
 from stobatch.seeds import Seeds
 from stobatch.sound.search import with_search
 from stobatch.sound.settings import DpSgdSettings, SoundConfig
@@ -163,7 +164,7 @@ class Sound(DpSgdFamily):
         method = config.method
         assert isinstance(method, SoundConfig)
         if method.certified_weight and isinstance(network, HandedOver):
-            if unbounded := why_unbounded(network):
+            if unbounded := why_unbounded(as_deployed(network)):
                 raise ModelError(
                     f"the certified loss cannot follow your network: {unbounded}",
                     why="method.certified_weight is the weight of a loss on bounds, and there are none.",

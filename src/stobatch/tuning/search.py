@@ -24,6 +24,7 @@ from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation.tables import data_root
 from stobatch.files import PRIVATE, make_folder
+from stobatch.loading import read_start
 from stobatch.progress import progress
 from stobatch.results import CandidateRow, Candidates, Search, Training, Winner
 from stobatch.runs import Run, make_key
@@ -55,6 +56,7 @@ def tune(
     """
     directory = Run(Path(out))
     _require_new(directory, resume=resume)
+    read_start(config, None)  # candidates start at random: settings that name a prior are refused
     planned = _planned(config, dataset, network)
     config = _with_budget(config, planned)
     if workers < 1:
@@ -87,14 +89,16 @@ def _planned(config: RunConfig, dataset: Dataset | None, network: nn.Module | No
             why="A search is paid for by what is proved of its candidates.",
             remedy="Set method.name=sound, or another method that descends by DP-SGD.",
         )
-    decided = _with_budget(config, found)
+    decided, plans = _with_budget(config, found), []
     for settings in combinations(config):
         try:
-            plan(decided.override_all(settings), dataset=dataset, network=network)
+            plans.append(plan(decided.override_all(settings), dataset=dataset, network=network))
         except StobatchError as error:
             said = ", ".join(f"{key}={value}" for key, value in settings.items())
             raise SettingError(f"with {said}: {error.what}", why=error.why, remedy=error.remedy) from None
-    return found
+    # Of a candidate: the settings that are searched need not have, outside of the search, one of their values.
+    assert isinstance(plans[0], DpSgdPlan)
+    return plans[0]
 
 
 def _with_budget(config: RunConfig, planned: DpSgdPlan) -> RunConfig:

@@ -180,6 +180,13 @@ def check_persons(said: str) -> None:
     assert int(right) >= 80
 
 
+def check_watching(said: str) -> None:
+    seen = re.findall(
+        r"^(\d) of 4 \{'learning_rate': [\d.]+, 'test_accuracy': [\d.]+, 'epsilon_spent': [\d.]+\}$", said, re.M
+    )
+    assert seen == ["2", "4"]
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "README.md": check_readme,
     "docs/tutorial.md": check_tutorial,
@@ -189,6 +196,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "docs/comparing.md": check_comparing,
     "docs/budget.md": check_budget,
     "docs/tuning.md": check_tuning,
+    "docs/watching.md": check_watching,
     "docs/your-own-data.md": check_own_data,
     "docs/networks.md": check_networks,
     "docs/persons.md": check_persons,

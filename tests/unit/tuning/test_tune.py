@@ -79,6 +79,12 @@ def test_the_winner_is_a_run_that_pays_for_the_search(finished: Path):
     assert len(Examples.in_memory(records().train)) - plan.num_examples == 20
 
 
+def test_the_search_and_its_winner_say_one_epsilon_whatever_stands_outside_of_the_list(tmp_path: Path):
+    config = search_config(training__steps=400)
+    found = tune(config, tmp_path / "out", dataset=records(), quiet=True)
+    assert found.guarantee.epsilon == stobatch.load(tmp_path / "out" / "winner").guarantee.epsilon <= 2.0
+
+
 def test_the_winner_is_verified(finished: Path):
     verified = stobatch.verify(finished / "winner", dataset=records())
     assert verified.verdict is Outcome.AGREES
