@@ -9,6 +9,9 @@ public, so the privacy of these runs is void; with secret ones it has the status
 
 `--held-out` trains on the first 50,000 training images of MNIST and measures on the other 10,000: settings are chosen
 there, never on test images. `--rate` tries another learning rate of the trainings that start from the prior.
+
+`--of-each 10` gives every ten records to one person, at random, and protects persons: a step takes a third of
+them, each with all ten records.
 """
 
 from __future__ import annotations
@@ -64,10 +67,26 @@ def without_prior(epsilon: float, aim: str) -> RunConfig:
     return sound.mnist(epsilon=epsilon, radius=0.2 if aim == "near" else 0.4)
 
 
-def held_out() -> Dataset:
-    train = load(DataConfig(name="mnist")).train.in_memory()
-    parts = (train.inputs[:50_000], train.labels[:50_000], train.inputs[50_000:], train.labels[50_000:])
-    return from_tensors(*parts, num_classes=10, name="mnist")
+def for_persons(config: RunConfig, epsilon: float, of_each: int, *, from_prior: bool) -> RunConfig:
+    """The settings where a person has several records."""
+    if of_each == 1:
+        return config
+    strict = sound.mnist(epsilon=0.2, radius=0.2).override("method.epsilon", epsilon)
+    few_steps = {"method.batch_size": 2000, "method.records_per_person": of_each, "training.steps": 146}
+    return (config if from_prior else strict).override_all(few_steps)
+
+
+def records(*, held_out: bool, of_each: int) -> Dataset:
+    """MNIST, or its training images cut in two; every `of_each` training records, drawn at random, are one person's."""
+    whole = load(DataConfig(name="mnist"))
+    train, test = whole.train.in_memory(), whole.test
+    inputs, labels = train.inputs, train.labels
+    parts = (inputs, labels, test.inputs, test.labels)
+    if held_out:
+        parts = (inputs[:50_000], labels[:50_000], inputs[50_000:], labels[50_000:])
+    order = torch.randperm(len(parts[1]), generator=torch.Generator().manual_seed(0))
+    groups = None if of_each == 1 else order // of_each
+    return from_tensors(*parts, num_classes=10, name="mnist", groups=groups)
 
 
 def certified(config: RunConfig, network: Classifier, test: Examples, dataset: Dataset | None) -> dict[str, Any]:
@@ -104,7 +123,8 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for seed in options.seed:
         for aim in options.aim:
-            found.append({"row": "prior alone", "aim": aim, "epsilon": 0.0, "seed": seed})
+            if options.of_each == 1:
+                found.append({"row": "prior alone", "aim": aim, "epsilon": 0.0, "seed": seed})
             for epsilon in options.epsilon:
                 found.append({"row": "from the prior", "aim": aim, "epsilon": epsilon, "seed": seed})
                 if not options.no_plain:
@@ -114,7 +134,8 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def measure(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     aim, seed, epsilon = row["aim"], row["seed"], row["epsilon"]
-    dataset = held_out() if options.held_out else None
+    own = options.held_out or options.of_each > 1
+    dataset = records(held_out=options.held_out, of_each=options.of_each) if own else None
     test = (dataset or load(DataConfig(name="mnist", train_limit=1))).test
     machine = {"machine.device": options.device, "machine.memory_mb": options.memory_mb}
     started = time.monotonic()
@@ -131,6 +152,7 @@ def measure(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     from_prior = row["row"] == "from the prior"
     prior = make_prior(options, aim, seed) if from_prior else None
     config = with_prior(epsilon, aim, options.network, options.rate) if from_prior else without_prior(epsilon, aim)
+    config = for_persons(config, epsilon, options.of_each, from_prior=from_prior)
     config = config.override_all({**machine, "seed": seed})
     name = f"{'from' if from_prior else 'plain'}-{aim}-{epsilon:g}-{seed}-{config.training_hash}"
     run = Path(options.folder) / (name + ("-held-out" if options.held_out else ""))
@@ -152,15 +174,17 @@ def table(records: list[dict[str, Any]]) -> str:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         rate = record.get("learning_rate", "")
-        groups[record["row"], record["epsilon"], record["aim"], rate, record["held_out"]].append(record)
+        key = (record["row"], record["epsilon"], record["of_each"], record["aim"], rate, record["held_out"])
+        groups[key].append(record)
     lines = [
-        f"| start | ε | aim | rate | images | seeds | clean | {' | '.join(f'{r:g}' for r in RADII)} |",
-        "|" + "---|" * (7 + len(RADII)),
+        f"| start | ε | records of a person | aim | rate | images | seeds | clean | "
+        f"{' | '.join(f'{r:g}' for r in RADII)} |",
+        "|" + "---|" * (8 + len(RADII)),
     ]
-    for (row, epsilon, aim, rate, held), group in sorted(groups.items(), key=lambda pair: str(pair[0])):
+    for (row, epsilon, of_each, aim, rate, held), group in sorted(groups.items(), key=lambda pair: str(pair[0])):
         values = [group_mean(group, "clean")] + [group_mean(group, "certified", f"{radius:g}") for radius in RADII]
-        images = "held out" if held else "test"
-        cells = [row, f"{epsilon:g}", aim, f"{rate}", images, str(len(group)), *(f"{100 * v:.1f}" for v in values)]
+        said = [row, f"{epsilon:g}", of_each, aim, rate, "held out" if held else "test", len(group)]
+        cells = [*map(str, said), *(f"{100 * v:.1f}" for v in values)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -191,13 +215,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="times the recipe's learning rate, from the prior")
     parser.add_argument("--no-plain", action="store_true", help="leave out the rows without a prior")
     parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--of-each", type=int, default=1, help="records of a person; more than 1 protects persons")
     options = parser.parse_args()
     if options.table:
         print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
         return
     if options.records is None:
         parser.error("give --records or --table")
-    where = {"held_out": options.held_out}
+    where = {"held_out": options.held_out, "of_each": options.of_each}
     asked = where | {"network": options.network, "rate": options.rate, "prior_steps": options.steps}
     done = options.records.read_text().splitlines() if options.records.exists() else []
     there = [json.loads(line) for line in done]

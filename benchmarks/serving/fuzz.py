@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from serving_process import cpu_seconds, resident_mb, server, write_record
+from serving_process import cpu_seconds, resident_mb, server, write_record  # isort: split
+
 from request_fuzz import Fuzz
 
 import stobatch
@@ -35,18 +36,20 @@ def main() -> int:
     right = [(int(row.label or 0), float(row.radius or 0)) for row in rows]
     with server(given.run) as (host, pid):
         fuzzes = [Fuzz(host, pictures.numpy(), right, RADIUS, given.seed) for _ in range(given.clients)]
-        Fuzz(host, pictures.numpy(), right, RADIUS, given.seed).run(range(2000))
-        started, memory, used = time.monotonic(), resident_mb(pid), cpu_seconds(pid)
-        threads = [
-            threading.Thread(target=fuzz.run, args=(range(place, given.cases, given.clients),))
-            for place, fuzz in enumerate(fuzzes)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds, grown = time.monotonic() - started, resident_mb(pid) - memory
-        used = cpu_seconds(pid) - used
+        started, used, memory = time.monotonic(), cpu_seconds(pid), [resident_mb(pid)]
+        # In quarters: what a leak adds it adds in each of them.
+        for quarter in range(4):
+            first, last = (given.cases * part // 4 for part in (quarter, quarter + 1))
+            threads = [
+                threading.Thread(target=fuzz.run, args=(range(first + place, last, given.clients),))
+                for place, fuzz in enumerate(fuzzes)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            memory.append(resident_mb(pid))
+        seconds, used = time.monotonic() - started, cpu_seconds(pid) - used
     counts = sum((fuzz.counts for fuzz in fuzzes), Counter[str]())
     findings = [finding for fuzz in fuzzes for finding in fuzz.findings]
     found = {
@@ -57,7 +60,7 @@ def main() -> int:
         "slowest_s": round(max(fuzz.slowest_s for fuzz in fuzzes), 2),
         "seconds": round(seconds),
         "server_cpu_s": round(used),
-        "memory_mb": {"after_2000": round(memory), "grown": round(grown, 1)},
+        "memory_mb": [round(one, 1) for one in memory],
     }
     write_record("fuzz", found)
     return int(bool(findings))

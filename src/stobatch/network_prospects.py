@@ -15,6 +15,7 @@ from stobatch.methods import method_of
 from stobatch.models import HandedOver, rows_in_memory
 from stobatch.models.experiments import require_function
 from stobatch.models.handed_over import public_points
+from stobatch.models.low_rank import as_deployed
 from stobatch.sound.settings import DpSgdSettings
 
 _MOST_ROWS = 512
@@ -66,7 +67,7 @@ def _certificates(config: RunConfig, network: HandedOver) -> str:
     ways = method_of(config).certificates
     if "bounds" not in ways:
         return f"certificates: method {config.method.title} has none for a network of your own"
-    unbounded = why_unbounded(network).rstrip(".")
+    unbounded = why_unbounded(as_deployed(network)).rstrip(".")
     noise = config.method.noise if isinstance(config.method, DpSgdSettings) else None
     votes = f"votes under {noise}" if noise is not None else ""
     if not unbounded:

@@ -168,6 +168,9 @@ def _train(
     run.require_new(config, resume=resume)
     the_plan = plan(config, dataset=dataset, network=network)
     booking = None if config.search.settings else _book(config, the_plan, run, dataset)
+    if engine.leads and not quiet:
+        for line in the_plan.network:
+            print(f"stobatch: {line}", file=sys.stderr)
     device = use_device(config.machine)
     seeds, given = _common_seeds(engine, seeds or seeds_of(config, run)), dataset is not None
     own = given or is_own(config.data)

@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch.errors import ModelError
 from stobatch.models.layered import Squash
+from stobatch.models.low_rank import Adapted
 from stobatch.models.replacements import FrozenAffine
 
 INPUT = -1
@@ -83,7 +84,7 @@ class _Tracer(fx.Tracer):
         return _StandIn(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        own = type(m) in (Squash, FrozenAffine)
+        own = type(m) in (Squash, FrozenAffine) or isinstance(m, Adapted)
         return own or (super().is_leaf_module(m, module_qualified_name) and not list(m.children()))
 
 

@@ -47,6 +47,8 @@ class _Opened:
     quiet: bool
     public: bool
     """Whether the test images are those of a data set that everybody can download."""
+    about: str = ""
+    """Who is measured, in front of a bar's title; nothing for the run's own model."""
 
     @property
     def settings(self) -> EvaluationConfig:
@@ -87,7 +89,7 @@ class _Opened:
         def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
             return protocol.rows(function, *self.on_device(part), generator, tick)
 
-        title = f"{protocol_name}, {function_name.replace('_', ' ')}"
+        title = f"{self.about}{protocol_name}, {function_name.replace('_', ' ')}"
         name, records = tabulate(
             *("attack", self.model, identity, test, rows_of),
             title=title, seed=self.seed, resume=self.resume, quiet=self.quiet,
@@ -208,7 +210,7 @@ def _prior(opened: _Opened, function: str) -> PriorScores | None:
     start = model_of_prior(opened.model)
     if start is None:
         return None
-    table = replace(opened, model=start).table(protocol_of_prior(opened.settings), function)
+    table = replace(opened, model=start, about="the prior, ").table(protocol_of_prior(opened.settings), function)
     return PriorScores(**about_prior(start), **dict(attack_summary(table)))
 
 

@@ -71,7 +71,6 @@ class FederatedConfig(SoundConfig, name="federated"):
     )
 
     def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
         names = [text.split(":")[0] for text in self.parties]
         for text in self.parties:
             name, *numbers = text.split(":")

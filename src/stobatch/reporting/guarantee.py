@@ -41,7 +41,7 @@ def card_of(guarantee: PrivacyGuarantee, eyebrow: str, *notes: Note) -> Guarante
     lists = {
         "Audits": guarantee.audits,
         "Against it": guarantee.objections,
-        "It starts from": tuple(line.removeprefix("prior").lstrip(":, ") for line in prior_lines(guarantee)),
+        "It starts from": start_lines(guarantee),
         "It assumes": guarantee.assumptions,
     }
     return GuaranteeCard(
@@ -96,6 +96,11 @@ def prior_lines(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
         *([f"prior, towards the records that it was trained on: {prior.promise}"] if prior.promise else []),
         *(["prior, last layer: not taken, drawn afresh"] if prior.new_head else []),
     )
+
+
+def start_lines(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
+    """Return the same under a heading that says what they are of."""
+    return tuple(line.removeprefix("prior").lstrip(":, ") for line in prior_lines(guarantee))
 
 
 def about(guarantee: PrivacyGuarantee) -> str:

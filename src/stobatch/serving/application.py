@@ -59,6 +59,8 @@ SECURITY = {
 _DISCARD_BYTES = 2**28
 _DISCARD_S = 3.0
 _READ = "stobatch.body_read"
+CONNECTION = "stobatch.connection"
+"""In the scope of a request: what it came by, whose `on_lost` is called when the client goes away."""
 _LARGE = 2**17
 """Bodies above this are read by another thread, so that nobody waits for one client's JSON."""
 
@@ -344,20 +346,15 @@ async def _answer(
         loop.call_soon_threadsafe(settle, result)
 
     ticket = service.batcher.submit(model, asked.inputs, asked.question(arrived, attack=attack), tell)
-    gone = asyncio.ensure_future(_disconnected(request))
+    connection = request.scope.get(CONNECTION)
+    if connection is not None:
+        connection.on_lost = lambda: settle(HttpError(499, "the client has gone."))
     try:
-        await asyncio.wait((future, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not future.done():
-            raise HttpError(499, "the client has gone.")
-        return future.result()
+        return await future
     finally:
         ticket.gone = True
-        gone.cancel()
-
-
-async def _disconnected(request: HttpRequest) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        if connection is not None:
+            connection.on_lost = None
 
 
 # What there is.

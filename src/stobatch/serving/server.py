@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from stobatch.errors import RunError, SettingError
 from stobatch.interrupts import NUMBERS
 from stobatch.loading import TrainedModel
-from stobatch.serving.application import Limits, Service, make_application
+from stobatch.serving.application import CONNECTION, Limits, Service, make_application
 from stobatch.serving.batching import ServedModel
 
 SHORTEST_TOKEN = 16
@@ -145,6 +145,7 @@ class _Uvicorn(uvicorn.Server):
 class _Protocol(HttpToolsProtocol):
     """HTTP whose first lines are short and come soon, from clients that are not too many."""
 
+    on_lost: Callable[[], None] | None = None
     _taken = 0
     _waiting: TimerHandle | None = None
 
@@ -159,6 +160,8 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -190,6 +193,7 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         self._taken = 0
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
         super().on_headers_complete()
 
     def _await_head(self) -> None:

@@ -20,6 +20,7 @@ from stobatch.dp.plan import DpSgdPlan, Plan, TrainersPlan
 from stobatch.errors import ModelError, SettingError
 from stobatch.methods import Method, make_verifiers, require_per_example_at_size
 from stobatch.models import Classifier, HandedOver, Layered, Network, build_layered, require_per_example
+from stobatch.models.low_rank import as_deployed
 from stobatch.seeds import Seeds
 from stobatch.sound.search import with_search
 from stobatch.sound.settings import DpSgdSettings, SoundConfig
@@ -51,6 +52,11 @@ class DpSgdFamily(Method):
                 f"method.momentum={method.momentum:g} is not for training.optimiser=adam.",
                 why="Adam has moving averages of its own.",
                 remedy="Set method.momentum=0, or training.optimiser=sgd.",
+            )
+        if method.augmented_views > 1 and not method.augmentations:
+            raise SettingError(
+                f"method.augmented_views={method.augmented_views} views of an example would all be the same.",
+                remedy='Set method.augmentations, as ["crop", "flip"], or method.augmented_views=1.',
             )
         if method.class_weights and len(method.class_weights) != info.num_classes:
             raise SettingError(
@@ -158,7 +164,7 @@ class Sound(DpSgdFamily):
         method = config.method
         assert isinstance(method, SoundConfig)
         if method.certified_weight and isinstance(network, HandedOver):
-            if unbounded := why_unbounded(network):
+            if unbounded := why_unbounded(as_deployed(network)):
                 raise ModelError(
                     f"the certified loss cannot follow your network: {unbounded}",
                     why="method.certified_weight is the weight of a loss on bounds, and there are none.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from functools import partial
 from math import sqrt
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from stobatch.attacks import Ball, craft, paper_ensemble
 from stobatch.config import MethodConfig
-from stobatch.errors import SettingError
 from stobatch.models import Classifier
 from stobatch.settings import setting
 from stobatch.sound.losses import (
@@ -99,13 +98,6 @@ class DpSgdSettings(MethodConfig):
         "training data. Unset, all alike",
         added_later=True,
     )
-
-    def model_post_init(self, context: Any) -> None:
-        if self.augmented_views > 1 and not self.augmentations:
-            raise SettingError(
-                f"augmented_views={self.augmented_views} views of an example would all be the same.",
-                remedy='Set method.augmentations, as ["crop", "flip"], or method.augmented_views=1.',
-            )
 
     @property
     def random_views(self) -> RandomViews:

@@ -24,6 +24,7 @@ from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation.tables import data_root
 from stobatch.files import PRIVATE, make_folder
+from stobatch.loading import read_start
 from stobatch.progress import progress
 from stobatch.results import CandidateRow, Candidates, Search, Training, Winner
 from stobatch.runs import Run, make_key
@@ -55,6 +56,7 @@ def tune(
     """
     directory = Run(Path(out))
     _require_new(directory, resume=resume)
+    read_start(config, None)  # candidates start at random: settings that name a prior are refused
     planned = _planned(config, dataset, network)
     config = _with_budget(config, planned)
     if workers < 1:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stobatch import Status, load
+from stobatch.pretraining.images import Rendered
 from stobatch.results import PriorCard
 
 FEW = [
@@ -36,6 +37,22 @@ def test_one_document_and_nothing_else(cli: Any, tmp_path: Path) -> None:
     again = cli("pretrain", "--from-data", "fonts", "--out", tmp_path / "fonts", *FEW, *SHORT)
     assert again.code == 2
     assert "there already" in again.err
+
+
+def test_a_stop_keeps_nothing_and_says_so(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, drawn = Rendered.draw, []
+
+    def stopped(self: Rendered, count: int, generator: Any) -> Any:
+        drawn.append(count)
+        if len(drawn) == 2:
+            raise KeyboardInterrupt
+        return draw(self, count, generator)
+
+    monkeypatch.setattr(Rendered, "draw", stopped)
+    result = cli("pretrain", "--from-data", "fonts", "--out", tmp_path / "new" / "fonts", *FEW, *SHORT)
+    assert result.code == 130
+    assert "of this one nothing is" in result.err
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(("source", "status"), [("fonts", Status.PROVED), ("dead-leaves", Status.PROVED)])

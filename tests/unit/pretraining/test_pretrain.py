@@ -117,6 +117,14 @@ def test_methods_without_losses_of_their_own_and_networks_of_the_paper(tmp_path:
         assert card.architecture == config.model.to_dict()
 
 
+def test_what_a_method_keeps_in_the_network_is_no_part_of_a_prior(tmp_path: Path) -> None:
+    change = {"model.architecture": "small_cnn", "model.last_hidden_size": 8, "data.train_limit": 60}
+    config = recipe("baselines.securesgd").override_all(change)
+    quick(config, "fonts", tmp_path / "prior")
+    tensors, _ = read_prior(tmp_path / "prior")
+    assert not [name for name in tensors if "noise" in name]
+
+
 def test_views_of_a_recipe_with_votes_have_its_noise(tmp_path: Path) -> None:
     config = recipe("sound.mnist_l2").override("model.architecture", "conv 4 5/3, groupnorm 2, relu, linear")
     noisy = quick(config, "generators", tmp_path / "noisy")

@@ -354,3 +354,10 @@ def test_an_audit_trains_its_models_from_the_prior(tmp_path: Path, frozen: RunCo
     given, _ = read_tensors(prior)
     assert all(torch.equal(given[name], value) for name, value in trainable.network.state_dict().items())
     assert set(trainable.parameters) == HEAD
+
+
+def test_a_search_refuses_settings_that_name_a_prior_before_it_writes(tmp_path: Path) -> None:
+    config = train(write(tmp_path), tmp_path / "run").config
+    with pytest.raises(SettingError, match="start from the prior shapes, which is not here"):
+        stobatch.tune(config, tmp_path / "search")
+    assert not (tmp_path / "search").exists()

@@ -130,7 +130,7 @@ def test_views_clipped_one_by_one_are_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_views_of_the_same_thing_are_not_asked_for() -> None:
     with pytest.raises(SettingError, match="would all be the same"):
-        settings(**{"method.augmented_views": 4})
+        stobatch.plan(settings(**{"method.augmented_views": 4}), dataset=pictures())
 
 
 def test_class_weights_weigh_losses_before_clipping(monkeypatch: pytest.MonkeyPatch) -> None:

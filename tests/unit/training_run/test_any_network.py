@@ -218,6 +218,15 @@ def test_other_methods_train_it_too(method, tmp_path):
     assert isinstance(model.network, HandedOver)
 
 
+def test_adapters_are_merged_into_it_so_bounds_follow_what_is_deployed(config, tmp_path):
+    adapted = config.override_all({"model.adapter_rank": 1, "training.steps": 5})
+    lines = stobatch.plan(adapted, dataset=two_bars(), network=Residual()).network
+    assert lines[0] == "network: Residual, 167 values to train, 336 held fixed"
+    assert lines[2].startswith("certificates: bounds")
+    model = stobatch.train(adapted, tmp_path / "run", dataset=two_bars(), network=Residual(), quiet=True)
+    assert [kind.name for way in model.verifiers() for kind in way.kinds] == ["bounds"]
+
+
 def test_a_method_that_needs_two_parts_says_so_before_anything_is_written(tmp_path):
     config = recipe("paper.demo").override_all({"data.name": "tensors", "method.batch_size": 30, "seed": 1})
     with pytest.raises(ModelError, match=r"cannot train a Residual.*from_layers"):
