@@ -26,7 +26,7 @@ a bound on the sum's sensitivity; not private before `dp.add_noise` |
 | `dp.add_noise` | the sums with Gaussian noise on a public grid | as the accountant says, if its assumptions are kept |
 | `dp.epsilon`, `dp.noise_multiplier` | ε for adding or removing one example, under Poisson sampling; the noise for an \
 ε | proved for the mechanism assumed; whether a program is that mechanism is not checked |
-| `bounds.certify` | a label and a radius for each input of a stack of layers | proved, rounding included |
+| `bounds.certify` | a label and a radius for each input of a network of known operations | proved, rounding included |
 | `votes.certify` | a label, or none, and a radius for each input of any per-example module | proved of the vote, each \
 wrong with a stated probability |
 | `attacks.attack` | the worst point found in a ball, and whether it breaks the label | broken is certain; not broken \
@@ -35,7 +35,7 @@ proves nothing |
 the stated confidence; a small bound proves nothing |
 
 Layers that mix examples, such as BatchNorm, are refused with the reason: no statement about one example would hold.
-A layer whose gradients are not known from what it saw is clipped example by example, slower and with the same bound.
+Parameters of a layer whose gradients are not known from what it saw have them formed, example by example, with the same bound.
 """
 
 SECTIONS = {

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stobatch.sharding import shard
     from stobatch.spending import budget
     from stobatch.training_run import plan, train
+    from stobatch.tuning import tune
     from stobatch.types import InputRange, Neighbours, Norm, Radius, Status
     from stobatch.verification import verify
     from stobatch.verification.checks import sign
@@ -62,6 +63,7 @@ __all__ = [
     "shard",
     "sign",
     "train",
+    "tune",
     "verify",
     "where",
 ]
@@ -85,6 +87,7 @@ _MODULES = {
     "spending": ("budget",),
     "types": ("InputRange", "Neighbours", "Norm", "Radius", "Status"),
     "training_run": ("plan", "train"),
+    "tuning": ("tune",),
     "verification": ("sign", "verify"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

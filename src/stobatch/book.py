@@ -55,8 +55,12 @@ def cost_of(plan: Plan, accounted_steps: int | None = None) -> Cost:
     if plan.public_seeds:
         return Unbounded("its seed is public: what it released is as if it were not private")
     mechanism = plan.mechanism_of(accounted_steps)
-    if mechanism is None or plan.claim.status is not Status.PROVED:
-        return Unbounded(f"nothing is proved of it ({plan.claim.source})")
+    claim = plan.claim.started_from(plan.prior)
+    if mechanism is None or claim.status is not Status.PROVED:
+        reason = plan.prior.conflict if plan.prior and plan.prior.conflict else claim.source
+        return Unbounded(f"nothing is proved of it ({reason})")
+    if "person" in claim.unit:
+        return Unbounded(f"its ε is per {claim.unit}, and the book counts records")
     return mechanism
 
 
@@ -350,7 +354,8 @@ class Booking:
         if not named:
             return None
         root = str(sources.data_root(Path(config.machine.data_root) if config.machine.data_root else None).resolve())
-        described = content_hash({"data": config.data.to_dict(), "root": root})
+        # What is held out is read, too, by a score.
+        described = content_hash({"data": config.data.replace(held_out=0).to_dict(), "root": root})
         newcomer = Newcomer(
             mark(run),
             str(run.path.resolve()),

@@ -16,7 +16,7 @@ from pydantic import Field
 from stobatch import strict_json
 from stobatch.errors import SettingError
 from stobatch.registry import ARCHITECTURES, ATTACKS, CERTIFICATES, DATA_SETS, METHODS, Names
-from stobatch.settings import Settings, content_hash, setting, show_value, unknown_key
+from stobatch.settings import Settings, content_hash, parse_assignment, setting, show_value, unknown_key
 from stobatch.types import PAPER_RANGE
 
 
@@ -54,6 +54,12 @@ class DataConfig(Settings):
         None,
         doc="Of image folders: a CSV file under the data root with the columns image, label, person; guarantees are "
         "then about persons",
+        added_later=True,
+    )
+    held_out: int = setting(
+        0,
+        at_least=0,
+        doc="Training records that a run keeps aside, by a secret draw of its own: what a search scores it on",
         added_later=True,
     )
     allow_overlap: bool = setting(
@@ -289,6 +295,53 @@ class TrainersConfig(Settings):
             )
 
 
+class SearchConfig(Settings):
+    """A search that draws settings at random, a random number of times, and keeps the best: `stobatch tune`."""
+
+    settings: tuple[str, ...] | None = setting(
+        None, doc="What is searched, each as KEY=[VALUE, VALUE]; unset is no search"
+    )
+    law: str = setting(
+        "poisson",
+        choices=("poisson", "negative_binomial"),
+        doc="The law of the number of candidates; a Poisson number may be 0, a truncated negative binomial one is not",
+    )
+    mean: float = setting(5.0, above=1, at_most=1000, doc="Candidates on average; how many there are stays secret")
+    shape: float = setting(1.0, at_least=0, doc="Of the negative binomial law: 1 is geometric, 0 logarithmic")
+    score: str = setting(
+        "accuracy",
+        choices=("accuracy", "certified"),
+        doc="Held-out records that count for a candidate: those it classifies rightly; or rightly, and proved to stay "
+        "so at certification.attack_radius",
+    )
+    score_noise: float = setting(
+        10.0, at_least=0.1, at_most=1e6, doc="Standard deviation of the noise on the number of records that count"
+    )
+    candidate_epsilon: float | None = setting(
+        None, above=0, doc="The ε of each candidate by itself; `tune` finds the largest within method.epsilon"
+    )
+
+    @property
+    def space(self) -> dict[str, tuple[Any, ...]]:
+        """The values of each setting that is searched, by its dotted key.
+
+        >>> SearchConfig(settings=("training.steps=[100, 200]", "method.clip_norm=0.5,1")).space
+        {'training.steps': (100, 200), 'method.clip_norm': (0.5, 1)}
+        """
+        found: dict[str, tuple[Any, ...]] = {}
+        for entry in self.settings or ():
+            key, value = parse_assignment(entry)
+            if isinstance(value, str) and "," in value:
+                value = [parse_assignment(f"{key}={part.strip()}")[1] for part in value.split(",")]
+            values = value if isinstance(value, list) else [value]
+            if key in found:
+                raise SettingError(f"'{key}' is searched twice.", remedy="Name it once, with all of its values.")
+            if any(values.count(one) > 1 for one in values):
+                raise SettingError(f"'{key}' has a value twice.", remedy="Name each value once.")
+            found[key] = tuple(values)
+        return found
+
+
 INSTRUMENTS = ("release", "many_runs", "one_run", "membership", "certificates")
 
 
@@ -413,21 +466,15 @@ class PriorConfig(Settings):
     may_contain: tuple[str, ...] | None = setting(
         None, doc="Data sets whose records they may have seen, or `unknown`", added_later=True
     )
+    tuned_on: tuple[str, ...] | None = setting(
+        None, doc="Data sets that somebody looked at to choose how they are made", added_later=True
+    )
     promise: str | None = setting(
         None, doc="Of a run: what it guarantees to the records that it was trained on", added_later=True
     )
     new_head: bool = setting(
         False, doc="Whether the last layer is drawn afresh: theirs is for other classes, or for none", added_later=True
     )
-
-    def model_post_init(self, context: Any) -> None:
-        whole = (self.name, self.weights_sha256, self.read)
-        if any(self.to_dict().values()) and not all(whole):
-            raise SettingError(
-                "the section `prior` does not say what training starts from.",
-                why="Its name, its digest and what was read go together.",
-                remedy="Leave the section out, and give the weights themselves: `stobatch train --from PRIOR`.",
-            )
 
 
 class RunConfig(Settings):
@@ -443,18 +490,25 @@ class RunConfig(Settings):
     trainers: TrainersConfig = TrainersConfig()
     canaries: CanaryConfig = CanaryConfig()
     audit: AuditConfig = AuditConfig()
+    search: SearchConfig = SearchConfig()
     machine: MachineConfig = MachineConfig()
     seed: int | None = setting(None, at_least=0, doc="For reproducible experiments; unset draws secret randomness")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; a training from random weights is what it was before there were others."""
-        return {name: value for name, value in super().to_dict().items() if name != "prior" or value}
+        """Return plain data; without a prior and without a search, as before there were any."""
+        plain, unset = super().to_dict(), self.search == SearchConfig()
+        return {
+            name: value
+            for name, value in plain.items()
+            if (name != "prior" or value) and (name != "search" or not unset)
+        }
 
     @property
     def training_hash(self) -> str:
         """Identifies the trained model: two runs with the same hash and the same seed have the same weights."""
         # Without canaries, and with one trainer, a training is what it was before there were any.
         special = (("canaries",) if self.canaries.num else ()) + (("trainers",) if self.trainers.num > 1 else ())
+        special += ("search",) if self.search.settings else ()
         parts = ("method", "data", "model", "prior", "training", "seed", *special)
         plain = {name: value for name, value in self.to_dict().items() if name in parts}
         # What is said of an accuracy changes no weight.

@@ -17,7 +17,7 @@ from stobatch.data.pixels import PictureRule
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.parts import TrainedPart
 from stobatch.dp.plan import Plan
-from stobatch.dp.prior import Prior, find_conflict
+from stobatch.dp.prior import Prior, find_conflict, find_tuning
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
 from stobatch.methods import can_certify, method_of, verifiers_of
@@ -180,7 +180,7 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
     if not method.trains_parts and (config.model.train_only is not None or config.model.adapter_rank):
         raise SettingError(
             f"model.train_only and model.adapter_rank are not for method '{config.method.title}'.",
-            why="What it proves, or claims, is of a network all of which is trained.",
+            why="What it proves, or claims, is of a network all of which moves; SecureSGD scales its first layer, too.",
             remedy="Leave them out, or set method.name=sound.",
         )
     parts, prior = _trained_part(config, info, network), describe_prior(config, info)
@@ -197,23 +197,30 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
 def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
     """Return what the training starts from for its guarantee, with the reason why it may contain the private data."""
     found = config.prior
-    if found.name is None or found.weights_sha256 is None:
+    if not found.to_dict():
         return None
+    if not (found.name and found.weights_sha256 and found.read):
+        raise SettingError(
+            "the section `prior` does not say what training starts from.",
+            why="Its name, its digest and what was read go together.",
+            remedy="Leave the section out, and give the weights themselves: `stobatch train --from PRIOR`.",
+        )
     if not method_of(config).trains_parts:
         raise SettingError(
             f"method '{config.method.title}' does not start from a prior.",
-            why="What it proves, or claims, is of a training from random weights.",
+            why="What it proves, or claims, is of a training from random weights, all of which move.",
             remedy="Train it without --from, or set method.name=sound.",
         )
-    may_contain = found.may_contain or ()
+    may_contain, private = found.may_contain or (), dict.fromkeys((config.data.name, info.name))
     return Prior(
         found.name,
         found.weights_sha256,
-        found.read or (),
+        found.read,
         may_contain,
         found.promise,
         found.new_head,
-        find_conflict(may_contain, dict.fromkeys((config.data.name, info.name))),
+        find_conflict(may_contain, private),
+        find_tuning(found.tuned_on or (), private),
     )
 
 

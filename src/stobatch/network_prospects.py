@@ -15,6 +15,7 @@ from stobatch.methods import method_of
 from stobatch.models import HandedOver, rows_in_memory
 from stobatch.models.experiments import require_function
 from stobatch.models.handed_over import public_points
+from stobatch.models.low_rank import as_deployed
 from stobatch.sound.settings import DpSgdSettings
 
 _MOST_ROWS = 512
@@ -50,14 +51,11 @@ def _clipping(network: HandedOver) -> str:
         return "clipping: in one backward pass, no example's gradient is formed"
     left_over = [f"'{name.removeprefix('module.')}'" for name in unrecorded(network)]
     named = ", ".join(left_over[:4]) + (", ..." if len(left_over) > 4 else "")
-    cost = f"{formed / 2**20:.3g} MB for each example that passes at once"
+    cost = f"{formed:,} bytes for each example that passes at once"
     if way is clipped_sum_partly_formed:
-        return (
-            f"clipping: in one backward pass but for {named}, which no layer holds that one pass can clip: their "
-            f"gradients are formed in a second one, {cost}"
-        )
-    why = f"{named} are held by no layer that one pass can clip" if left_over else "a weight is used outside its layer"
-    return f"clipping: every example's gradient is formed, {cost}, because {why}"
+        return f"clipping: in one backward pass, and in a second that forms gradients of {named}, {cost}"
+    why = f"no layer that one pass can clip holds {named}" if left_over else "a weight is used outside of its layer"
+    return f"clipping: every example's gradient is formed, {cost}: {why}"
 
 
 def _cross_entropy(network: nn.Module, batch: Batch) -> Tensor:
@@ -69,7 +67,7 @@ def _certificates(config: RunConfig, network: HandedOver) -> str:
     ways = method_of(config).certificates
     if "bounds" not in ways:
         return f"certificates: method {config.method.title} has none for a network of your own"
-    unbounded = why_unbounded(network).rstrip(".")
+    unbounded = why_unbounded(as_deployed(network)).rstrip(".")
     noise = config.method.noise if isinstance(config.method, DpSgdSettings) else None
     votes = f"votes under {noise}" if noise is not None else ""
     if not unbounded:

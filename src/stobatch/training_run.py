@@ -18,11 +18,12 @@ from stobatch import data
 from stobatch.book import Booking, cost_of
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples
+from stobatch.data.held_out import hold_out
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.data.sources import is_public
 from stobatch.dp.canaries import CANARY_SCORES, draw_run_canaries, replace_by_canaries
 from stobatch.dp.plan import DpSgdPlan, Plan
-from stobatch.errors import BudgetError, RunError
+from stobatch.errors import BudgetError, RunError, SettingError
 from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
 from stobatch.loading import (
@@ -54,6 +55,7 @@ from stobatch.training.engines import Engine
 from stobatch.training.engines.distributed import REMEDIES, engine_for, placed
 from stobatch.training.ledger import Ledger
 from stobatch.training.observer import Callback, CallingBack, Observer
+from stobatch.training.tensorboard import TensorBoardLog
 from stobatch.training.trainable import Monitored, parameter_precision
 from stobatch.types import Neighbours
 
@@ -71,7 +73,9 @@ def plan(
     clipped and which certificates it can have. `prior` is what training would start from, as in `train`.
     """
     config = name_network(config, network)
-    info = dataset.info if dataset else data.describe(config.data, data_root(config))
+    info = (
+        data.without_held_out(dataset.info, config.data) if dataset else data.describe(config.data, data_root(config))
+    )
     if prior is not None:
         config, _ = take_prior(config, info, prior, network)
     the_plan = make_plan(config, info, network)
@@ -91,6 +95,7 @@ def train(
     resume: bool = False,
     quiet: bool = False,
     callback: Callback | None = None,
+    log: str | None = None,
 ) -> TrainedModel:
     """Train a model into a run directory, or continue one that was interrupted.
 
@@ -99,8 +104,16 @@ def train(
     instead of random weights: a finished run on other data, or a safetensors file with its card beside it.
 
     Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
-    `callback` is told every `training.monitor_every` steps what may be seen of the training (docs/watching.md).
+    `callback` is told every `training.monitor_every` steps what may be seen of the training, and with
+    `log="tensorboard"` it is written for TensorBoard into the run's private folder (docs/watching.md).
     """
+    if config.search.settings:
+        raise SettingError(
+            "search.settings are not for one training.",
+            why="What a search costs is paid by all of its candidates together.",
+            remedy="Run `stobatch tune`, or leave search.settings unset.",
+        )
+    _require_log(log)
     config = name_network(config.replace(machine=placed(config.machine)), network)
     run, start = Run(Path(out)), None
     if prior is not None or config.prior.name is not None:
@@ -110,8 +123,33 @@ def train(
         # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
         replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
         resume = resume or replaced > 0
-        observers = (CallingBack(callback),) if callback is not None else ()
+        observers = _observers(run, callback, log)
         return _train(engine, config, run, dataset, network, start, resume=resume, quiet=quiet, observers=observers)
+
+
+def _observers(run: Run, callback: Callback | None, log: str | None) -> tuple[Observer, ...]:
+    found: tuple[Observer, ...] = (CallingBack(callback),) if callback is not None else ()
+    return (*found, TensorBoardLog(run.path / PRIVATE / "tensorboard")) if log else found
+
+
+def _require_log(log: str | None) -> None:
+    if log not in (None, "tensorboard"):
+        raise SettingError(f"there is no log '{log}'.", remedy="Use tensorboard, or a callback in Python.")
+
+
+def train_candidate(
+    config: RunConfig, out: Path, seeds: Seeds, *, dataset: Dataset | None, network: nn.Module | None, quiet: bool
+) -> TrainedModel:
+    """Train one candidate of a search, or continue it, with seeds that the search has drawn for it.
+
+    The search has entered all of its candidates in the owner's book.
+    """
+    config, run, start = name_network(config, network), Run(out), None
+    if config.prior.name is not None:
+        info = dataset.info if dataset else data.describe(config.data, data_root(config))
+        config, start = take_prior(config, info, None, network, run)
+    with engine_for(config) as engine:
+        return _train(engine, config, run, dataset, network, start, resume=True, quiet=quiet, observers=(), seeds=seeds)
 
 
 def _train(
@@ -125,14 +163,18 @@ def _train(
     resume: bool,
     quiet: bool,
     observers: tuple[Observer, ...],
+    seeds: Seeds | None = None,
 ) -> TrainedModel:
     run.require_new(config, resume=resume)
     the_plan = plan(config, dataset=dataset, network=network)
-    booking = _book(config, the_plan, run, dataset)
+    booking = None if config.search.settings else _book(config, the_plan, run, dataset)
+    if engine.leads and not quiet:
+        for line in the_plan.network:
+            print(f"stobatch: {line}", file=sys.stderr)
     device = use_device(config.machine)
-    seeds, given = _common_seeds(engine, seeds_of(config, run)), dataset is not None
+    seeds, given = _common_seeds(engine, seeds or seeds_of(config, run)), dataset is not None
     own = given or is_own(config.data)
-    dataset = dataset or _read_by_turns(engine, config, seeds, quiet)
+    dataset = hold_out(dataset, config.data, seeds)[0] if dataset else _read_by_turns(engine, config, seeds, quiet)
     copies = require_apart(dataset, config.data) if own else None
     if engine.leads and not quiet:
         _tell_owner(config, copies, len(dataset.test))

@@ -28,6 +28,7 @@ class Planted:
     verdict: str
     architecture: str = "linear"
     epsilon: float = 3.0
+    train_only: str | None = None
 
 
 WIDE = "linear 1000, linear"
@@ -40,6 +41,13 @@ CASES = {
     "sound": Planted("sound", 600, "consistent"),
     "sound, ε = 1": Planted("sound", 600, "consistent", epsilon=1.0),
     "sound, ε = 0.2": Planted("sound", 600, "consistent", epsilon=0.2),
+    "sound, the rest frozen": Planted("sound", 600, "consistent", "linear 64, relu, linear", train_only="head"),
+    "no clipping, the rest frozen": Planted(
+        "no_clipping", 300, "refuted", "linear 64, relu, linear", train_only="head"
+    ),
+    "shared noise, the rest frozen": Planted(
+        "shared_noise", 150, "refuted", "linear 64, relu, linear", train_only="head"
+    ),
     "sound, many canaries": Planted("sound", 40_000, "consistent", WIDE),
     "sound, many canaries, ε = 1": Planted("sound", 40_000, "consistent", WIDE, 1.0),
 }
@@ -51,6 +59,7 @@ def test_one_training_with_canaries_tells_broken_from_sound(case: Planted, tmp_p
         "canaries.num": case.canaries,
         "method.epsilon": case.epsilon,
         "model.architecture": case.architecture,
+        "model.train_only": case.train_only,
         "data.test_limit": 10,
         "seed": 0,
     }

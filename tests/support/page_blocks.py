@@ -102,7 +102,7 @@ def with_settings(block: Block) -> Iterator[str]:
     """Yield commands with the settings of a `run with` mark where a configuration is made."""
     for command in block.commands:
         words = shlex.split(command, comments=True)
-        makes = any(verb in words[:2] for verb in ("plan", "train", "compare", "demo"))
+        makes = any(verb in words[:2] for verb in ("plan", "train", "tune", "compare", "demo"))
         yield f"{command.split(' #')[0]} {block.words}" if block.mark == "run with" and makes else command
 
 

@@ -52,7 +52,7 @@ ATTACKS = {
 
 def final_scores(logits: Tensor, pair: Pair) -> Floats:
     """Return how much each model prefers the canary's label: [models, 1, classes] to [models]."""
-    (label,) = pair.canary[1].tolist()
+    label = int(pair.canary[1][0])
     at = logits[:, 0].double()
     scores = at[:, label] - at[:, pair.instead] if pair.instead is not None else at.log_softmax(1)[:, label]
     found: Floats = scores.detach().numpy()

@@ -73,9 +73,9 @@ class RelevanceTrainable(DpSgdTrainable):
             return super().targets(step)
         return {RELEVANCE: torch.zeros(self.relevance_shape, device=self.network.device, dtype=self.network.dtype)}
 
-    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int = 1) -> Gradients:
+    def _clipped_rows(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int) -> Gradients:
         if step != self.relevance_step:
-            return super()._clipped(inputs, labels, step, coins, per)
+            return super()._clipped_rows(inputs, labels, step, coins, per)
         found = self.relevances(inputs, labels, coins).detach()
         # In float64, and vectors that are no numbers left out: the bound must not depend on what the data do.
         rows = found.reshape(len(found) // per, per, -1).double().mean(1)
@@ -188,6 +188,7 @@ class SecureSgdAgm(DpSgdFamily):
     config_class = SecureSgdAgmConfig
     trainable = EvenLayer
     has_trainers = False
+    trains_parts = False
     source: ClassVar[str] = "SecureSGD-AGM: PixelDP's Proposition 1 by the analytic Gaussian mechanism"
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> SecureSgdPlan:

@@ -422,6 +422,9 @@ class Node(NamedTuple):
     inputs: tuple[int, ...]
 
 
+_OF_MAPS = (Convolution, AveragePool, AdaptivePool, LargestPool)
+
+
 def _passes(steps: list[Node], box: Box) -> Iterator[Passed]:
     boxes = {graph.INPUT: box}
     for place, (step, inputs) in enumerate(steps):
@@ -429,6 +432,13 @@ def _passes(steps: list[Node], box: Box) -> Iterator[Passed]:
         if isinstance(step, Dense) and box.low.dim() != 2:
             shape = "x".join(map(str, box.low.shape[1:]))
             raise ModelError(f"a linear layer is given {shape} values.", remedy="Put nn.Flatten() before it.")
+        if isinstance(step, _OF_MAPS) and box.low.dim() != 4:
+            shape = "x".join(map(str, box.low.shape[1:]))
+            raise ModelError(
+                f"a layer of pictures is given {shape} values.",
+                why="Of three axes it takes the first for channels, and examples would reach each other.",
+                remedy="Give inputs of channels x height x width.",
+            )
         if isinstance(step, Join):
             _require_same_shape(step, parts)
             passed = Passed(step, box, *step.join(parts), inputs, tuple(parts))

@@ -17,11 +17,12 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch.errors import ModelError
 from stobatch.models.layered import Squash
+from stobatch.models.low_rank import Adapted
 from stobatch.models.replacements import FrozenAffine
 
 INPUT = -1
 """The place of the network's input among the operations."""
-MOST_OPERATIONS = 256
+MOST_OPERATIONS = 128
 """Bounds pay for the roundings of so many sums (`bounds.linear`)."""
 MOST_READERS = 16
 """Operations that read one value, likewise."""
@@ -83,16 +84,21 @@ class _Tracer(fx.Tracer):
         return _StandIn(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        own = type(m) in (Squash, FrozenAffine)
+        own = type(m) in (Squash, FrozenAffine) or isinstance(m, Adapted)
         return own or (super().is_leaf_module(m, module_qualified_name) and not list(m.children()))
 
 
 def _traced(module: nn.Module) -> fx.Graph:
+    before = set(vars(module))
     try:
         return _Tracer().trace(module)
     except Exception as error:  # a forward of somebody's own raises anything
         reason = " ".join(str(error).split())[:160].rstrip(".") or type(error).__name__
         raise _unknown(module, f"its forward cannot be followed: {reason}") from None
+    finally:
+        # fx leaves constants that it met with the module, which is somebody else's.
+        for name in set(vars(module)) - before:
+            delattr(module, name)
 
 
 def _unknown(module: nn.Module, what: str) -> ModelError:

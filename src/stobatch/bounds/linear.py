@@ -410,10 +410,11 @@ class LargestPool(Step):
         capped = torch.where(alone[rows.owner], 0.0, harms)
         spread = torch.zeros(len(helps), *box.low.shape[1:], dtype=helps.dtype, device=helps.device)
         spread.flatten(2).scatter_add_(2, chosen[rows.owner].flatten(2), followed.flatten(2))
-        # No coefficient goes on where a value is capped, so no layer before pays for the rounding of this sum.
+        # Coefficients of several windows may cancel, and none goes on where a value is capped: no layer before can pay
+        # for the rounding of these sums.
         cap = torch.where(unknown, torch.nan, highest)
-        sums = gamma(FLOAT64_UNIT, 4 * highest[0].numel() + SPARE_ROUNDINGS)
-        paid = _dot(capped.abs(), cap.abs()[rows.owner]) * sums + SMALLEST_NORMAL
+        sums = gamma(FLOAT64_UNIT, 4 * box.low[0].numel() + SPARE_ROUNDINGS)
+        paid = _dot(rows.coefficients.abs(), passed.after.reach[rows.owner]) * sums + SMALLEST_NORMAL
         return Rows(spread, rows.constant + _dot(capped, cap[rows.owner]) - paid, rows.owner)
 
     def _highest_of_others(self, high: Tensor, chosen: Tensor) -> Tensor:
@@ -467,7 +468,14 @@ def lower_bounds(rows: Rows, trace: Sequence[Passed], lower_slope: LowerSlope) -
             continue
         coefficients, constant = moved
         for source, part in zip(inputs, coefficients, strict=True):
-            waiting[source] = waiting[source] + part if source in waiting else part
+            if source in waiting:
+                # They may cancel; what rounded either of them is then no share of their sum, and is paid for here.
+                sums = gamma(FLOAT64_UNIT, 4 * part.shape[1:].numel() + 2 * SPARE_ROUNDINGS)
+                sizes = waiting[source].abs() + part.abs()
+                constant = constant - sums * _dot(sizes, boxes[source].reach[owner]) - SMALLEST_NORMAL
+                waiting[source] = waiting[source] + part
+            else:
+                waiting[source] = part
         # Before an affine layer the bound is never worse than behind it, so boxes behind need no look.
         seen = isinstance(passed.step, Affine) or place == 0
         if seen:

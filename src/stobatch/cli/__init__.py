@@ -2,6 +2,7 @@
 
 from stobatch.cli import training  # isort: skip  (each adds its verbs, in the order of `--help`)
 from stobatch.cli import pretraining  # isort: skip
+from stobatch.cli import tuning  # isort: skip
 from stobatch.cli import budgeting  # isort: skip
 from stobatch.cli import measuring  # isort: skip
 from stobatch.cli import predicting  # isort: skip
@@ -24,4 +25,5 @@ __all__ = [
     "publishing",
     "serving",
     "training",
+    "tuning",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,9 @@ import typer
 
 from stobatch.cli.app import app
 from stobatch.cli.options import Config, Device, Json, Recipe, Set, read_settings, show
+from stobatch.interrupts import Interrupted
+
+_STOPPED = "interrupted; a prior is written at its end, and of this one nothing is. Run the same command again."
 
 
 @app.command(rich_help_panel="Train")
@@ -41,17 +45,21 @@ def pretrain(
     from stobatch.pretraining.pretrain import BATCH_SIZE, LEARNING_RATE, STEPS
 
     settings = read_settings(recipe, config, set_, None, device)
-    card = stobatch.pretrain(
-        settings,
-        from_data,
-        out,
-        steps=steps or STEPS,
-        batch_size=batch_size or BATCH_SIZE,
-        learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
-        objective=objective,
-        licence=licence,
-        may_contain=may_contain,
-        seed=seed,
-        quiet=as_json,
-    )
+    try:
+        card = stobatch.pretrain(
+            settings,
+            from_data,
+            out,
+            steps=steps or STEPS,
+            batch_size=batch_size or BATCH_SIZE,
+            learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
+            objective=objective,
+            licence=licence,
+            may_contain=may_contain,
+            seed=seed,
+            quiet=as_json,
+        )
+    except (Interrupted, KeyboardInterrupt):
+        print(f"stobatch: {_STOPPED}", file=sys.stderr)
+        raise SystemExit(130) from None
     show(card, as_json, *card.lines())

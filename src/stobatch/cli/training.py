@@ -66,6 +66,9 @@ def train(
     device: Device = None,
     prior: Prior = None,
     resume: Resume = False,
+    log: Annotated[
+        str | None, typer.Option(help="tensorboard: write what may be seen into private/tensorboard of the run.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a model into a run directory; with --resume alone, continue it with its own settings."""
@@ -80,7 +83,7 @@ def train(
         settings = read_config(run).override_all(training_changes(set_, seed, device))
     else:
         settings = read_settings(recipe, config, set_, seed, device)
-    model = stobatch.train(settings, out, prior=prior, resume=resume, quiet=as_json)
+    model = stobatch.train(settings, out, prior=prior, resume=resume, quiet=as_json, log=log)
     if not leads():
         return
     trained, training = model.config.training_hash, Training.read(run)

@@ -87,13 +87,13 @@ class Hand:
     shear: float = 0.25
     stretch: float = 0.2
     """Of the logarithm of width over height."""
-    bend: float = 0.8
+    bend: float = 1.2
     """Of a smooth shift of its parts, in pixels."""
     size: float = 0.03
     """Of the logarithm of its size."""
-    pen: tuple[float, float] = (0.7, 1.8)
+    pen: tuple[float, float] = (0.8, 2.0)
     """Half the width of a stroke, in pixels, from and to."""
-    fade: tuple[float, float] = (0.8, 1.6)
+    fade: tuple[float, float] = (0.5, 1.2)
     """Pixels over which ink fades, from and to."""
 
 

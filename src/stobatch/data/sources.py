@@ -12,6 +12,7 @@ import torch
 
 from stobatch.config import DataConfig
 from stobatch.data.dataset import Dataset, DatasetInfo, Examples, Stream, TrainingExamples
+from stobatch.data.held_out import hold_out, without_held_out
 from stobatch.errors import DataError
 from stobatch.registry import DATA_SETS
 from stobatch.seeds import Seeds
@@ -63,6 +64,11 @@ def describe(config: DataConfig, root: Path | None = None) -> DatasetInfo:
     >>> info.input_shape, info.num_train, info.num_test, info.class_names
     ((3, 28, 28), 10000, 100, ('airplane', 'automobile'))
     """
+    return without_held_out(_describe_all(config, root), config)
+
+
+def _describe_all(config: DataConfig, root: Path | None) -> DatasetInfo:
+    """Return the description with what is held out."""
     info = _source(config).describe(config, data_root(root))
     return replace(
         info,
@@ -72,16 +78,16 @@ def describe(config: DataConfig, root: Path | None = None) -> DatasetInfo:
 
 
 def load(config: DataConfig, *, root: Path | None = None, seeds: Seeds | None = None) -> Dataset:
-    """Read a data set, keep its first classes, augment it once, and cut it to its limits.
+    """Read a data set, keep its first classes, augment it once, cut it to its limits, and hold records out.
 
-    A limit counts training records after augmentation. `seeds` makes the augmentation reproducible; without it the
-    randomness is secret, as everywhere.
+    A limit counts training records after augmentation. `seeds` makes augmentation and choice reproducible; without it
+    the randomness is secret, as everywhere.
     """
     _source(config).fetch(data_root(root))
-    info = describe(config, root)
-    generator = (seeds or Seeds.secret()).generator("data", "augment") if config.augment else None
+    info, secret = _describe_all(config, root), seeds or Seeds.secret()
+    generator = secret.generator("data", "augment") if config.augment else None
     train, test = _source(config).read(info, data_root(root), generator)
-    return Dataset(info, train, test)
+    return hold_out(Dataset(info, train, test), config, secret)[0]
 
 
 def stream(config: DataConfig, *, root: Path | None = None, seeds: Seeds | None = None) -> Stream:

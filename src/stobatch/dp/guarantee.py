@@ -66,10 +66,12 @@ class PrivacyGuarantee:
         """
         if prior is None or self.status is Status.NONE:
             return replace(self, prior=prior)
+        objections = (prior.tuning_objection, *self.objections) if prior.tuned else self.objections
         if prior.conflict is None:
-            return replace(self, prior=prior, assumptions=(*self.assumptions, prior.assumption))
+            assumptions = (*self.assumptions, prior.assumption)
+            return replace(self, prior=prior, assumptions=assumptions, objections=objections)
         status = Status.CLAIMED if self.status is Status.PROVED else self.status
-        return replace(self, prior=prior, status=status, objections=(prior.objection, *self.objections))
+        return replace(self, prior=prior, status=status, objections=(prior.objection, *objections))
 
     def with_public_seed(self) -> PrivacyGuarantee:
         """Return what is left of it for a run whose seed is public: nothing, whatever the mechanism is worth.

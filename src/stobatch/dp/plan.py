@@ -12,7 +12,7 @@ from stobatch.dp.accounting import LEAST_NOISE, MOST_NOISE, PoissonGaussian, che
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.parts import TrainedPart
 from stobatch.dp.prior import Prior
-from stobatch.dp.selection import Search
+from stobatch.dp.selection import Search, Searched
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
 
@@ -158,6 +158,8 @@ class DpSgdPlan(Plan):
     """Steps that may be made again, with other bits, within the budget."""
     given_noise_multiplier: float | None = None
     """σ where it was chosen, so that ε follows from it; unset, it is the smallest within the target."""
+    searched: Searched | None = None
+    """The search that this training is a candidate of; None where it stands for itself."""
     num_persons: int | None = None
     """Whom the examples belong to: then batches count persons, and nothing depends on the number of examples. None
     where each example stands for itself."""
@@ -273,7 +275,8 @@ class DpSgdPlan(Plan):
         """σ, the noise's standard deviation over the clipping norm."""
         if self.given_noise_multiplier is not None:
             return self.given_noise_multiplier
-        return noise_for(self.target_epsilon, self.delta, self.sampling_rate, self.releases)
+        own = self.target_epsilon if self.searched is None else self.searched.candidate_epsilon
+        return noise_for(own, self.delta, self.sampling_rate, self.releases)
 
     @property
     def noise_stddev(self) -> float:
@@ -289,7 +292,12 @@ class DpSgdPlan(Plan):
         return self.mechanism(self.most_steps)
 
     def mechanism_of(self, accounted_steps: int | None = None) -> PoissonGaussian | Search | None:
-        return self.mechanism(max(accounted_steps or self.most_steps, self.steps))
+        counted = max(accounted_steps or self.most_steps, self.steps)
+        if self.searched is None:
+            return self.mechanism(counted)
+        search = self.searched.search
+        own = self.mechanism(max(counted, self.most_steps))
+        return search if own in search.mechanisms else replace(search, mechanisms=(*search.mechanisms, own))
 
     def spent(self, steps: int) -> float:
         """ε after that many steps; the whole run spends `claim.epsilon`."""
@@ -303,21 +311,31 @@ class DpSgdPlan(Plan):
 
     @property
     def claim(self) -> PrivacyGuarantee:
+        what, accountant = f"DP-SGD with joint per-{self.word} clipping", "PLD accountant"
+        if self.searched is not None:
+            what, accountant = f"{what}, the best of a random number of trainings", "Rényi accountant"
         return PrivacyGuarantee(
-            epsilon=self.spent(self.most_steps),
+            epsilon=self._epsilon(self.most_steps),
             delta=self.delta,
             neighbours=Neighbours.ADD_REMOVE,
             unit=self.unit,
             status=Status.PROVED,
-            source=f"DP-SGD with joint per-{self.word} clipping; docs/guarantees.md, section 4; PLD accountant "
-            "(dp-accounting)",
+            source=f"{what}; docs/guarantees.md, section 4; {accountant} (dp-accounting)",
             assumptions=self._assumptions(),
-            objections=(TUNING_OBJECTION,) if self.tuned_on_private_data else (),
+            objections=(TUNING_OBJECTION,) if self.tuned_on_private_data and self.searched is None else (),
         )
+
+    def _epsilon(self, counted: int) -> float:
+        """Return ε of so many steps, or of the whole search where this training is part of one."""
+        mechanism = self.mechanism_of(counted)
+        assert mechanism is not None
+        return mechanism.epsilon(self.delta)
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
         counted, planned = max(accounted_steps, self.steps), self.claim
-        if counted > self.most_steps:
+        if self.searched is not None:
+            planned = replace(planned, epsilon=self._epsilon(counted))
+        elif counted > self.most_steps:
             planned = replace(planned, epsilon=self.mechanism(counted).epsilon(self.delta))
         elif counted < self.most_steps:
             planned = replace(planned, epsilon=self.spent(counted))
@@ -333,9 +351,9 @@ class DpSgdPlan(Plan):
 
     def _assumptions(self) -> tuple[str, ...]:
         tuning = (
-            "on the private data, which this ε does not cover"
+            "chosen on the private data, which this ε does not cover"
             if self.tuned_on_private_data
-            else "without the private data: from public data or from the literature"
+            else "chosen without the private data: from public data or from the literature"
         )
         if self.num_persons is None:
             whole = "an example's whole contribution to a step, adversarial versions included,"
@@ -369,7 +387,7 @@ class DpSgdPlan(Plan):
             "noise of its own, and counted again; the run's directory is never set back to an older copy",
             "the seeds of sampling and noise stay secret; processes that share the work belong to one owner",
             records,
-            f"hyper-parameters and preprocessing were chosen {tuning}",
+            *(self.searched.assumptions() if self.searched else (f"hyper-parameters and preprocessing were {tuning}",)),
         )
 
     def _spare(self) -> str:
@@ -378,10 +396,23 @@ class DpSgdPlan(Plan):
     def _spare_rows(self) -> list[PlanRow]:
         return [PlanRow("spare steps", "", self.spare_steps, "for crashes", "")] if self.spare_steps else []
 
+    def _search_rows(self) -> list[PlanRow]:
+        if self.searched is None:
+            return []
+        law, number = self.searched.search.law, self.searched.combinations
+        return [
+            PlanRow("candidates, on average", "", law.mean, str(law), ""),
+            PlanRow("combinations of settings", "", number, "each candidate draws one", ""),
+            PlanRow("held-out records", "", self.searched.held_out, "drawn anew by each candidate", ""),
+            PlanRow("noise on a score, standard deviation", "", self.searched.search.score_noise, "of a count", ""),
+            PlanRow("accounted epsilon of the search", "ε", self.claim.epsilon, "Rényi accounting", "Definition 1"),
+        ]
+
     def sizes(self) -> dict[str, Any]:
         # As plans from before there were such fields, where they are not used.
-        later = ("spare_steps", "given_noise_multiplier", "num_persons")
-        return {name: value for name, value in super().sizes().items() if value or name not in later}
+        later = ("spare_steps", "given_noise_multiplier", "num_persons", "searched")
+        found = {name: value for name, value in super().sizes().items() if value or name not in later}
+        return found if self.searched is None else {**found, "searched": self.searched.to_dict()}
 
     def rows(self) -> list[PlanRow]:
         accounted = self.curve
@@ -391,6 +422,7 @@ class DpSgdPlan(Plan):
         chosen, bound = ("given", "not exceeded") if given else ("smallest within the target", "")
         symbol, most = ("N", "") if self.num_persons is None else ("P", "drawn in a step, at most")
         whole = "an example's" if self.num_persons is None else "a person's"
+        alone = " of one candidate" if self.searched else ""
         return [
             PlanRow(f"{self.unit}s", symbol, self.num_units, "public", "Section 2"),
             PlanRow("expected batch size", "B", self.expected_batch_size, "the public denominator", ""),
@@ -404,8 +436,9 @@ class DpSgdPlan(Plan):
             PlanRow("noise on the sum, standard deviation", "σC", self.noise_stddev, "per coordinate", ""),
             PlanRow("noise on the mean, standard deviation", "σC/B", on_mean, "per coordinate", ""),
             PlanRow("target epsilon", "", self.target_epsilon, bound, ""),
-            PlanRow("accounted epsilon", "ε", epsilon, "privacy loss distribution, rounded up", "Definition 1"),
-            PlanRow("cross-check epsilon", "", renyi, "Rényi accounting, looser", ""),
+            *self._search_rows(),
+            PlanRow(f"accounted epsilon{alone}", "ε", epsilon, "privacy loss distribution, rounded up", "Definition 1"),
+            PlanRow(f"cross-check epsilon{alone}", "", renyi, "Rényi accounting, looser", ""),
             PlanRow("delta", "δ", self.delta, f"below 1 / {symbol}", "Definition 1"),
         ]
 

@@ -42,14 +42,16 @@ class Prior:
     """Whether the last layer is not taken from them."""
     conflict: str | None = None
     """Why they may contain the private records; None where nothing says so."""
+    tuned: str | None = None
+    """Why choosing how they are made may have told something of the private records; None where nothing says so."""
 
     @property
     def assumption(self) -> str:
         """What a guarantee assumes of a start that is said to be free of the private records."""
         seen = ", ".join(self.may_contain) or "no data set by name"
         return (
-            f"the weights that training starts from, {self.name} ({self.weights_sha256[:12]}…), were made without the "
-            f"private records, as their card says (they may have seen {seen}; made from {'; '.join(self.read)}): a "
+            f"the weights that training starts from, {self.name} ({self.weights_sha256[:12]}…), were trained without "
+            f"the private records, as their card says (they may have seen {seen}; made from {'; '.join(self.read)}): a "
             "constant, about which this guarantee says nothing"
         )
 
@@ -61,6 +63,13 @@ class Prior:
             "that were seen before"
         )
 
+    @property
+    def tuning_objection(self) -> str:
+        return (
+            f"how the weights that training starts from, {self.name}, are made was chosen by looking at the private "
+            f"data: {self.tuned}; that choice is not covered by this ε, which holds for this training alone"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "read": list(self.read), "may_contain": list(self.may_contain)}
 
@@ -68,6 +77,17 @@ class Prior:
     def from_dict(cls, values: Mapping[str, Any]) -> Prior:
         """Return the inverse of `to_dict`."""
         return cls(**{**values, "read": tuple(values["read"]), "may_contain": tuple(values["may_contain"])})
+
+
+def find_tuning(tuned_on: Iterable[str], private: Iterable[str]) -> str | None:
+    """Say why a choice that was made by looking at some data sets was made by looking at the private one.
+
+    >>> find_tuning(["mnist"], ["small_digits"]), find_tuning(["mnist"], ["cifar10"])
+    ('somebody looked at mnist, and the private data are small_digits', None)
+    """
+    own = list(private)
+    pairs = ((name, one) for name in tuned_on for one in own if _share_records(_plain(name), _plain(one)))
+    return next((f"somebody looked at {name}, and the private data are {one}" for name, one in pairs), None)
 
 
 def find_conflict(may_contain: Iterable[str], private: Iterable[str]) -> str | None:

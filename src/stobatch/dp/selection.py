@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from dp_accounting import dp_event, rdp
@@ -193,6 +194,45 @@ class Search:
                 remedy=f"Use {LEAST_DELTA:g} or more.",
             )
         return _search_epsilon(self, float(delta))
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What the plan of a candidate says of the search that it is part of."""
+
+    search: Search
+    candidate_epsilon: float
+    """Of each candidate by itself: what its noise is chosen for."""
+    combinations: int
+    held_out: int
+    score: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the public numbers of the search, ready for JSON."""
+        law = self.search.law
+        return {
+            "trainings": [vars(one) for one in self.search.mechanisms],
+            "score_noise": self.search.score_noise,
+            "mean": law.mean,
+            "shape": None if law.is_poisson else law.shape,
+            "candidate_epsilon": self.candidate_epsilon,
+            "combinations": self.combinations,
+            "held_out": self.held_out,
+            "score": self.score,
+        }
+
+    def assumptions(self) -> tuple[str, ...]:
+        """Return what the cost of a search rests on."""
+        return (
+            f"this training is the best of a random number of trainings ({self.search.law}), which was drawn in secret "
+            "before the first of them and is told to nobody; of the others nothing is released",
+            f"each of them drew its settings from {self.combinations} combinations, which were fixed before the data "
+            "were read, like all other settings, without looking at the private data",
+            f"the best has the largest noisy score: {self.score}, of {self.held_out} training records that it held out "
+            f"by a secret draw, with Gaussian noise of standard deviation {self.search.score_noise:g} on their number; "
+            "a record is held out or trained on, never both",
+            "places of records are fixed: which are held out does not change when a record is added or removed",
+        )
 
 
 @lru_cache(maxsize=1024)

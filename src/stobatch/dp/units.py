@@ -1,10 +1,17 @@
-"""Losses of units: what is clipped as one vector may be made of several rows, such as the records of a person."""
+"""Losses of units: what is clipped as one vector may be made of several rows, such as a person's records or views."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from stobatch.dp.clipping import Batch, Losses
+
+
+def weigh_classes(losses: Losses, weights: Tensor | None) -> Losses:
+    """Return each loss times the public weight of its label, the second entry of the batch."""
+    if weights is None:
+        return losses
+    return lambda module, batch: losses(module, batch) * weights[batch[1]]
 
 
 def in_units(batch: Batch, losses: Losses, per: int) -> tuple[Batch, Losses]:

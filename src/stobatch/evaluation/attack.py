@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.protocols import PROTOCOLS, radii_of
 from stobatch.evaluation.sanity import Certified, Evidence, Probe, certified_from
 from stobatch.evaluation.summaries import attack_summary, probe_of, probe_radius, probed, score_summary
-from stobatch.evaluation.tables import about_test_records, begin, end, open_run, tabulate, test_examples
+from stobatch.evaluation.tables import about_prior, about_test_records, begin, end, open_run, tabulate, test_examples
 from stobatch.files import PRIVATE, Columns, as_written, serialise_tensors, tensors_sha256, write_tensors
-from stobatch.loading import TrainedModel, require_weights, seeds_of
+from stobatch.loading import TrainedModel, model_of_prior, require_weights, seeds_of
 from stobatch.progress import Tick
 from stobatch.results import Attack as AttackDocument
-from stobatch.results import CertificateSummary, Pictures, ProbeRecords, Scores
+from stobatch.results import CertificateSummary, Pictures, PriorScores, ProbeRecords, Scores
 from stobatch.runs import IMAGES
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.verifier import Verifier
@@ -47,6 +47,8 @@ class _Opened:
     quiet: bool
     public: bool
     """Whether the test images are those of a data set that everybody can download."""
+    about: str = ""
+    """Who is measured, in front of a bar's title; nothing for the run's own model."""
 
     @property
     def settings(self) -> EvaluationConfig:
@@ -87,7 +89,7 @@ class _Opened:
         def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
             return protocol.rows(function, *self.on_device(part), generator, tick)
 
-        title = f"{protocol_name}, {function_name.replace('_', ' ')}"
+        title = f"{self.about}{protocol_name}, {function_name.replace('_', ' ')}"
         name, records = tabulate(
             *("attack", self.model, identity, test, rows_of),
             title=title, seed=self.seed, resume=self.resume, quiet=self.quiet,
@@ -191,9 +193,25 @@ def _evaluate(opened: _Opened, dataset: Dataset | None) -> Scores:
         images=_keep_images(opened) if settings.num_images else None,
         certificates=certificates,
     )
+    if (own := _prior(opened, names[0])) is not None:
+        scores = scores.replace(prior=own)
     scores.write(model.run)
     end(model, "evaluate")
     return scores
+
+
+def protocol_of_prior(settings: EvaluationConfig) -> str:
+    """Return the protocol under which a prior is attacked by itself: the stronger one, where it is asked for."""
+    return "adaptive" if "adaptive" in settings.protocols else settings.protocols[0]
+
+
+def _prior(opened: _Opened, function: str) -> PriorScores | None:
+    """Return what the weights that a run started from are worth by themselves, under the same attacks."""
+    start = model_of_prior(opened.model)
+    if start is None:
+        return None
+    table = replace(opened, model=start, about="the prior, ").table(protocol_of_prior(opened.settings), function)
+    return PriorScores(**about_prior(start), **dict(attack_summary(table)))
 
 
 def _probe(opened: _Opened, tables: list[AttackedTable]) -> tuple[Probe | None, ProbeRecords | None]:

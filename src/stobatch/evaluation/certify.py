@@ -13,12 +13,13 @@ from torch import nn
 from stobatch.data import Dataset, Examples
 from stobatch.errors import UnitError
 from stobatch.evaluation.summaries import certificate_summary
-from stobatch.evaluation.tables import begin, end, open_run, tabulate, test_examples
+from stobatch.evaluation.tables import RowsOf, about_prior, begin, end, open_run, tabulate, test_examples
 from stobatch.files import Columns
-from stobatch.loading import TrainedModel
+from stobatch.loading import TrainedModel, model_of_prior
 from stobatch.progress import Tick
-from stobatch.results import CertificateSummary
+from stobatch.results import CertificateSummary, PriorCertificates
 from stobatch.sound.verifiers import best_of
+from stobatch.verifier import Verifier
 
 
 def certify(
@@ -56,14 +57,12 @@ def _certify(
         print(f"comparing {names} on a few inputs ...", file=sys.stderr, flush=True)
     verifier, chosen = best_of(verifiers, test.inputs.to(model.network.device), model.config.evaluation.radii)
 
-    def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
-        verdicts = {name: column.tolist() for name, column in verifier.verify(part.inputs, generator).columns().items()}
-        return {"label": part.labels.tolist(), "prediction": verdicts.pop("label"), **verdicts}
-
     started = time.monotonic()
     identity, columns = tabulate(
-        "certify", model, {**settings.to_dict(), **asked}, test, rows_of, seed=seed, resume=resume, quiet=quiet
-    )
+        *("certify", model, {**settings.to_dict(), **asked}, test, _rows_by(verifier)),
+        seed=seed, resume=resume, quiet=quiet,
+    )  # fmt: skip
+    own = _prior(model, verifier, test, {**settings.to_dict(), **asked}, seed=seed, resume=resume, quiet=quiet)
     summary = CertificateSummary(
         config_hash=identity,
         training_hash=model.config.training_hash,
@@ -74,6 +73,43 @@ def _certify(
         **dict(certificate_summary(columns, verifier.kinds, model.config.evaluation.radii)),
         chosen=chosen,
     )
+    if own is not None:
+        summary = summary.replace(prior=own)
     summary.write(model.run)
     end(model, "certify")
     return summary
+
+
+def _rows_by(verifier: Verifier) -> RowsOf:
+    def rows_of(part: Examples, generator: torch.Generator, tick: Tick) -> Columns:
+        verdicts = {name: column.tolist() for name, column in verifier.verify(part.inputs, generator).columns().items()}
+        return {"label": part.labels.tolist(), "prediction": verdicts.pop("label"), **verdicts}
+
+    return rows_of
+
+
+def _prior(
+    model: TrainedModel,
+    chosen: Verifier,
+    test: Examples,
+    settings: dict[str, Any],
+    *,
+    seed: int | None,
+    resume: bool,
+    quiet: bool,
+) -> PriorCertificates | None:
+    """Return what the weights that a run started from are worth by themselves, certified in the same way."""
+    start = model_of_prior(model)
+    if start is None:
+        return None
+    verifier = next(way for way in start.verifiers() if way.kinds[0].name == chosen.kinds[0].name)
+    identity, columns = tabulate(
+        *("certify", start, settings, test, _rows_by(verifier)),
+        title="certify the prior", seed=seed, resume=resume, quiet=quiet,
+    )  # fmt: skip
+    return PriorCertificates(
+        **about_prior(start),
+        config_hash=identity,
+        rows=len(test),
+        **dict(certificate_summary(columns, verifier.kinds, model.config.evaluation.radii)),
+    )

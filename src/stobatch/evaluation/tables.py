@@ -64,6 +64,14 @@ def about_test_records(model: TrainedModel, dataset: Dataset | None) -> str:
     return statement(model.config.data, own=dataset is not None or is_own(model.config.data))
 
 
+def about_prior(start: TrainedModel) -> dict[str, Any]:
+    """Return what a document says of a run's prior that is measured by itself."""
+    prior = start.plan.prior
+    assert prior is not None
+    why = {"conflict": prior.conflict, "tuned": prior.tuned}
+    return {"name": prior.name, "weights_sha256": start.weights_sha256, **why}
+
+
 def require_allowed(changes: dict[str, Any]) -> None:
     """Raise at a change of something that the run's training depended on."""
     for key in changes:

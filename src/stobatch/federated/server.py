@@ -32,7 +32,7 @@ from stobatch.files import (
 from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, seeds_of
 from stobatch.results import DataDigests, FederationAccount, HistoryRow, StartedRun, Training
 from stobatch.runs import Run, seal
-from stobatch.sound.step import AveragedSGD
+from stobatch.sound.averaged import make_descent
 from stobatch.training.checkpoint import load_optimiser, named_after, optimiser_tensors
 from stobatch.training.descent import Descent
 from stobatch.training.device import environment, use_device
@@ -93,12 +93,7 @@ class Federation:
         self.seeds = seeds_of(terms, self.run)
         self.network = make_network(terms, info, self.seeds, None).to(use_device(terms.machine))
         self.network.calibrate()
-        self.optimiser = AveragedSGD(
-            self.network.parameters(),
-            lr=terms.training.learning_rate,
-            momentum=self.method.momentum,
-            decay=self.method.average_decay,
-        )
+        self.optimiser = make_descent(self.network.parameters(), terms.training, self.method)
         self.descent = Descent(terms.training, dict(self.network.named_parameters()), [self.optimiser])
         self.monitored = Monitored.of(held_out, terms, self.network)
         self.step, self.descents, self.history = 0, 0, list[HistoryRow]()

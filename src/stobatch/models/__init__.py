@@ -5,7 +5,7 @@ from stobatch.models.affine import AffineEncoder, ConvEncoder, DenseEncoder, Ope
 from stobatch.models.architectures import Architecture, build, build_encoder, initialise
 from stobatch.models.classifier import Classifier, bytes_per_row, rows_in_memory
 from stobatch.models.handed_over import HandedOver, hand_over
-from stobatch.models.layered import Layered, build_layered
+from stobatch.models.layered import Layered, Squash, build_layered
 from stobatch.models.network import Head, Network, ReferenceNorm, from_layers
 from stobatch.models.replacements import FrozenAffine, fix, replace_batch_norm
 from stobatch.models.validators import require_per_example
@@ -23,6 +23,7 @@ __all__ = [
     "Network",
     "OperatorNorms",
     "ReferenceNorm",
+    "Squash",
     "build",
     "build_encoder",
     "build_layered",

@@ -7,8 +7,10 @@ to W (`merge`): what is deployed, bounded and certified is a plain network.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from math import sqrt
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,8 @@ from stobatch.dp.layer_gradients import (
     sign,
     squared_lengths,
 )
+
+N = TypeVar("N", bound=nn.Module)
 
 
 class Adapted(nn.Module):
@@ -104,6 +108,15 @@ def merge(network: nn.Module) -> None:
             layer.__class__ = plain  # type: ignore[assignment]
             layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
             layer.register_parameter("bias", bias)
+
+
+def as_deployed(network: N) -> N:
+    """Return the network that will be deployed: itself, or a copy in which its adapters are merged."""
+    if not any(isinstance(layer, Adapted) for layer in network.modules()):
+        return network
+    found = copy.deepcopy(network)
+    merge(found)
+    return found
 
 
 class _AdapterGradients(LayerGradients):

@@ -19,7 +19,8 @@ from stobatch.config import ModelConfig, RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.errors import ModelError, SettingError
 from stobatch.evaluation.tables import data_root
-from stobatch.loading import plain_network
+from stobatch.loading import fresh_network
+from stobatch.methods import method_of
 from stobatch.models import Classifier
 from stobatch.pretraining.contrastive import Contrast, view
 from stobatch.pretraining.images import PublicImages, public_images
@@ -33,7 +34,7 @@ from stobatch.sound.settings import DpSgdSettings
 from stobatch.training.device import use_device
 from stobatch.votes.noise import GaussianNoise, LaplaceNoise
 
-STEPS, BATCH_SIZE, LEARNING_RATE = 4000, 256, 0.002
+STEPS, BATCH_SIZE, LEARNING_RATE = 4000, 256, 0.003
 _FALLING = 0.5
 """Share of the steps over which the learning rate falls to 0, at the end."""
 _ATTACKED_AT_ONCE = 512
@@ -86,7 +87,10 @@ def pretrain(
             f"your network has {network.num_classes} classes, {source} has {classes}.",
             remedy="Hand over one with as many, or set objective='contrastive'.",
         )
-    net = plain_network(config, replace(info, num_classes=classes), seeds, network).to(device)
+    net = fresh_network(config, replace(info, num_classes=classes), seeds, network)
+    own = tuple(net.state_dict())  # a start is of the network, without what the method keeps in it
+    method_of(config).register_buffers(net)
+    net.to(device)
     last_loss = _train(net, images, objective, config, seeds, (steps, batch_size, learning_rate), quiet)
     card = PriorCard(
         name=prior_files(out)[0].stem,
@@ -111,7 +115,8 @@ def pretrain(
         },
         tuned_on=images.tuned_on,
     )
-    return write_prior(out, net.state_dict(), card)
+    weights = net.state_dict()
+    return write_prior(out, {name: weights[name] for name in own}, card)
 
 
 def _require_positive(**numbers: float) -> None:

@@ -14,6 +14,8 @@ from stobatch.reporting.tables import (
     attack_table,
     attacked_function,
     certified_tables,
+    prior_notes,
+    prior_table,
     same_images_table,
     vouching_table,
 )
@@ -55,11 +57,16 @@ class Accuracy:
     charts: tuple[Chart, ...]
     functions: tuple[FunctionTables, ...]
     certificates: Certificates
+    prior: Table | None
+    """The run's prior by itself."""
+    prior_notes: tuple[str, ...]
 
 
 def measured_accuracy(facts: Facts, name: str) -> Accuracy:
     functions = tuple(_function(facts, function) for function in facts.functions)
-    return Accuracy(tuple(_charts(facts, name)), functions, _certificates(facts))
+    own = prior_table(facts.scores.prior, facts.certificates.prior if facts.certificates else None)
+    notes = tuple(prior_notes(facts.guarantee, own))
+    return Accuracy(tuple(_charts(facts, name)), functions, _certificates(facts), own, notes)
 
 
 def _charts(facts: Facts, name: str) -> Iterator[Chart]:

@@ -38,7 +38,12 @@ class GuaranteeCard:
 
 
 def card_of(guarantee: PrivacyGuarantee, eyebrow: str, *notes: Note) -> GuaranteeCard:
-    lists = {"Audits": guarantee.audits, "Against it": guarantee.objections, "It assumes": guarantee.assumptions}
+    lists = {
+        "Audits": guarantee.audits,
+        "Against it": guarantee.objections,
+        "It starts from": start_lines(guarantee),
+        "It assumes": guarantee.assumptions,
+    }
     return GuaranteeCard(
         eyebrow,
         guarantee.status,
@@ -74,6 +79,28 @@ def extent(guarantee: PrivacyGuarantee) -> str:
         "audit": guarantee.audits,
     }
     return ", ".join(f"{len(lines)} {word}{'' if len(lines) == 1 else 's'}" for word, lines in counts.items())
+
+
+def prior_lines(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
+    """Return what training started from: what was read to make it, what may be in it, and what it promises."""
+    prior = guarantee.prior
+    if prior is None:
+        return ()
+    seen = ", ".join(prior.may_contain) or "none that its card names"
+    return (
+        f"prior: {prior.name}, weights {prior.weights_sha256}",
+        *(f"prior, made from {line}" for line in prior.read),
+        f"prior, data sets whose records it may have seen: {seen}",
+        *([f"prior, MAY CONTAIN THE PRIVATE RECORDS: {prior.conflict}"] if prior.conflict else []),
+        *([f"prior, TUNED ON THE PRIVATE DATA: {prior.tuned}"] if prior.tuned else []),
+        *([f"prior, towards the records that it was trained on: {prior.promise}"] if prior.promise else []),
+        *(["prior, last layer: not taken, drawn afresh"] if prior.new_head else []),
+    )
+
+
+def start_lines(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
+    """Return the same under a heading that says what they are of."""
+    return tuple(line.removeprefix("prior").lstrip(":, ") for line in prior_lines(guarantee))
 
 
 def about(guarantee: PrivacyGuarantee) -> str:

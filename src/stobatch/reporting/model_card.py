@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from stobatch.reporting.format import status_words, unit
-from stobatch.reporting.guarantee import STATUS_MEANINGS, about, guarantee_line
+from stobatch.reporting.guarantee import STATUS_MEANINGS, about, guarantee_line, start_lines
 from stobatch.results import Exported, Kind, ShareAt
 from stobatch.types import Status
 
@@ -137,7 +137,12 @@ def _privacy(exported: Exported) -> Iterator[str]:
     guarantee = exported.guarantee
     yield f"**{_line(guarantee_line(guarantee))}**"
     yield f"{STATUS_MEANINGS[guarantee.status]} {_line(about(guarantee))}"
-    lists = {"It assumes": guarantee.assumptions, "Against it": guarantee.objections, "Audits": guarantee.audits}
+    lists = {
+        "It starts from": start_lines(guarantee),
+        "It assumes": guarantee.assumptions,
+        "Against it": guarantee.objections,
+        "Audits": guarantee.audits,
+    }
     for title, lines in lists.items():
         if lines:
             yield f"{title}:\n\n{_list(*map(_line, lines))}"

@@ -12,7 +12,7 @@ from stobatch.reporting.header import Lead
 from stobatch.reporting.summary import Facts, common_function, common_radii
 from stobatch.reporting.table import DASH, Cell, Table
 from stobatch.reporting.tables import gap_cell, share_cell
-from stobatch.results import Comparison, at_radius
+from stobatch.results import WORST, Comparison, at_radius
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def _table(runs: Sequence[Facts], function: str, radius: float | None) -> Table:
         caption = (
             "Accuracy in %, 95% interval in brackets. The runs share no function, radius and unit to be compared at."
         )
-        return Table.of(caption, headings, [_identity(place, facts) for place, facts in enumerate(runs, 1)])
+        rows = [row for place, facts in enumerate(runs, 1) for row in (_identity(place, facts), *_prior(facts))]
+        return Table.of(caption, headings, rows)
     kinds = list(dict.fromkeys((kind.name, kind.function) for facts in runs for kind in facts.all_kinds))
     headings += ["published protocol", "adaptive protocol", "gap"]
     headings += [f"certified, {rule} rule, {spoken(certified)}" for rule, certified in kinds]
@@ -63,8 +64,37 @@ def _table(runs: Sequence[Facts], function: str, radius: float | None) -> Table:
         "and certified accuracy of clean inputs at that radius, in %; gap in percentage points; 95% interval in "
         "brackets. Numbers are of as many test images as the row says, or as stands beside them."
     )
-    rows = [[*_identity(p, facts), *_attacked(facts, function, radius, kinds)] for p, facts in enumerate(runs, 1)]
+    rows = []
+    for place, facts in enumerate(runs, 1):
+        rows.append([*_identity(place, facts), *_attacked(facts, function, radius, kinds)])
+        rows += [[*own, *_attacked_prior(facts, function, radius, kinds)] for own in _prior(facts)]
     return Table.of(caption, headings, rows)
+
+
+def _prior(facts: Facts) -> list[list[Cell]]:
+    """Return the row of a run's prior by itself, or none where it has none."""
+    own = facts.scores.prior
+    if own is None:
+        return []
+    of = f"{own.name}, weights {own.weights_sha256[:12]}…"
+    clean = share_cell(own.clean_accuracy)
+    epsilon = Cell(DASH if own.conflict else "0", own.budget if own.conflict or own.tuned else "")
+    about = [Cell(f"prior of {facts.name}", of), Cell("public weights"), epsilon, Cell(DASH)]
+    return [[*about, Cell(f"{own.rows:,}"), clean]]
+
+
+def _attacked_prior(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[str, str]]) -> list[Cell]:
+    own, certificates = facts.scores.prior, facts.certificates.prior if facts.certificates else None
+    assert own is not None
+    worst = {own.protocol.name: at_radius(own.of_attack(WORST), radius)} if own.function == function else {}
+    certified = certificates.certified_accuracy if certificates else {}
+    statuses = {kind.name: kind.status for kind in certificates.kinds} if certificates else {}
+    shares = [(rule, at_radius(certified.get(rule, ()), radius)) for rule, _ in kinds]
+    cells = [share_cell(worst.get("published")), share_cell(worst.get("adaptive")), Cell(DASH)]
+    for rule, share in shares:
+        cell = share_cell(share)
+        cells.append(Cell(cell.text, cell.detail, statuses[rule]) if share is not None else Cell(DASH))
+    return cells
 
 
 def _identity(place: int, facts: Facts) -> list[Cell]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.reporting.format import interval, number, percent, points, spoken, status_words, unit
 from stobatch.reporting.table import DASH, Cell, Column, Entry, Heading, Table
 from stobatch.results import (
@@ -13,6 +14,8 @@ from stobatch.results import (
     Difference,
     Kind,
     PlanDocument,
+    PriorCertificates,
+    PriorScores,
     ProtocolTable,
     SameImages,
     Share,
@@ -74,6 +77,47 @@ def attack_table(under: ProtocolTable, accuracy: Sequence[AttackedShare], what: 
     unit_name = unit(accuracy[0].norm, accuracy[0].input_range) if accuracy else "unknown"
     caption = f"{what}. In % of {under.rows} test images, 95% interval in brackets; radius {unit_name}."
     return Table.of(caption, [RADIUS, *(Column(attack, is_number=True) for attack in attacks)], rows)
+
+
+def prior_table(scores: PriorScores | None, certificates: PriorCertificates | None) -> Table | None:
+    """Return the row of a run's prior, by itself: public weights, which have read no private record."""
+    known = scores or certificates
+    if known is None:
+        return None
+    kinds = certificates.kinds if certificates else ()
+    attacked = scores.of_attack(WORST) if scores else ()
+    columns = [RADIUS]
+    columns += [Column(f"{scores.protocol.name} protocol, prior alone", is_number=True)] if scores else []
+    columns += [
+        Column(f"certified, {kind.name} rule, prior alone", status=kind.status, is_number=True) for kind in kinds
+    ]
+    shares = [certificates.certified_accuracy[kind.name] for kind in kinds] if certificates else []
+    radii = sorted({row.radius for row in attacked} | {row.radius for rows in shares for row in rows})
+    rows: list[list[Entry]] = [
+        [f"{radius:g}", *([share_cell(at_radius(attacked, radius))] if scores else []),
+         *(share_cell(at_radius(found, radius)) for found in shares)]
+        for radius in radii
+    ]  # fmt: skip
+    clean = scores.clean_accuracy if scores else certificates.verified_accuracy.correct if certificates else None
+    counts = sorted({each.rows for each in (scores, certificates) if each is not None})
+    where = unit(attacked[0].norm, attacked[0].input_range) if attacked else kind_unit(kinds[0])
+    images, right = " and ".join(map(str, counts)), percent(clean) if clean else DASH
+    caption = (
+        f"The prior alone, {known.name}: the public weights that training started from; towards the private records "
+        f"{known.budget}. Clean accuracy {right}, of {images} test images. In %, 95% interval in brackets; "
+        f"radius {where}."
+    )
+    return Table.of(caption, columns, rows)
+
+
+def prior_notes(guarantee: PrivacyGuarantee, shown: Table | None) -> list[str]:
+    """Return why a run that started from a prior shows no row of it, where it has none."""
+    prior = guarantee.prior
+    if prior is None or shown is not None:
+        return []
+    if prior.new_head:
+        return [f"the prior {prior.name} has no row of its own: its last layer was drawn afresh"]
+    return [f"the prior {prior.name} was not measured by itself: certify and evaluate again"]
 
 
 def attacked_function(under: ProtocolTable) -> str:

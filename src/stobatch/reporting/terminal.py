@@ -14,7 +14,7 @@ from rich.text import Text
 from stobatch.config import CertificationConfig
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.reporting.format import STATUS_STYLES, STATUS_WORDS, percent, protocol_meanings, unit
-from stobatch.reporting.guarantee import STATUS_MEANINGS, about, against, extent, guarantee_line
+from stobatch.reporting.guarantee import STATUS_MEANINGS, about, against, extent, guarantee_line, prior_lines
 from stobatch.reporting.summary import NOT_LOOKED_FOR
 from stobatch.reporting.table import Cell, Column, Heading, Table
 from stobatch.reporting.tables import (
@@ -23,6 +23,8 @@ from stobatch.reporting.tables import (
     certified_tables,
     kind_unit,
     plan_table,
+    prior_notes,
+    prior_table,
     same_images_table,
 )
 from stobatch.results import (
@@ -76,6 +78,7 @@ def guarantee_card(guarantee: PrivacyGuarantee) -> RenderableType:
         Text(STATUS_MEANINGS[guarantee.status], style=style),
         Text(about(guarantee)),
     ]
+    lines += [Text(line) for line in prior_lines(guarantee)]
     lines += [Text(f"assumes: {line}") for line in guarantee.assumptions]
     lines += [Text(f"against it: {line}", style=style) for line in guarantee.objections]
     lines += [Text(f"audit, {line}") for line in guarantee.audits]
@@ -133,7 +136,8 @@ def certificate_parts(summary: CertificateSummary) -> RenderableType:
     if chosen := summary.chosen:
         means = ", ".join(f"{name} {mean:.4f}" for name, mean in chosen.mean_radius.items())
         said.append(f"certificate: {chosen.certificate}, the larger mean radius on {chosen.compared_on} ({means})")
-    return Group(*(table.to_rich() for table in certified_tables(summary, summary.kinds)), *map(Text, said))
+    tables = [*certified_tables(summary, summary.kinds), *filter(None, (prior_table(None, summary.prior),))]
+    return Group(*(table.to_rich() for table in tables), *map(Text, said))
 
 
 def _reliability(kind: Kind) -> str:
@@ -163,6 +167,8 @@ def score_parts(scores: Scores) -> RenderableType:
     for block in scores.same_images:
         kinds = {rule: statuses[rule] for rule in block.certified}
         parts.append(same_images_table(block, kinds, unit(scores.norm, scores.input_range)).to_rich())
+    own = prior_table(scores.prior, scores.certificates.prior if scores.certificates else None)
+    parts += [own.to_rich()] if own else map(Text, prior_notes(scores.guarantee, own))
     parts += [Text(f"{name}: {meaning}") for name, meaning in protocol_meanings(scores).items()]
     parts.append(Text(f"accuracies assume: {scores.test_records or NOT_LOOKED_FOR}"))
     return Group(*parts, flag_panel(scores.flags))

@@ -29,7 +29,14 @@ from stobatch.results.audit import (
     untested,
 )
 from stobatch.results.budget import BookedRun, Budget, PlannedSpending, SpentShare, epsilon_words
-from stobatch.results.certificates import CertificateSummary, CertifiedAccuracies, Chosen, Kind, VerifiedAccuracy
+from stobatch.results.certificates import (
+    CertificateSummary,
+    CertifiedAccuracies,
+    Chosen,
+    Kind,
+    PriorCertificates,
+    VerifiedAccuracy,
+)
 from stobatch.results.checks import (
     Check,
     Dealt,
@@ -66,6 +73,7 @@ from stobatch.results.scores import (
     WORST,
     Attack,
     Pictures,
+    PriorScores,
     ProbeRecords,
     Protocol,
     ProtocolTable,
@@ -75,6 +83,7 @@ from stobatch.results.scores import (
     ScoreSummary,
     of_attack,
 )
+from stobatch.results.search import CandidateRow, Candidates, Search, Winner
 from stobatch.results.training import (
     DataDigests,
     DatasetFacts,
@@ -114,6 +123,8 @@ DOCUMENTS: dict[str, type[Document]] = {
     "predictions": Predictions,
     "export": Exported,
     "budget": Budget,
+    "search": Search,
+    "candidates": Candidates,
     "prior": PriorCard,
 }
 """Every document, by the name of its schema in docs/schemas."""
@@ -133,6 +144,8 @@ __all__ = [
     "Bound",
     "BoundCounts",
     "Budget",
+    "CandidateRow",
+    "Candidates",
     "CertificateDetails",
     "CertificateSummary",
     "CertifiedAccuracies",
@@ -183,6 +196,8 @@ __all__ = [
     "Prediction",
     "Predictions",
     "PriorCard",
+    "PriorCertificates",
+    "PriorScores",
     "PriorSource",
     "PrivacyDetails",
     "ProbeCheck",
@@ -198,6 +213,7 @@ __all__ = [
     "SanityFlag",
     "ScoreSummary",
     "Scores",
+    "Search",
     "SeedsGuarantee",
     "SettingsTest",
     "ShardFolder",
@@ -212,6 +228,7 @@ __all__ = [
     "Training",
     "Verification",
     "VerifiedAccuracy",
+    "Winner",
     "at_radius",
     "epsilon_words",
     "is_old",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from stobatch.results.accuracy import Share, ShareAt
-from stobatch.results.document import Count, Document, Number, Part, Settings, Size, Text
+from stobatch.results.document import Count, Document, NotNull, Number, Part, Settings, Size, Text
 from stobatch.types import Norm, Status
 
 
@@ -74,17 +75,54 @@ class CertifiedAccuracies(Part):
         return tuple(row.radius for row in self.certified_accuracy[self.kinds[0].name])
 
 
+class AboutPrior(Part):
+    """The weights that a run started from, measured by themselves."""
+
+    name: Text
+    weights_sha256: Text
+    conflict: Text | None
+    """Why they may contain the private records; null where nothing says so."""
+    tuned: Text | None
+    """Why choosing how they are made may have told something of the private records; null where nothing says so."""
+
+    @property
+    def budget(self) -> str:
+        """What they cost the private records, in words."""
+        if self.conflict is not None:
+            return "no ε: it may contain the private records"
+        return "ε = 0" if self.tuned is None else "ε = 0 but for settings that were chosen by looking at them"
+
+
+class _CertifiedPrior(AboutPrior):
+    config_hash: Text
+    """Which table of records has its rows."""
+    rows: Count
+
+
+class PriorCertificates(CertifiedAccuracies, _CertifiedPrior):
+    """The same certificates of the weights that a run started from."""
+
+
 class CertificateSummary(Document, CertifiedAccuracies, _About):
     """What `certify` found: certified accuracy at each radius, by each kind of certificate, with who vouches for it."""
 
     kind: ClassVar[str] = "certificates"
 
     chosen: Chosen | None = None
+    prior: Annotated[PriorCertificates | None, NotNull] = None
+    """Of a run that started from a prior with an answer of its own."""
 
     def lines(self) -> list[str]:
         found = [f"{self.rows} test examples"]
         for kind in self.kinds:
-            shares = ", ".join(f"{row.radius:g}: {row}" for row in self.certified_accuracy[kind.name])
             unit = f"{kind.norm} over {kind.input_range}"
-            found.append(f"certified by {kind.name} ({kind.status}) at radius ({unit}) {shares}")
+            certified = f"certified by {kind.name} ({kind.status}) at radius ({unit})"
+            found.append(f"{certified} {_shares(self.certified_accuracy[kind.name])}")
+            if self.prior is not None and kind.name in self.prior.certified_accuracy:
+                own = _shares(self.prior.certified_accuracy[kind.name])
+                found.append(f"the prior {self.prior.name} alone ({self.prior.budget}), {certified} {own}")
         return found
+
+
+def _shares(rows: Iterable[ShareAt]) -> str:
+    return ", ".join(f"{row.radius:g}: {row}" for row in rows)

@@ -79,7 +79,7 @@ def _guarantee(found: Any) -> PrivacyGuarantee:
         raise ValueError("its assumptions, objections and source are not all texts")
     if (prior := guarantee.prior) is not None:
         texts = (prior.name, prior.weights_sha256, *prior.read, *prior.may_contain)
-        maybe = (prior.promise or "", prior.conflict or "")
+        maybe = (prior.promise or "", prior.conflict or "", prior.tuned or "")
         if not all(isinstance(text, str) for text in (*texts, *maybe)) or not isinstance(prior.new_head, bool):
             raise ValueError("what it says of its prior is not all texts")
     written = guarantee.to_dict()
@@ -117,8 +117,9 @@ GUARANTEE_SCHEMA: dict[str, Any] = {
                 "promise": {"type": ["string", "null"]},
                 "new_head": {"type": "boolean"},
                 "conflict": {"type": ["string", "null"]},
+                "tuned": {"type": ["string", "null"]},
             },
-            "required": ["name", "weights_sha256", "read", "may_contain", "promise", "new_head", "conflict"],
+            "required": ["name", "weights_sha256", "read", "may_contain", "promise", "new_head", "conflict", "tuned"],
             "additionalProperties": False,
         },
     },

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from stobatch.results.accuracy import AttackedShare, ClassShare, Gap, Share, ShareAt
-from stobatch.results.certificates import CertificateSummary
-from stobatch.results.document import Count, Document, Flag, Guarantee, Number, Part, Settings, Size, Text, Whole
+from stobatch.results.certificates import AboutPrior, CertificateSummary
+from stobatch.results.document import (
+    Count,
+    Document,
+    Flag,
+    Guarantee,
+    NotNull,
+    Number,
+    Part,
+    Settings,
+    Size,
+    Text,
+    Whole,
+)
 from stobatch.types import Norm, Status
 
 WORST = "worst"
@@ -112,6 +124,10 @@ class Pictures(Part):
     """By radius, and `clean`."""
 
 
+class PriorScores(ProtocolTable, AboutPrior):
+    """The weights that a run started from under the same attacks."""
+
+
 class _Evaluated(Part):
     training_hash: Text
     weights_sha256: Text | None = None
@@ -145,6 +161,8 @@ class Scores(Document, ScoreSummary, _Evaluated):
     probe: ProbeRecords | None = None
     images: Pictures | None = None
     certificates: CertificateSummary | None = None
+    prior: Annotated[PriorScores | None, NotNull] = None
+    """Of a run that started from a prior with an answer of its own."""
 
     @property
     def has_noise(self) -> bool | None:
@@ -158,6 +176,10 @@ class Scores(Document, ScoreSummary, _Evaluated):
         found = [f"{self.rows} test examples, clean: {self.clean_accuracy}"]
         for table in self.under_attack:
             found += [f"{table.protocol.name} protocol on {table.function}, {line}" for line in _worst(table)]
+        if self.prior is not None:
+            about = f"the prior {self.prior.name} alone ({self.prior.budget}), {self.prior.protocol.name} protocol on "
+            found.append(f"{about}{self.prior.function}, clean: {self.prior.clean_accuracy}")
+            found += [f"{about}{self.prior.function}, {line}" for line in _worst(self.prior)]
         found += self.certificates.lines()[1:] if self.certificates else []
         found += [f"{flag.level.upper()}: {flag.name}. {flag.evidence}" for flag in self.flags]
         return [*found, f"privacy: {self.guarantee}"]

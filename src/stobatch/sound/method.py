@@ -20,7 +20,9 @@ from stobatch.dp.plan import DpSgdPlan, Plan, TrainersPlan
 from stobatch.errors import ModelError, SettingError
 from stobatch.methods import Method, make_verifiers, require_per_example_at_size
 from stobatch.models import Classifier, HandedOver, Layered, Network, build_layered, require_per_example
+from stobatch.models.low_rank import as_deployed
 from stobatch.seeds import Seeds
+from stobatch.sound.search import with_search
 from stobatch.sound.settings import DpSgdSettings, SoundConfig
 from stobatch.sound.step import DpSgdTrainable
 from stobatch.verifier import Verifier
@@ -45,10 +47,21 @@ class DpSgdFamily(Method):
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> DpSgdPlan:
         method = config.method
         assert isinstance(method, DpSgdSettings)
-        if config.training.optimiser != "sgd":
+        if config.training.optimiser == "adam" and method.momentum:
             raise SettingError(
-                f"training.optimiser={config.training.optimiser} is not for method '{method.title}'.",
-                remedy="Set training.optimiser=sgd; momentum and averaging are settings of the method.",
+                f"method.momentum={method.momentum:g} is not for training.optimiser=adam.",
+                why="Adam has moving averages of its own.",
+                remedy="Set method.momentum=0, or training.optimiser=sgd.",
+            )
+        if method.augmented_views > 1 and not method.augmentations:
+            raise SettingError(
+                f"method.augmented_views={method.augmented_views} views of an example would all be the same.",
+                remedy='Set method.augmentations, as ["crop", "flip"], or method.augmented_views=1.',
+            )
+        if method.class_weights and len(method.class_weights) != info.num_classes:
+            raise SettingError(
+                f"method.class_weights has {len(method.class_weights)} weights for {info.num_classes} classes.",
+                remedy="Give one for each class, in the order of their labels.",
             )
         self.require_sense(config)
         if network is None and config.model.layers is not None:
@@ -61,7 +74,7 @@ class DpSgdFamily(Method):
         if trainers.num > 1:
             shares = trainers.noise == "shares"
             make = partial(TrainersPlan, num_trainers=trainers.num, per_step=trainers.per_step, noise_shares=shares)
-        return make(
+        planned = make(
             num_examples=info.num_train,
             expected_batch_size=method.batch_size,
             steps=config.training.steps,
@@ -74,6 +87,7 @@ class DpSgdFamily(Method):
             given_noise_multiplier=method.noise_multiplier,
             num_persons=info.num_persons,
         )
+        return with_search(planned, config)
 
     def prepare(
         self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
@@ -150,7 +164,7 @@ class Sound(DpSgdFamily):
         method = config.method
         assert isinstance(method, SoundConfig)
         if method.certified_weight and isinstance(network, HandedOver):
-            if unbounded := why_unbounded(network):
+            if unbounded := why_unbounded(as_deployed(network)):
                 raise ModelError(
                     f"the certified loss cannot follow your network: {unbounded}",
                     why="method.certified_weight is the weight of a loss on bounds, and there are none.",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from functools import partial
 from math import sqrt
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from stobatch.attacks import Ball, craft, paper_ensemble
@@ -24,6 +26,7 @@ from stobatch.sound.losses import (
     Reconstruction,
     Term,
 )
+from stobatch.sound.views import KINDS, RandomViews
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.votes.noise import GaussianNoise, LaplaceNoise, SmoothingNoise
 
@@ -68,6 +71,38 @@ class DpSgdSettings(MethodConfig):
         "counts persons",
         added_later=True,
     )
+
+    augmentations: tuple[str, ...] | None = setting(
+        None,
+        choices=KINDS,
+        doc="What each view of an example is made by, anew in every step: a random shift, a mirror image, "
+        "noise; unset, the example as it is",
+        added_later=True,
+    )
+    augmented_views: int = setting(
+        1,
+        at_least=1,
+        at_most=1024,
+        doc="Such views of each example, averaged inside its one contribution",
+        added_later=True,
+    )
+    crop_shift: int = setting(
+        2, at_least=0, doc="Of augmentations=crop: pixels by which a view is moved at most", added_later=True
+    )
+    augmentation_stddev: float = setting(
+        0.1, at_least=0, doc="Of augmentations=noise: its standard deviation over [-1, 1]", added_later=True
+    )
+    class_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = setting(
+        None,
+        doc="Weights of the classes in the loss, in their order, before clipping; public numbers, never counted in the "
+        "training data. Unset, all alike",
+        added_later=True,
+    )
+
+    @property
+    def random_views(self) -> RandomViews:
+        """What a step makes of each example before anything else."""
+        return RandomViews(self.augmentations or (), self.augmented_views, self.crop_shift, self.augmentation_stddev)
 
     @abstractmethod
     def objective(self, attack_chunk: int) -> Objective:

@@ -7,7 +7,7 @@ Where examples belong to persons, samples are of persons, and all that is drawn 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import frexp, sqrt
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stobatch.config import RunConfig, TrainersConfig
 from stobatch.data import Examples, TrainingExamples
@@ -34,11 +34,12 @@ from stobatch.dp.clipping import (
 from stobatch.dp.mixing import FEW_ROWS
 from stobatch.dp.noise import Grid, add_noise
 from stobatch.dp.plan import DpSgdPlan
-from stobatch.dp.units import in_units
+from stobatch.dp.units import in_units, weigh_classes
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import Classifier, rows_in_memory
 from stobatch.models.validators import unchanged
 from stobatch.seeds import Seeds, Stream
+from stobatch.sound.averaged import make_descent
 from stobatch.sound.losses import NormalSampler, normal_sampler, sampler_by_blocks
 from stobatch.sound.settings import DpSgdSettings
 from stobatch.training import Trainable
@@ -95,17 +96,19 @@ class DpSgdTrainable(Trainable):
         self.examples = train
         self._read()
         self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
-        self.objective = config.objective(self.chunk)
+        self.objective, self.views = config.objective(self.chunk), config.random_views
+        weights = config.class_weights
+        self.class_weights = None if weights is None else torch.tensor(weights).to(network.device, network.dtype)
         self.recalibrate()
-        if self.chunk < self.per:
+        if self.chunk < self.per * self.views.num:
             raise SettingError(
-                f"records_per_person={self.per} are more than the {self.chunk} examples that pass at once.",
-                why="What is drawn of a person is clipped as one, in one pass.",
-                remedy="Raise machine.memory_mb, or lower method.records_per_person.",
+                f"{self.per * self.views.num} rows are one contribution, and {self.chunk} pass at once.",
+                why="What is drawn of a person, and all views of it, is clipped as one, in one pass.",
+                remedy="Raise machine.memory_mb, or lower method.records_per_person or method.augmented_views.",
             )
         self.clip = self._clipper(precision)
         if formed := formed_at_once(network, self.clip):
-            self.chunk = max(self.per, min(self.chunk, memory_mb * 2**20 // 4 // formed))
+            self.chunk = max(self.per * self.views.num, min(self.chunk, memory_mb * 2**20 // 4 // formed))
 
     def _read(self) -> None:
         self.reader = Reader(self.examples, self.network.device, self.network.dtype)
@@ -118,14 +121,14 @@ class DpSgdTrainable(Trainable):
 
     @property
     def per(self) -> int:
-        """The most rows that one contribution is made of."""
+        """The most records that one contribution is made of."""
         return 1 if self.plan.num_persons is None else self.plan.records_per_person
 
     def _clipper(self, precision: str) -> Clipper:
         """Return the fast clipping, if it is right for a few examples and for as many as pass at once."""
         with unchanged(self.network):
             found = clipper_for(self.network, *self._probe(FEW_ROWS))
-            units = self.rows // self.per
+            units = self.rows // (self.per * self.views.num)
             if found is not clipped_sum_by_example and units > FEW_ROWS:
                 rough = precision == "bfloat16"
                 with working_precision(precision, self.network.device):
@@ -136,26 +139,28 @@ class DpSgdTrainable(Trainable):
     @property
     def rows(self) -> int:
         """Examples that pass at once, usually."""
-        return min(self.chunk, self.plan.expected_batch_size * self.per)
+        return min(self.chunk, self.plan.expected_batch_size * self.per * self.views.num)
 
     def _probe(self, units: int) -> tuple[Losses, Batch]:
         """Public points that have nothing to do with the data, to try the fast clipping on."""
-        generator, count = torch.Generator().manual_seed(1), units * self.per
+        generator, rows = torch.Generator().manual_seed(1), self.per * self.views.num
+        count = units * rows
         inputs = torch.rand(count, *self.network.input_shape, generator=generator).to(self.network.dtype) * 2 - 1
         labels = torch.arange(count) % self.network.num_classes
         device = self.network.device
         coins = normal_sampler(generator, device)
-        batch, losses = self.objective.prepare(self.network, inputs.to(device), labels.to(device), 1.0, coins)
-        batch, losses = in_units(batch, losses, self.per)
+        batch, losses = self._prepared(inputs.to(device), labels.to(device), 1.0, coins, rows)
         return losses, batch
 
+    def _prepared(
+        self, inputs: Tensor, labels: Tensor, progress: float, coins: NormalSampler, rows: int
+    ) -> tuple[Batch, Losses]:
+        """Return what is clipped: a loss for each unit of so many rows."""
+        batch, losses = self.objective.prepare(self.network, inputs, labels, progress, coins)
+        return in_units(batch, weigh_classes(losses, self.class_weights), rows)
+
     def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
-        self.average = AveragedSGD(
-            self.parameters.values(),
-            lr=config.training.learning_rate,
-            momentum=self.config.momentum,
-            decay=self.config.average_decay,
-        )
+        self.average = make_descent(self.parameters.values(), config.training, self.config)
         return [self.average]
 
     def tasks(self, step: int) -> list[TrainerTask]:
@@ -204,9 +209,13 @@ class DpSgdTrainable(Trainable):
         return {} if self.canaries is None else {"canary_sums": self.canary_sums}
 
     def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int = 1) -> Gradients:
-        """Σ clipped contributions of some examples that pass at once, `per` of them to a unit."""
-        batch, losses = self.objective.prepare(self.network, inputs, labels, step / self.plan.steps, coins)
-        batch, losses = in_units(batch, losses, per)
+        """Σ clipped contributions of some examples that pass at once, `per` of them, in all their views, to a unit."""
+        inputs, labels = self.views.draw(inputs, labels, coins)
+        return self._clipped_rows(inputs, labels, step, coins, per * self.views.num)
+
+    def _clipped_rows(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int) -> Gradients:
+        """Σ clipped contributions, of units of `per` rows."""
+        batch, losses = self._prepared(inputs, labels, step / self.plan.steps, coins, per)
         return self.clip(self.network, losses, batch, self.clip_norm).gradients
 
     def contributions(self, inputs: Tensor, labels: Tensor, step: int, groups: Tensor | None = None) -> Gradients:
@@ -214,7 +223,7 @@ class DpSgdTrainable(Trainable):
         coins = normal_sampler(self.seeds.generator("step", step, "other views"), self.network.device)
         total = ExactSum(self.targets(step))
         for rows, per in self._other_units(step, len(labels), groups):
-            for part in torch.split(rows, self.chunk // per * per):
+            for part in torch.split(rows, self.chunk // (per * self.views.num) * per):
                 there = inputs[part].to(self.network.device, self.network.dtype), labels[part].to(self.network.device)
                 total.add(self._clipped(*there, step, coins, per))
         return {name: value.mul_(self.per_example_bound / self.plan.clip_norm) for name, value in total.mean(1).items()}
@@ -294,9 +303,10 @@ class DpSgdTrainable(Trainable):
             units = self._drawn(self.persons, own, self.seeds.stream(*path, *shard, "records"))
         for rows, per in units:
             views = partial(self.seeds.generator, *path, "views", index, *(() if per == 1 else ("records", per)))
-            for piece in split_rows(len(rows) // per, self.chunk // per, device, share, self.pieces):
-                these = slice(piece.start * per, piece.stop * per)
-                yield _Piece(rows[these], per, sampler_by_blocks(views, these, device))
+            wide = per * self.views.num
+            for piece in split_rows(len(rows) // per, self.chunk // wide, device, share, self.pieces):
+                coins = sampler_by_blocks(views, slice(piece.start * wide, piece.stop * wide), device)
+                yield _Piece(rows[piece.start * per : piece.stop * per], per, coins)
 
     def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         """Σ clipped contributions + noise, shrunk. The grid makes it (Σ + noise) / (C · denominator).
@@ -383,40 +393,7 @@ class DpSgdTrainable(Trainable):
         return {"accounted_steps": ledger.accounted}
 
     def monitor(self, step: int) -> float:
-        """ε of the steps so far, those included that were made again with other bits."""
+        """ε of the steps so far, those included that were made again with other bits; of a search, all of it."""
+        if self.plan.searched is not None:
+            return self.plan.claim.epsilon
         return self.plan.mechanism(step + self._repeated).epsilon(self.plan.delta)
-
-
-class AveragedSGD(torch.optim.Optimizer):
-    """θ ← θ - lr·m, m ← momentum·m + g; average ← decay·average + (1 - decay)·θ, with a quicker decay at first."""
-
-    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, momentum: float, decay: float) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state: dict[str, Any] = self.state[parameter]
-                if not state:
-                    state["count"] = torch.zeros(())
-                    state["moving"] = torch.zeros_like(parameter)
-                    state["average"] = parameter.detach().clone()
-                state["moving"].mul_(group["momentum"]).add_(parameter.grad)
-                parameter.add_(state["moving"], alpha=-group["lr"])
-                count = float(state["count"])
-                # The first steps start far off; without this the average would remember them for 1/(1 - decay) steps.
-                decay = min(group["decay"], (1 + count) / (10 + count))
-                state["average"].mul_(decay).add_(parameter, alpha=1 - decay)
-                state["count"] += 1
-
-    @torch.no_grad()
-    def adopt_average(self) -> None:
-        """Make the average the parameters. Doing so twice changes nothing."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if self.state[parameter]:
-                    parameter.copy_(self.state[parameter]["average"])

@@ -9,7 +9,9 @@ from typing import Any
 from stobatch.config import CertificationConfig, EvaluationConfig
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import DpSgdPlan
+from stobatch.dp.selection import Search
 from stobatch.evaluation.accuracy import AttackedTable
+from stobatch.evaluation.attack import protocol_of_prior
 from stobatch.evaluation.sanity import Evidence, certified_from
 from stobatch.evaluation.summaries import (
     attack_summary,
@@ -31,6 +33,8 @@ from stobatch.results import (
     NetworkFacts,
     Part,
     PlanDocument,
+    PriorCertificates,
+    PriorScores,
     Scores,
 )
 from stobatch.runs import IMAGES
@@ -39,6 +43,7 @@ from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
 from stobatch.types import Radius, Status
 from stobatch.verification.checks import agrees, compared, differs, not_checked
 from stobatch.verification.second_accountant import bracket
+from stobatch.verification.second_search import search_epsilon
 from stobatch.verification.subject import Subject, other_run
 
 _LOOSE = 1.05
@@ -161,8 +166,29 @@ def _accountant(subject: Subject) -> Check:
     if len(known) < len(found):
         return not_checked(name, f"δ = {claim.delta:g} is too small for it")
     low, high = max(one.low for one in known), max(one.high for one in known)
+    plan = subject.model.plan
+    if isinstance(plan, DpSgdPlan) and plan.searched is not None:
+        return _search_accountant(name, plan, claim, low)
     detail = f"ε = {claim.epsilon:.6g} is recorded, the second accountant finds [{low:.6g}, {high:.6g}]"
     if not low * (1 - 1e-9) <= claim.epsilon <= high * _LOOSE + 1e-6:
+        return differs(name, detail)
+    return agrees(name, detail)
+
+
+def _search_accountant(name: str, plan: DpSgdPlan, claim: PrivacyGuarantee, least: float) -> Check:
+    """ε of a search, and that of one of its candidates, whose noise was chosen for it."""
+    assert plan.searched is not None
+    search = plan.mechanism_of()
+    assert isinstance(search, Search)
+    trainings = [(one.sampling_rate, one.noise_multiplier, one.steps) for one in search.mechanisms]
+    shape = None if search.law.is_poisson else search.law.shape
+    found = search_epsilon(trainings, search.score_noise, search.law.mean, shape, claim.delta)
+    own = plan.searched.candidate_epsilon
+    detail = (
+        f"ε = {claim.epsilon:.6g} is recorded for the search, the second accountant finds {found:.6g}; one candidate "
+    )
+    detail += f"has at most {own:.6g}, and at least {least:.6g}"
+    if not found * (1 - 1e-6) <= claim.epsilon <= found * _LOOSE or least > own * (1 + 1e-9):
         return differs(name, detail)
     return agrees(name, detail)
 
@@ -192,10 +218,25 @@ def certificates_check(subject: Subject, document: CertificateSummary, file: str
     if isinstance(verifier, BoundsVerifier):
         asked = {0.0, *verifier.radii}
         pairs.append(("radii nobody asked about", sorted(set(columns["radius"]) - asked), []))
+    pairs.append(_own_row(subject, document.prior))
+    if document.prior is not None:
+        own = certificate_summary(
+            subject.certified_rows(document.prior, verifier), verifier.kinds, config.evaluation.radii
+        )
+        pairs += [(f"prior.{key}", *pair) for key, *pair in _pairs(document.prior, own)]
     if document.chosen is not None:
         pairs.append(("chosen", document.chosen.certificate, verifier.kinds[0].name))
     detail = f"{document.rows} rows give the accuracies that it states"
     return compared("certificates", file, pairs, detail)
+
+
+def _own_row(subject: Subject, found: PriorCertificates | PriorScores | None) -> tuple[str, Any, Any]:
+    """Return which prior stands beside a run's numbers, and which has to: one that has an answer is never left out."""
+    prior, said = subject.model.plan.prior, None
+    if prior is not None and not prior.new_head:
+        said = [prior.name, prior.weights_sha256, prior.conflict, prior.tuned]
+    own = None if found is None else [found.name, found.weights_sha256, found.conflict, found.tuned]
+    return "prior", own, said
 
 
 def attack_check(subject: Subject) -> Check:
@@ -247,6 +288,11 @@ def scores_checks(subject: Subject) -> Iterator[Check]:
     order = [(name, protocol) for name in functions for protocol in settings.protocols]
     pairs.append(("tables", [[t.function, t.protocol] for t in tables], [list(each) for each in order]))
     pairs.append(("rows", document.rows, max(len(table.label) for table in tables)))
+    pairs.append(_own_row(subject, document.prior))
+    if (own := document.prior) is not None:
+        found = attack_summary(subject.attacked_table(own, settings, own.weights_sha256))
+        pairs += [(f"prior.{key}", *pair) for key, *pair in _pairs(own, found)]
+        pairs.append(("prior.protocol.name", own.protocol.name, protocol_of_prior(settings)))
     yield compared("evaluation", file, pairs, f"{len(tables)} tables of rows give every number that it states")
     yield _between_tables(tables, columns, document)
 

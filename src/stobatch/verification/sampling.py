@@ -92,7 +92,7 @@ def _data(subject: Subject, test: Examples) -> Check:
 def _training_data(subject: Subject, dataset: Dataset) -> Check:
     """For the owner alone: whether these records are those that were trained on."""
     recorded, name = subject.data.training_commitment, "training data"
-    if recorded is None or subject.config.data.augment:
+    if recorded is None or subject.config.data.augment or subject.config.data.held_out:
         return not_checked(name, "nothing was recorded of them that could be compared", "training.json")
     committed = commit(subject.run, "training data", dataset.train.fingerprint())
     if committed is None:

@@ -16,7 +16,15 @@ from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.protocols import PROTOCOLS, radii_of
 from stobatch.files import Columns, Limits
 from stobatch.loading import TrainedModel, as_certified
-from stobatch.results import CertificateSummary, DataDigests, ProbeRecords, ProtocolTable, StartedRun, Training
+from stobatch.results import (
+    CertificateSummary,
+    DataDigests,
+    PriorCertificates,
+    ProbeRecords,
+    ProtocolTable,
+    StartedRun,
+    Training,
+)
 from stobatch.runs import Run
 from stobatch.types import Status
 from stobatch.verifier import CertificateKind, Verifier
@@ -86,7 +94,7 @@ class Subject:
         records = self.run.records(verb, config_hash=identity, expected_rows=count, weights_sha256=weights)
         return records.read(limits)
 
-    def certified_rows(self, document: CertificateSummary, verifier: Verifier) -> Columns:
+    def certified_rows(self, document: CertificateSummary | PriorCertificates, verifier: Verifier) -> Columns:
         """Return the rows behind certificates, with radii that a verifier could have given."""
         radii = {kind.column: _most(verifier, kind) for kind in verifier.kinds}
 

@@ -154,12 +154,37 @@ def check_budget(said: str) -> None:
     assert 1.2 < float(after) < 2.5
 
 
+def check_networks(said: str) -> None:
+    for block in blocks_of(ROOT / "docs/networks.md"):
+        if block.language == "text":
+            assert block.code in said
+    proved = re.findall(r"^right, and proved to stay so at ([\d.]+): (\d+)%$", said, re.M)
+    assert [radius for radius, _ in proved] == ["0.05", "0.1"]
+    # Half of the labels would be right by chance; the made-up images are easy.
+    assert 80 <= int(proved[1][1]) <= int(proved[0][1])
+
+
+def check_tuning(said: str) -> None:
+    words = " ".join(said.split())
+    assert "the best of a random number of trainings" in words
+    assert "hyper-parameters were chosen on the private data" not in words
+    assert "second accountant finds" in words
+    assert "differs" not in words
+
+
 def check_persons(said: str) -> None:
     (epsilon,) = re.findall(r"^proved ε = ([\d.]+), δ = 0.0001 \(add-or-remove-one, per person", said, re.M)
     assert 1.9 < float(epsilon) <= 2
     (right,) = re.findall(r"^right: (\d+)%$", said, re.M)
     # Half of the labels would be right by chance; the made-up images are easy.
     assert int(right) >= 80
+
+
+def check_watching(said: str) -> None:
+    seen = re.findall(
+        r"^(\d) of 4 \{'learning_rate': [\d.]+, 'test_accuracy': [\d.]+, 'epsilon_spent': [\d.]+\}$", said, re.M
+    )
+    assert seen == ["2", "4"]
 
 
 CHECKS: dict[str, Callable[[str], None]] = {
@@ -170,7 +195,10 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "docs/auditing.md": check_auditing,
     "docs/comparing.md": check_comparing,
     "docs/budget.md": check_budget,
+    "docs/tuning.md": check_tuning,
+    "docs/watching.md": check_watching,
     "docs/your-own-data.md": check_own_data,
+    "docs/networks.md": check_networks,
     "docs/persons.md": check_persons,
 }
 PREPARATIONS: dict[str, Callable[[Path], None]] = {

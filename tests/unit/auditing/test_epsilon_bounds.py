@@ -146,12 +146,12 @@ def test_the_bounds_with_a_poisson_family_are_too_large_together_as_rarely_as_st
     """False-alarm rate 1e-6; the twin ignores the confidence and uses one half for both."""
     truth = PoissonGaussian(RATE, NOISE, STEPS).epsilon(DELTA)
     family = PoissonGaussianFamily(RATE, STEPS)
-    draws = samples(poisson_sampled, 40, 200)
+    draws = samples(poisson_sampled, 24, 200)
     bounds = [two_sided_bounds(*scores, delta=DELTA, confidence=0.8, family=family) for scores in draws]
-    assert sum(any(bound.epsilon > truth for bound in both) for both in bounds) <= allowed(40, 0.2)
+    assert sum(any(bound.epsilon > truth for bound in both) for both in bounds) <= allowed(24, 0.2)
     assert np.median([both[1].epsilon for both in bounds]) > 1
     twins = [on_the_same_half(*scores, family, DELTA, failure=None) for scores in draws]
-    assert sum(twin > truth for twin in twins) > allowed(40, 0.2)
+    assert sum(twin > truth for twin in twins) > allowed(24, 0.2)
 
 
 # --- tightness ---

@@ -6,6 +6,7 @@ import json
 import math
 import stat
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import stobatch
 from stobatch.book import Book, Newcomer
-from stobatch.data import Examples
+from stobatch.data import Examples, person_codes
 from stobatch.dp.accounting import PoissonGaussian
 from stobatch.dp.composition import Unbounded, compose_epsilon
 from stobatch.errors import BudgetError, SettingError
@@ -160,6 +161,22 @@ def test_a_training_enters_and_settles(tmp_path: Path):
     elsewhere = stobatch.budget(tmp_path / "book", config, dataset=small_records(100), delta=DELTA).planned
     assert elsewhere is not None
     assert elsewhere.proved_epsilon_after == elsewhere.proved_epsilon
+
+
+def test_a_training_about_persons_has_no_bound_for_records(tmp_path: Path):
+    plain = small_records()
+    groups = person_codes([number // 2 for number in range(64)], 64)
+    train = replace(plain.train.in_memory(), groups=groups)
+    data = replace(plain, info=replace(plain.info, num_persons=32), train=train)
+    config = small_config(machine__book=str(tmp_path / "book"))
+    model = stobatch.train(config, tmp_path / "run", dataset=data, quiet=True)
+    assert model.guarantee.unit == "person"
+    (entry,) = Book.open(tmp_path / "book").entries.values()
+    assert isinstance(entry.cost, Unbounded)
+    assert "per person" in entry.cost.why
+    Book.open(tmp_path / "book").set_limit(50.0, DELTA)
+    with pytest.raises(BudgetError, match="the book counts records"):
+        stobatch.train(config, tmp_path / "second", dataset=data, quiet=True)
 
 
 def test_without_a_book_nothing_is_written_beside_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -194,7 +194,7 @@ def crossings(left: Fraction, right: Fraction, one: Values, other: Values) -> li
     return found
 
 
-def overshoots(seeds: int = 6, radii: Sequence[float] = (0.0, 0.1, 0.4)) -> list[float]:
+def overshoots(seeds: int = 5, radii: Sequence[float] = (0.0, 0.1, 0.4)) -> list[float]:
     """How far each bound lies above the exact minimum: never, if it is a bound."""
     found = []
     for seed, radius in product(range(seeds), radii):
@@ -244,7 +244,7 @@ TWINS: dict[str, tuple[type, str, Callable[..., object]]] = {
 @pytest.mark.parametrize("name", TWINS)
 def test_a_broken_rule_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*TWINS[name])
-    assert max(overshoots(12, (0.1, 0.4))) > 1e-6
+    assert max(overshoots(5, (0.4,))) > 1e-6
 
 
 # Attacks on what is deployed, in float32.
@@ -274,7 +274,7 @@ def lowest_found(module: nn.Module, inputs: Tensor, labels: Tensor, radius: floa
 
 @pytest.mark.parametrize("method", ["interval", "linear"])
 def test_no_attack_gets_below_a_bound(method) -> None:
-    for seed in range(6):
+    for seed in range(3):
         module = Every(seed, channels=2)
         inputs = torch.rand(8, 2, 5, 5, generator=torch.Generator().manual_seed(seed)) * 2 - 1
         certifier = BoxCertifier(module.requires_grad_(False), method)
@@ -490,6 +490,21 @@ def test_batch_normalisation_is_no_frozen_map_even_in_evaluation() -> None:
         bounds.certify(module, torch.zeros(1, 4), 0.1)
 
 
+def test_following_leaves_nothing_behind() -> None:
+    module = Forward(lambda module, values: values + torch.ones(4))
+    before = set(vars(module))
+    with pytest.raises(ModelError, match="outside of a layer"):
+        bounds.certify(module, torch.zeros(1, 4), 0.1)
+    assert set(vars(module)) == before
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 3, 1), nn.MaxPool2d(1), nn.AvgPool2d(1), nn.AdaptiveAvgPool2d(4)])
+def test_three_examples_are_not_taken_for_three_channels(layer: nn.Module) -> None:
+    module = nn.Sequential(layer, nn.Flatten(), nn.Linear(16, 2))
+    with pytest.raises(ModelError, match="layer of pictures is given 4x4 values"):
+        bounds.certify(module, torch.zeros(3, 4, 4), 0.1)
+
+
 def test_windows_of_different_sizes_are_refused() -> None:
     module = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, 3))
     with pytest.raises(ModelError, match="windows of different sizes of 5x5"):
@@ -503,9 +518,9 @@ def test_more_operations_than_bounds_pay_for_are_refused() -> None:
             self.last = nn.Linear(4, 3)
 
         def forward(self, inputs: Tensor) -> Tensor:
-            for _ in range(300):
+            for _ in range(130):
                 inputs = torch.relu(inputs)
             return self.last(inputs)
 
-    with pytest.raises(ModelError, match="301 operations"):
+    with pytest.raises(ModelError, match="131 operations"):
         bounds.certify(Deep(), torch.zeros(1, 4), 0.1)

@@ -16,6 +16,7 @@ from stobatch.data import load
 from stobatch.data.sources import Source
 from stobatch.errors import DataError, ModelError, SettingError, StobatchError
 from stobatch.models import Layered, build_layered
+from stobatch.pretraining import images
 from stobatch.registry import DATA_SETS
 from stobatch.results import PriorCard
 from stobatch.results.prior import prior_files, read_prior
@@ -116,11 +117,29 @@ def test_methods_without_losses_of_their_own_and_networks_of_the_paper(tmp_path:
         assert card.architecture == config.model.to_dict()
 
 
+def test_what_a_method_keeps_in_the_network_is_no_part_of_a_prior(tmp_path: Path) -> None:
+    change = {"model.architecture": "small_cnn", "model.last_hidden_size": 8, "data.train_limit": 60}
+    config = recipe("baselines.securesgd").override_all(change)
+    quick(config, "fonts", tmp_path / "prior")
+    tensors, _ = read_prior(tmp_path / "prior")
+    assert not [name for name in tensors if "noise" in name]
+
+
 def test_views_of_a_recipe_with_votes_have_its_noise(tmp_path: Path) -> None:
     config = recipe("sound.mnist_l2").override("model.architecture", "conv 4 5/3, groupnorm 2, relu, linear")
     noisy = quick(config, "generators", tmp_path / "noisy")
     quiet = quick(config.override("method.smoothing_stddev", 1e-3), "generators", tmp_path / "quiet")
     assert noisy.weights_sha256 != quiet.weights_sha256
+
+
+def test_digits_are_those_of_fonts_and_of_strokes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_STROKES_PER_DIGIT", 7)
+    cards = {name: quick(small(), name, tmp_path / name) for name in ("digits", "fonts", "strokes")}
+    fonts, strokes = cards["digits"].sources
+    assert (fonts,) == cards["fonts"].sources
+    assert (strokes,) == cards["strokes"].sources
+    assert strokes.records == 70
+    assert {card.tuned_on for card in cards.values()} == {("mnist",)}
 
 
 def test_digits_at_8x8_are_made_as_those_of_the_data_set(tmp_path: Path) -> None:

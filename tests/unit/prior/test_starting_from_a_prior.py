@@ -88,7 +88,7 @@ def test_training_starts_from_the_weights_of_the_prior(tmp_path: Path, frozen: R
     assert model.guarantee.prior.read == (
         "shapes: drawn shapes (licence: CC0-1.0, 50 records, sha256 abababababababab…)",
     )
-    assert any("were made without the private records" in line for line in model.guarantee.assumptions)
+    assert any("were trained without the private records" in line for line in model.guarantee.assumptions)
     assert "from the prior shapes" in str(model.guarantee)
 
 
@@ -172,7 +172,18 @@ def test_a_prior_that_may_contain_the_private_records_is_never_proved(may_contai
     assert guarantee.status is Status.CLAIMED
     assert "may contain the private records" in guarantee.objections[0]
     assert "NOT a proven guarantee" in str(guarantee)
-    assert not any("were made without" in line for line in guarantee.assumptions)
+    assert not any("were trained without" in line for line in guarantee.assumptions)
+    assert stobatch.verify(tmp_path / "run", sample=0).verdict is Outcome.AGREES
+
+
+def test_a_prior_that_was_tuned_on_the_private_data_says_so(tmp_path: Path) -> None:
+    guarantee = train(write(tmp_path, tuned_on=("mnist",)), tmp_path / "run").guarantee
+    assert guarantee.status is Status.PROVED
+    assert guarantee.objections[0].startswith("how the weights that training starts from, shapes, are made was chosen")
+    assert guarantee.prior is not None
+    assert guarantee.prior.tuned == "somebody looked at mnist, and the private data are small_digits"
+    other = train(write(tmp_path / "other", tuned_on=("cifar10",)), tmp_path / "apart").guarantee
+    assert not other.objections
     assert stobatch.verify(tmp_path / "run", sample=0).verdict is Outcome.AGREES
 
 
@@ -318,7 +329,7 @@ def test_settings_that_name_a_prior_need_its_weights(tmp_path: Path) -> None:
         train(None, tmp_path / "other", again)
     assert not (tmp_path / "other").exists()
     with pytest.raises(SettingError, match="does not say what training starts from"):
-        CONFIG.override("prior.name", "shapes")
+        stobatch.plan(CONFIG.override("prior.name", "shapes"))
 
 
 def test_a_method_whose_analysis_starts_at_random_refuses_a_prior(tmp_path: Path) -> None:
@@ -343,3 +354,10 @@ def test_an_audit_trains_its_models_from_the_prior(tmp_path: Path, frozen: RunCo
     given, _ = read_tensors(prior)
     assert all(torch.equal(given[name], value) for name, value in trainable.network.state_dict().items())
     assert set(trainable.parameters) == HEAD
+
+
+def test_a_search_refuses_settings_that_name_a_prior_before_it_writes(tmp_path: Path) -> None:
+    config = train(write(tmp_path), tmp_path / "run").config
+    with pytest.raises(SettingError, match="start from the prior shapes, which is not here"):
+        stobatch.tune(config, tmp_path / "search")
+    assert not (tmp_path / "search").exists()

@@ -39,6 +39,7 @@ def settings(architecture: str, **more: object) -> stobatch.RunConfig:
             "training.monitor_every": 1,
             "training.learning_rate": 1e-3,
             "machine.threads": 1,
+            "machine.memory_mb": 40,
             "certification.noise_draws": 2,
             "seed": 4,
         }

@@ -218,7 +218,7 @@ def test_round_trip_through_toml(tmp_path_factory, config):
     # TOML has no null: a setting that is unset in the file keeps its default.
     defaults = RunConfig(method=type(config.method)()).to_dict()
     wanted = {
-        name: {k: defaults[name].get(k) if v is None else v for k, v in part.items()}
+        name: {k: defaults.get(name, {}).get(k) if v is None else v for k, v in part.items()}
         if isinstance(part, dict)
         else part
         for name, part in config.to_dict().items()
@@ -263,12 +263,12 @@ def changed(config: RunConfig, key: str) -> RunConfig:
     raise AssertionError(f"no other value for {key}")
 
 
-HASHED = ("method", "data", "model", "training", "canaries", "trainers")
+HASHED = ("method", "data", "model", "training", "canaries", "trainers", "search")
 
 
 @pytest.mark.parametrize("key", dotted_keys(recipe("demo")))
 def test_the_training_hash_sees_what_changes_the_model_and_nothing_else(key):
-    config = recipe("demo").override("trainers.num", 30)
+    config = recipe("demo").override_all({"trainers.num": 30, "search.settings": ["training.steps=1,2"]})
     other = changed(config, key)
     assert other != config
     if key.partition(".")[0] in (*HASHED, "seed") and key != "data.allow_overlap":

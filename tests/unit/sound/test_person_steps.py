@@ -204,7 +204,7 @@ def test_an_input_canary_is_a_person_of_k_records() -> None:
 
 
 def test_a_person_must_fit_the_memory() -> None:
-    with pytest.raises(SettingError, match="records_per_person=1024 are more than"):
+    with pytest.raises(SettingError, match="1024 rows are one contribution"):
         prepared(config(**{"method.records_per_person": 1024}), pictures())
 
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch.bounds.boxes import Box, worst_case_scores
 from stobatch.models import Classifier, Layered, build
+from stobatch.sound.averaged import AveragedSGD
 from stobatch.sound.losses import Adversarial, CrossEntropy, IntervalBounds, NoisyViews, Objective, Ramp, normal_sampler
 from stobatch.sound.settings import SoundConfig, view_noise
-from stobatch.sound.step import AveragedSGD
 
 # The objective along the ramp.
 

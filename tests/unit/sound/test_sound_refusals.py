@@ -30,7 +30,12 @@ def with_batch_norm() -> Layered:
 
 REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "batch norm": ({"model.architecture": "mnist_cnn", "model.normalisation": "batch"}, "BatchNorm", "reference"),
-    "adam": ({"training.optimiser": "adam"}, "not for method 'sound'", "optimiser=sgd"),
+    "adam with momentum": (
+        {"training.optimiser": "adam", "method.momentum": 0.5},
+        "not for training.optimiser=adam",
+        "momentum=0",
+    ),
+    "weights of other classes": ({"method.class_weights": [1.0, 2.0]}, "2 weights for 3 classes", "one for each class"),
     "unreachable": ({"method.epsilon": 1e-9, "method.delta": 1e-12}, "out of reach", "fewer steps"),
     "loose": ({"method.delta": 1 / COUNT}, "not below 1 / num_examples", "or less"),
     "large batch": ({"method.expected_batch_size": COUNT + 1}, "does not fit", "from 1 to 24"),

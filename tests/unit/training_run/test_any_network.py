@@ -113,8 +113,7 @@ def test_the_plan_says_how_it_is_clipped_and_certified(config, voting):
     assert followed[1] == "clipping: in one backward pass, no example's gradient is formed"
     assert followed[2] == "certificates: bounds, of forward as torch.fx follows it"
     other = stobatch.plan(voting, dataset=two_bars(), network=Gated()).network
-    assert "but for 'scale', which no layer holds" in other[1]
-    assert "3.81e-06 MB for each example" in other[1]
+    assert "in a second that forms gradients of 'scale', 4 bytes for each example" in other[1]
     assert other[2].startswith("certificates: votes under GaussianNoise(stddev=0.25); there are no bounds for a Gated")
     assert "'sigmoid'" in other[2]
 
@@ -217,6 +216,15 @@ def test_other_methods_train_it_too(method, tmp_path):
     config = recipe(method).override_all(short | budget)
     model = stobatch.train(config, tmp_path / "run", dataset=two_bars(), network=Residual(), quiet=True)
     assert isinstance(model.network, HandedOver)
+
+
+def test_adapters_are_merged_into_it_so_bounds_follow_what_is_deployed(config, tmp_path):
+    adapted = config.override_all({"model.adapter_rank": 1, "training.steps": 5})
+    lines = stobatch.plan(adapted, dataset=two_bars(), network=Residual()).network
+    assert lines[0] == "network: Residual, 167 values to train, 336 held fixed"
+    assert lines[2].startswith("certificates: bounds")
+    model = stobatch.train(adapted, tmp_path / "run", dataset=two_bars(), network=Residual(), quiet=True)
+    assert [kind.name for way in model.verifiers() for kind in way.kinds] == ["bounds"]
 
 
 def test_a_method_that_needs_two_parts_says_so_before_anything_is_written(tmp_path):

@@ -1,0 +1,124 @@
+"""One candidate of a search: its settings, its training and its score. All of it is for the owner alone.
+
+Everything random in it has a name under the search's own secret root, so that a candidate that was killed, or whose
+folder was lost, is made again and not drawn again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stobatch import data
+from stobatch.config import RunConfig
+from stobatch.data import Dataset, Examples, hold_out
+from stobatch.dp.noise import add_noise
+from stobatch.dp.plan import DpSgdPlan
+from stobatch.errors import ModelError
+from stobatch.evaluation.tables import data_root
+from stobatch.loading import TrainedModel
+from stobatch.runs import Run
+from stobatch.seeds import Seeds
+from stobatch.sound.search import combinations
+from stobatch.training.ledger import Ledger
+from stobatch.training.trainable import Monitored
+from stobatch.training_run import train_candidate
+
+_SCORE = "score"
+"""The file in a candidate's private folder that holds its noisy score, or why it has none."""
+_CHUNK = 500
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a candidate scored, with noise; None where it failed, and cannot win."""
+
+    noisy: float | None
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A candidate by its number, with settings that it drew."""
+
+    number: int
+    settings: dict[str, Any]
+    config: RunConfig
+    seeds: Seeds
+    run: Run
+
+    @classmethod
+    def draw(cls, number: int, config: RunConfig, seeds: Seeds, folder: Path) -> Candidate:
+        """Draw settings for a candidate, each combination with the same probability."""
+        known = list(combinations(config))
+        word = int(next(seeds.stream("settings", number).blocks(1))[0])
+        settings = known[word * len(known) // 2**64]
+        own = seeds.child("candidate", number)
+        return cls(number, settings, config.override_all(settings), own, Run(folder / str(number)))
+
+    @property
+    def score(self) -> Score | None:
+        """What it scored; None where it is not finished."""
+        if not self.run.has(_SCORE, private=True):
+            return None
+        found = self.run.read(_SCORE, private=True)
+        return Score(found["noisy"], found["failure"])
+
+    def finish(self, dataset: Dataset | None, network: nn.Module | None, *, quiet: bool) -> Score:
+        """Train it, or go on where it was cut off, and score it once."""
+        known = self.score
+        if known is not None:
+            return known
+        try:
+            model = train_candidate(
+                self.config, self.run.path, self.seeds, dataset=dataset, network=network, quiet=quiet
+            )
+            found = self._scored(model, dataset)
+        except ModelError as error:
+            # Diverged: a function of what was released, and a run of the search like any other.
+            found = Score(None, str(error))
+        self.run.write(_SCORE, {"noisy": found.noisy, "failure": found.failure}, private=True)
+        return found
+
+    def _scored(self, model: TrainedModel, dataset: Dataset | None) -> Score:
+        plan = model.plan
+        assert isinstance(plan, DpSgdPlan)
+        if Ledger.of(self.run.path).accounted > plan.most_steps:
+            return Score(None, f"more than the {plan.most_steps} steps that the search pays for were made, by crashes")
+        right = count_right(model, held_out_records(self.config, self.seeds, dataset))
+        return Score(noisy_count(right, self.config.search.score_noise, self.seeds))
+
+
+def held_out_records(config: RunConfig, seeds: Seeds, dataset: Dataset | None) -> Examples:
+    """Return what a candidate with these seeds has held out of the training records."""
+    whole = dataset or data.load(config.data.replace(held_out=0), root=data_root(config), seeds=seeds)
+    _, held = hold_out(whole, config.data, seeds)
+    assert held is not None
+    return held
+
+
+def count_right(model: TrainedModel, records: Examples) -> int:
+    """Return how many records count for a candidate; each adds 0 or 1, whatever the others are."""
+    network = model.network
+    if model.config.search.score == "accuracy":
+        inputs, labels = records.inputs.to(network.device, network.dtype), records.labels.to(network.device)
+        return round(Monitored(inputs, labels).accuracy(network) * len(records))
+    radius = model.config.certification.attack_radius
+    asked = {"evaluation.radii": [radius], "evaluation.norm": "linf", "certification.certificate": "bounds"}
+    (way,) = replace(model, config=model.config.override_all(asked)).verifiers()
+    total = 0
+    for part in torch.split(torch.arange(len(records)), _CHUNK):
+        found = way.verify(records.inputs[part], torch.Generator())
+        proved = found.columns()[way.kinds[0].column] >= radius
+        total += int((proved & (found.label == records.labels[part].numpy())).sum())
+    return total
+
+
+def noisy_count(count: int, stddev: float, seeds: Seeds) -> float:
+    """Add Gaussian noise to a count that one record moves by at most 1, exactly rounded to a grid."""
+    counted = {"score": torch.tensor([float(count)], dtype=torch.float64)}
+    return float(add_noise(counted, stddev, seeds.stream("score"))["score"])
