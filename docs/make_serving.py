@@ -58,7 +58,7 @@ def _machine(load: dict[str, Any]) -> str:
         f"the load average "
         f"was {machine['load'][0]} at the end. One picture in a request, a run of the recipe `demo`, one thread "
         f"for the "
-        "mathematics. Rates and waiting times hang on that other work; processor time hardly does."
+        "mathematics. Rates and waiting times hang on that other work; processor time hangs on it less."
     )
 
 
@@ -82,17 +82,21 @@ def _table(load: dict[str, Any]) -> str:
 
 
 def _shares(load: dict[str, Any], votes: dict[str, Any]) -> str:
-    share, of_draws = (f"share of the library's {what}, by processor time" for what in ("batches", "draws"))
+    of_draws = votes["share of the library's draws, by processor time"]
     own, theirs = (median(votes["draws_per_processor_second"][who]) for who in ("predict", "served"))
     return fill(
-        "Of what the library does in batches of 32 with the same processor time, the server does "
-        f"{load['largest radius'][share]:.0%} where the largest radius is looked for, and "
-        f"{load['one radius, 0.2'][share]:.0%} where one radius is asked about: that takes a millisecond, and "
-        f"HTTP a good part of "
-        f"another. Votes: {theirs:,.0f} draws for each processor second served to 16 clients, {own:,.0f} by a "
-        f"loop over "
-        f"`predict`, a share of {votes[of_draws]:.0%}."
+        "Of what the library does in batches of 32 with the same processor time, measured in turns, the server did "
+        f"{_spread(load['largest radius'])} where the largest radius is looked for (above 100% is chance: caches are shared "
+        f"with other work), and {_spread(load['one radius, 0.2'])} where one radius is asked about: that takes a "
+        f"millisecond, and HTTP a good part of another. Votes: {theirs:,.0f} draws for each processor second served to 16 "
+        f"clients, {own:,.0f} by a loop over `predict`, a share of {of_draws:.0%}."
     )
+
+
+def _spread(part: dict[str, Any]) -> str:
+    """Return the share of each round."""
+    rounds = zip(part["batches of 32"], part["served, bytes, 100 clients"], strict=True)
+    return ", ".join(f"{own['cpu_ms'] / theirs['cpu_ms']:.0%}" for own, theirs in rounds)
 
 
 def _soak(soak: dict[str, Any]) -> str:
