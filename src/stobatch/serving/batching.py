@@ -319,8 +319,11 @@ class _Certifying(_Job):
         found = self.search.read()
         columns = found.columns()
         abstains = found.abstain
+        # What is only claimed is claimed whether or not anything could be proved.
+        nothing = {kind.name: abstains & (kind.status is not Status.CLAIMED) for kind in self.model.kinds}
         radii = {
-            kind.name: np.where(abstains, 0.0, columns[kind.column]).astype(np.float64) for kind in self.model.kinds
+            kind.name: np.where(nothing[kind.name], 0.0, columns[kind.column]).astype(np.float64)
+            for kind in self.model.kinds
         }
         draws = columns.get("draws", np.full(size, self._fixed_draws()))
         return Answer(found.label, abstains, self.scores.numpy(), radii, draws, done)
