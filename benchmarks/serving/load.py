@@ -2,6 +2,7 @@
 
 python benchmarks/serving/load.py RUN --seconds 10            # rates at 1, 16 and 100 clients
 python benchmarks/serving/load.py RUN --soak 600              # 100 clients for ten minutes, some of them killed
+python benchmarks/serving/load.py RUN --votes                 # a run by votes: draws per second
 
 Processor seconds for a picture are compared beside the rates: other work on the machine does not change them much.
 """
@@ -200,12 +201,41 @@ def soak(given: argparse.Namespace) -> int:
     return int(bool(load.wrong))
 
 
+def compare_votes(given: argparse.Namespace) -> int:
+    """Draws for each processor second: of `predict` on one picture after the other, and served to 16 clients."""
+    torch.set_num_threads(1)
+    model = stobatch.load(given.run, threads=1)
+    draws = model.config.certification.noise_draws
+    pictures = data.load(DataConfig(name="mnist", train_limit=1, test_limit=16)).test.inputs
+    asked = requests_of(pictures, model.predict(pictures[:1]).rows * 16, None, binary=True)
+    # Votes are drawn anew in every answer, so that two of them need not agree.
+    asked = Asked(asked.contents, lambda place, content: "")
+    with server(given.run) as (host, pid):
+        pairs = [
+            (library(model, pictures, None, 1, given.seconds), served(host, pid, asked, 16, given.seconds))
+            for _ in range(ROUNDS)
+        ]
+    rates = [tuple(round(1000 * draws / one["cpu_ms"]) for one in pair) for pair in pairs]
+    shares = [theirs / own for own, theirs in rates]
+    found = {
+        "draws_of_an_answer": draws,
+        "draws_per_processor_second": {"predict": [own for own, _ in rates], "served": [one for _, one in rates]},
+        "share of the library's draws, by processor time": round(median(shares), 2),
+        "served": [theirs for _, theirs in pairs],
+    }
+    write_record("votes", found)
+    return int(any(theirs["wrong"] for _, theirs in pairs))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="a run on MNIST with certificates by bounds, as of the recipe demo")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--soak", type=float, help="seconds with 100 clients, instead of the comparison")
+    parser.add_argument("--votes", action="store_true", help="a run by votes, instead of the comparison")
     given = parser.parse_args()
+    if given.votes:
+        return compare_votes(given)
     return soak(given) if given.soak else compare(given)
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import heapq
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -156,15 +157,6 @@ Part = tuple[Ticket, int]
 Key = tuple[str, Question] | int
 
 
-class Job(Protocol):
-    """A batch that is worked on."""
-
-    parts: list[tuple[Ticket, int, slice]]
-
-    def step(self) -> bool:
-        """Do a little, answer whom it can; return whether there is more to do."""
-
-
 class Batcher:
     """The queue, and the thread that works it off."""
 
@@ -209,7 +201,7 @@ class Batcher:
     def _work(self) -> None:
         # How many threads an operation takes is a setting of the thread that calls it.
         torch.set_num_threads(self._threads)
-        jobs: deque[Job] = deque()
+        jobs: deque[_Job] = deque()
         active: dict[int, Key] = {}
         while True:
             with self._wake:
@@ -248,7 +240,7 @@ class Batcher:
         return key, parts
 
 
-def _job(parts: list[Part]) -> Job:
+def _job(parts: list[Part]) -> _Job:
     placed, start = [], 0
     for ticket, part in parts:
         stop = start + len(ticket.rows(part))
@@ -257,7 +249,9 @@ def _job(parts: list[Part]) -> Job:
     return (_Attacking if parts[0][0].question.attack else _Certifying)(placed)
 
 
-class _Job:
+class _Job(ABC):
+    """A batch that is worked on."""
+
     _begun = False
 
     def __init__(self, parts: list[tuple[Ticket, int, slice]]) -> None:
@@ -265,6 +259,7 @@ class _Job:
         self.network = self.model.model.network
 
     def step(self) -> bool:
+        """Do a little, answer whom it can; return whether there is more to do."""
         try:
             with torch.no_grad():
                 if not self._begun:
@@ -281,8 +276,8 @@ class _Job:
         self.inputs = inputs.to(self.network.device, self.network.dtype)
         self.generator = Seeds.secret().generator("predict")
 
-    def _step(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _step(self) -> bool: ...
 
 
 class _Certifying(_Job):
@@ -324,8 +319,11 @@ class _Certifying(_Job):
         found = self.search.read()
         columns = found.columns()
         abstains = found.abstain
+        # What is only claimed is claimed whether or not anything could be proved.
+        nothing = {kind.name: abstains & (kind.status is not Status.CLAIMED) for kind in self.model.kinds}
         radii = {
-            kind.name: np.where(abstains, 0.0, columns[kind.column]).astype(np.float64) for kind in self.model.kinds
+            kind.name: np.where(nothing[kind.name], 0.0, columns[kind.column]).astype(np.float64)
+            for kind in self.model.kinds
         }
         draws = columns.get("draws", np.full(size, self._fixed_draws()))
         return Answer(found.label, abstains, self.scores.numpy(), radii, draws, done)

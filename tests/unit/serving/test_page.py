@@ -152,10 +152,11 @@ def test_published_and_proved_stand_side_by_side(browser: Browser, address: str)
     draw_by_mouse(browser)
     wait_for(browser, "state.answer !== null")
     listed = browser.evaluate("Array.from(document.querySelectorAll('#kinds li')).map((one) => one.textContent)")
-    assert [re.sub(r"\d[\d.e+-]*", "R", line) for line in listed] == [
-        "published: R linf claimed",
-        "corrected: R linf proved",
-    ]
+    size = r"([\d.e+-]+ linf|no radius)"
+    assert [
+        bool(re.fullmatch(f"{name}: {size} {status}", line))
+        for (name, status), line in zip((("published", "claimed"), ("corrected", "proved")), listed, strict=True)
+    ] == [True, True], listed
     browser.screenshot(KEPT / "published-1200-dark.png")
     assert not browser.messages
 

@@ -268,7 +268,7 @@ function showAnswer() {
   const kinds = answer.outputs.filter((one) => one.name.startsWith("radius") && one.name !== "radius_of_255");
   const several = kinds.length > 1 ? kinds.filter((one) => one.name !== "radius") : kinds;
   $("kinds").replaceChildren(...several.map((one) => {
-    const item = element("li", `${one.parameters.kind}: ${one.data[0].toPrecision(4)} ${one.parameters.norm} `);
+    const item = element("li", `${one.parameters.kind}: ${one.data[0] ? `${one.data[0].toPrecision(4)} ${one.parameters.norm}` : "no radius"} `);
     item.append(element("span", one.parameters.status, `status ${one.parameters.status}`));
     return item;
   }));
