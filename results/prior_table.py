@@ -1,7 +1,7 @@
 """Measure what a public start is worth on MNIST: the prior alone, and `sound` with and without it.
 
     python results/prior_table.py --folder runs/prior --records results/sound_mnist_prior.jsonl --device cuda
-    python results/prior_table.py --table results/sound_mnist_prior.jsonl --page docs/pretraining.md
+    python results/prior_table.py --table results/sound_mnist_prior.jsonl
 
 Each row is a line of the records: accuracy and certified accuracy (bounds, l-infinity over [-1, 1]) of 10,000 images. A
 row that is there already is not made again, and a training that was stopped goes on. Seeds are public, so the privacy
@@ -45,7 +45,6 @@ RATES = {0.2: 0.05, 1.0: 0.1}
 """By ε: the learning rate from a prior, as a multiple of the recipe's own."""
 STEPS, BATCH_SIZE = 10_000, 512
 _AT_ONCE = 1000
-BEGIN, END = "<!-- made by results/prior_table.py -->", "<!-- end -->"
 
 
 def with_prior(epsilon: float, aim: str, network: str, rate: float | None) -> RunConfig:
@@ -211,7 +210,6 @@ def main() -> None:
     parser.add_argument("--folder", default="runs/prior", help="where priors and runs go")
     parser.add_argument("--records", type=Path, help="measure, and add rows to this file")
     parser.add_argument("--table", type=Path, help="print the table of such a file")
-    parser.add_argument("--page", type=Path, help="and put it into this page")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory-mb", type=int, default=4096)
     parser.add_argument("--seed", type=int, nargs="+", default=[1, 2, 3])
@@ -228,9 +226,6 @@ def main() -> None:
     if options.table:
         made = table([json.loads(line) for line in options.table.read_text().splitlines()])
         print(made)
-        if options.page:
-            before, rest = options.page.read_text().split(BEGIN)
-            options.page.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.split(END)[1]}")
         return
     if options.records is None:
         parser.error("give --records or --table")

@@ -64,5 +64,6 @@ def page() -> str:
         "practice",
         table=table(["start", PRIVACY, "seeds", "clean", *(f"certified at {radius}" for radius in RADII)], rows()),
         tuned=found,
+        small=record("prior_mnist_cpu")[0],
         attacked=found["attacked"],
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import runpy
 from pathlib import Path
 
 import pytest
@@ -49,13 +47,3 @@ def test_the_page_s_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [source.name for source in cards["digits"].sources] == ["fonts", "strokes"]
     assert cards["digits"].tuned_on == ("mnist",)
     assert "handwriting fonts" in printed.getvalue()
-
-
-def test_the_table_is_that_of_the_records() -> None:
-    script = runpy.run_path(str(ROOT / "results" / "prior_table.py"))
-    lines = (ROOT / "results" / "sound_mnist_prior.jsonl").read_text().splitlines()
-    made = script["table"]([json.loads(line) for line in lines])
-    shown = PAGE.read_text().split(script["BEGIN"])[1].split(script["END"])[0].strip()
-    assert shown == made, (
-        "run results/prior_table.py --table results/sound_mnist_prior.jsonl --page docs/pretraining.md"
-    )
