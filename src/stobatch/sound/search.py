@@ -61,12 +61,6 @@ def require_searchable(config: RunConfig) -> None:
             why="The number of candidates has to stay secret, and audits look at one training.",
             remedy="Leave seed and canaries.num unset.",
         )
-    if config.prior.name is not None:
-        raise SettingError(
-            "a public start is not for a search.",
-            why="Candidates start from random weights of their own.",
-            remedy="Search without it, or train with it and settings from elsewhere.",
-        )
     if not config.data.held_out:
         raise SettingError(
             "a search without held-out records has nothing to score its candidates on.",
