@@ -319,10 +319,10 @@ class _Certifying(_Job):
         found = self.search.read()
         columns = found.columns()
         abstains = found.abstain
-        # What is only claimed is claimed whether or not anything could be proved.
-        nothing = {kind.name: abstains & (kind.status is not Status.CLAIMED) for kind in self.model.kinds}
+        # A claim that stands beside the answer stands there whether or not anything could be proved.
+        beside = {kind.name for kind in self.model.kinds if kind.status is Status.CLAIMED and kind != self.model.kind}
         radii = {
-            kind.name: np.where(nothing[kind.name], 0.0, columns[kind.column]).astype(np.float64)
+            kind.name: np.where(abstains & (kind.name not in beside), 0.0, columns[kind.column]).astype(np.float64)
             for kind in self.model.kinds
         }
         draws = columns.get("draws", np.full(size, self._fixed_draws()))
