@@ -224,8 +224,7 @@ def main() -> None:
     parser.add_argument("--of-each", type=int, default=1, help="records of a person; more than 1 protects persons")
     options = parser.parse_args()
     if options.table:
-        made = table([json.loads(line) for line in options.table.read_text().splitlines()])
-        print(made)
+        print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
         return
     if options.records is None:
         parser.error("give --records or --table")
