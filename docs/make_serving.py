@@ -87,9 +87,9 @@ def _shares(load: dict[str, Any], votes: dict[str, Any]) -> str:
     return fill(
         "Of what the library does in batches of 32 with the same processor time, measured in turns, the server did "
         f"{_spread(load['largest radius'])} where the largest radius is looked for (above 100% is chance: caches are "
-        f"shared with other work), and {_spread(load['one radius, 0.2'])} where one radius is asked about: that takes a "
-        f"millisecond, and HTTP a good part of another. Votes: {theirs:,.0f} draws for each processor second served to "
-        f"16 clients, {own:,.0f} by a loop over `predict`, a share of {of_draws:.0%}."
+        f"shared with other work), and {_spread(load['one radius, 0.2'])} where one radius is asked about: that takes "
+        f"a millisecond, and HTTP a good part of another. Votes: {theirs:,.0f} draws for each processor second served "
+        f"to 16 clients, {own:,.0f} by a loop over `predict`, a share of {of_draws:.0%}."
     )
 
 
