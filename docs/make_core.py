@@ -35,7 +35,8 @@ proves nothing |
 the stated confidence; a small bound proves nothing |
 
 Layers that mix examples, such as BatchNorm, are refused with the reason: no statement about one example would hold.
-Parameters of a layer whose gradients are not known from what it saw have them formed, example by example, with the same bound.
+Parameters of a layer whose gradients are not known from what it saw have them formed, example by example, with the
+same bound.
 """
 
 SECTIONS = {

@@ -9,10 +9,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from result_pages import audits, baselines, published, readme, sound, speed
+from result_pages import audits, baselines, practice, published, readme, sound, speed
 from result_pages.records import FIGURES, ROOT, save
 
-PAGES = {"sound": sound, "baselines": baselines, "published": published, "audits": audits, "speed": speed}
+PAGES = {
+    "sound": sound,
+    "practice": practice,
+    "baselines": baselines,
+    "published": published,
+    "audits": audits,
+    "speed": speed,
+}
 README = ROOT / "README.md"
 
 

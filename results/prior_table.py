@@ -1,11 +1,11 @@
 """Measure what a public start is worth on MNIST: the prior alone, and `sound` with and without it.
 
     python results/prior_table.py --folder runs/prior --records results/sound_mnist_prior.jsonl --device cuda
-    python results/prior_table.py --folder runs/prior --table results/sound_mnist_prior.jsonl
+    python results/prior_table.py --table results/sound_mnist_prior.jsonl
 
 Each row is a line of the records: accuracy and certified accuracy (bounds, l-infinity over [-1, 1]) of 10,000 images. A
-row that is there already is not made again, and a training that was stopped goes on. Seeds are
-public, so the privacy of these runs is void; with secret ones it has the status that stands in the row.
+row that is there already is not made again, and a training that was stopped goes on. Seeds are public, so the privacy
+of these runs is void; with secret ones it has the status that stands in the row.
 
 `--held-out` trains on the first 50,000 training images of MNIST and measures on the other 10,000: settings are chosen
 there, never on test images. `--rate` tries another learning rate of the trainings that start from the prior.
@@ -20,6 +20,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def certified(config: RunConfig, network: Classifier, test: Examples, dataset: D
 
 
 def make_prior(options: argparse.Namespace, aim: str, seed: int) -> Path:
-    out = Path(options.folder) / f"prior-{aim}-{seed}"
+    of_network = sha256(options.network.encode()).hexdigest()[:8]
+    out = Path(options.folder) / f"prior-{aim}-{of_network}-{options.steps}x{options.batch_size}-{seed}"
     if not prior_files(out)[1].exists():
         config = with_prior(1.0, aim, options.network, None)
         # A prior begins with random weights, so it gets the ramp back.
@@ -147,14 +149,15 @@ def measure(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
         network = plain_network(config, info, Seeds.reproducible(0), None)
         network.load_state_dict(tensors)
         network.to(use_device(config.machine)).eval().requires_grad_(False)
-        facts = {"weights_sha256": card.weights_sha256, "last_loss": card.settings["last_loss"]}
+        facts = {"weights_sha256": card.weights_sha256, "prior": card.settings}
         return facts | certified(config, network, test, dataset) | {"seconds": round(time.monotonic() - started, 1)}
     from_prior = row["row"] == "from the prior"
     prior = make_prior(options, aim, seed) if from_prior else None
     config = with_prior(epsilon, aim, options.network, options.rate) if from_prior else without_prior(epsilon, aim)
     config = for_persons(config, epsilon, options.of_each, from_prior=from_prior)
     config = config.override_all({**machine, "seed": seed})
-    name = f"{'from' if from_prior else 'plain'}-{aim}-{epsilon:g}-{seed}-{config.training_hash}"
+    start = f"from-{prior.name}" if prior else f"plain-{aim}"
+    name = f"{start}-{epsilon:g}-{seed}-{config.training_hash}"
     run = Path(options.folder) / (name + ("-held-out" if options.held_out else ""))
     resume = (run / "config.json").exists()
     model = stobatch.train(config, run, dataset=dataset, prior=prior, resume=resume, quiet=True)
@@ -164,6 +167,8 @@ def measure(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
         "steps": config.training.steps,
         "guarantee": str(model.guarantee),
         "status_with_secret_seeds": str(model.claim.status),
+        "device": str(model.network.device),
+        "torch": torch.__version__,
         **certified(model.config, model.network, test, dataset),
         "seconds": round(time.monotonic() - started, 1),
     }
@@ -173,19 +178,20 @@ def table(records: list[dict[str, Any]]) -> str:
     """Means over seeds, in percent."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for record in records:
+        images = "held out" if record["held_out"] else "test"
         rate = record.get("learning_rate", "")
-        key = (record["row"], record["epsilon"], record["of_each"], record["aim"], rate, record["held_out"])
+        person = record.get("of_each", 1)
+        key = (record["row"], record["epsilon"], person, record["network"], record["aim"], rate, images)
         groups[key].append(record)
     lines = [
-        f"| start | ε | records of a person | aim | rate | images | seeds | clean | "
+        "| start | ε | records of a person | network | aim | rate | images | seeds | clean | "
         f"{' | '.join(f'{r:g}' for r in RADII)} |",
-        "|" + "---|" * (8 + len(RADII)),
+        "|" + "---|" * (9 + len(RADII)),
     ]
-    for (row, epsilon, of_each, aim, rate, held), group in sorted(groups.items(), key=lambda pair: str(pair[0])):
+    for (row, epsilon, person, network, aim, rate, images), group in sorted(groups.items(), key=lambda g: str(g[0])):
         values = [group_mean(group, "clean")] + [group_mean(group, "certified", f"{radius:g}") for radius in RADII]
-        said = [row, f"{epsilon:g}", of_each, aim, rate, "held out" if held else "test", len(group)]
-        cells = [*map(str, said), *(f"{100 * v:.1f}" for v in values)]
-        lines.append(f"| {' | '.join(cells)} |")
+        facts = [row, f"{epsilon:g}", person, f"`{network}`", f"{AIMS[aim]:g}", rate, images, len(group)]
+        lines.append(f"| {' | '.join([*map(str, facts), *(f'{100 * value:.1f}' for value in values)])} |")
     return "\n".join(lines)
 
 

@@ -41,7 +41,7 @@ from stobatch.types import Status
 
 VARIABLE = "STOBATCH_BOOK"
 """The environment variable that names the book where `machine.book` does not."""
-_KEY, _PAGES, _RECORDS = "book", "entries.jsonl", "records"
+_KEY, _PAGES, _RECORDS, _LOCK = "book", "entries.jsonl", "records", ".lock"
 
 Digests = NDArray[np.uint64]
 """Of records under a book's key, sorted, each once."""
@@ -131,20 +131,13 @@ class Book:
     @classmethod
     def open(cls, path: str | Path, *, make: bool = False) -> Book:
         """Read a book; with `make`, begin one where there is none."""
-        folder = Path(path).expanduser()
+        folder = _folder(path)
         if not is_book(folder):
             if not make:
                 raise BudgetError(
                     f"there is no book at {folder}.", remedy="Train with --set machine.book=FOLDER first."
                 )
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-                raise BudgetError(f"{folder} exists and is no book.", remedy="Choose another folder for machine.book.")
-            try:
-                make_folder(folder, private=True)
-                folder.chmod(0o700)
-            except OSError as error:
-                raise BudgetError(f"cannot make {folder}: {error.strerror}.", remedy="Choose another folder.") from None
-            write_json(folder / f"{_KEY}.json", _KEY, {"key": secrets.token_hex(32)}, private=True)
+            _begin(folder)
         book = cls(folder, _key(folder))
         book._read()
         return book
@@ -152,19 +145,10 @@ class Book:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Wait until nobody else writes, and read what was written meanwhile."""
-        descriptor = open_private(self.path / ".lock", os.O_RDWR)
-        try:
-            try:
-                import fcntl
-
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except ImportError:  # no such locks on this system
-                pass
+        with _alone_in(self.path):
             self._cut_torn_line()
             self._read()
             yield
-        finally:
-            os.close(descriptor)
 
     def _cut_torn_line(self) -> None:
         """Remove the beginning of a line whose writer was killed: what it was about had not begun."""
@@ -286,7 +270,7 @@ class Book:
             readers = {name for name, read in zip(names, pattern, strict=True) if read}
             own = tuple(entry for entry in entries if entry.records in readers)
             costs = [entry.cost for entry in own] + ([extra] if extra is not None else [])
-            found.append(Share(count, own, compose_epsilon(costs, delta or self.delta)))
+            found.append(Share(count, own, compose_epsilon(costs, self.delta if delta is None else delta)))
         return sorted(found, key=lambda share: -share.epsilon)
 
     def require_within(self, newcomer: Newcomer, records: Digests | None) -> None:
@@ -364,7 +348,7 @@ class Booking:
             described,
             cost_of(plan),
         )
-        return cls(Path(named).expanduser(), newcomer)
+        return cls(_folder(named), newcomer)
 
     def require_allowed(self, records: TrainingExamples | None = None) -> None:
         """Raise where the limit would be exceeded; before data are read, as far as their settings tell."""
@@ -390,6 +374,45 @@ class Booking:
     def settle(self, cost: Cost) -> None:
         """Enter what the training cost, now that it has ended."""
         Book.open(self.path).settle(self.newcomer.mark, cost)
+
+
+def _folder(path: str | Path) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise BudgetError(f"{path} names no folder.", remedy="Give the book's folder without ~.") from None
+
+
+def _begin(folder: Path) -> None:
+    """Make a book; of several that try at once, one does."""
+    # Hidden files are its lock, or a key that somebody else is writing.
+    strange = folder.exists() and not (folder.is_dir() and all(one.name.startswith(".") for one in folder.iterdir()))
+    if strange and not is_book(folder):
+        raise BudgetError(f"{folder} exists and is no book.", remedy="Choose another folder for machine.book.")
+    try:
+        make_folder(folder, private=True)
+        folder.chmod(0o700)
+        with _alone_in(folder):
+            if not is_book(folder):
+                write_json(folder / f"{_KEY}.json", _KEY, {"key": secrets.token_hex(32)}, private=True)
+    except OSError as error:
+        raise BudgetError(f"cannot make {folder}: {error.strerror}.", remedy="Choose another folder.") from None
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until nobody else writes in a book's folder."""
+    descriptor = open_private(folder / _LOCK, os.O_RDWR)
+    try:
+        try:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except ImportError:  # no such locks on this system
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_book(folder: Path) -> bool:

@@ -180,7 +180,7 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
     if not method.trains_parts and (config.model.train_only is not None or config.model.adapter_rank):
         raise SettingError(
             f"model.train_only and model.adapter_rank are not for method '{config.method.title}'.",
-            why="What it proves, or claims, is of a network all of which moves; SecureSGD scales its first layer, too.",
+            why="What it proves, or claims, is of a network all of which moves.",
             remedy="Leave them out, or set method.name=sound.",
         )
     parts, prior = _trained_part(config, info, network), describe_prior(config, info)

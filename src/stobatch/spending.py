@@ -8,6 +8,7 @@ from pathlib import Path
 from stobatch.book import Book, Booking, Digests, Share
 from stobatch.config import RunConfig
 from stobatch.data import Dataset
+from stobatch.dp.accounting import check_delta
 from stobatch.dp.composition import Unbounded, compose_epsilon
 from stobatch.results import BookedRun, Budget, PlannedSpending, SpentShare
 from stobatch.runs import Run
@@ -24,7 +25,8 @@ def budget(
     """
     opened = Book.open(book)
     with opened.locked():
-        at = delta or opened.delta
+        at = opened.delta if delta is None else delta
+        check_delta(at)
         shares = opened.shares(delta=at)
         planned = _planned(opened, config, dataset, at) if config is not None else None
         runs = tuple(

@@ -144,12 +144,9 @@ def train_candidate(
 
     The search has entered all of its candidates in the owner's book.
     """
-    config, run, start = name_network(config, network), Run(out), None
-    if config.prior.name is not None:
-        info = dataset.info if dataset else data.describe(config.data, data_root(config))
-        config, start = take_prior(config, info, None, network, run)
+    config, run = name_network(config, network), Run(out)
     with engine_for(config) as engine:
-        return _train(engine, config, run, dataset, network, start, resume=True, quiet=quiet, observers=(), seeds=seeds)
+        return _train(engine, config, run, dataset, network, None, resume=True, quiet=quiet, observers=(), seeds=seeds)
 
 
 def _train(

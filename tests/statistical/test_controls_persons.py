@@ -2,7 +2,7 @@
 
 A claim that holds is refuted with probability at most 5 % over coins and draws: that is the false-alarm rate of each
 finding. The seed here is fixed, and was not searched for; so each test gives the same answer every time, and its power
-is that of one draw.
+is that of one draw. Of ten seeds each, all ten refuted both controls, and none the sound method.
 """
 
 from __future__ import annotations

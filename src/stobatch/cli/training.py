@@ -166,8 +166,9 @@ def shard(
 def _line(document: ShardFolder) -> str:
     info, smallest, largest = document.dataset, document.smallest_shard, document.largest_shard
     size = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+    persons = "" if info.num_persons is None else f" of {info.num_persons:,} persons"
     return (
-        f"{document.folder}: {info.name}, {info.num_train:,} training examples in {document.num_shards} "
+        f"{document.folder}: {info.name}, {info.num_train:,} training examples{persons} in {document.num_shards} "
         f"shards of {size}, {info.num_test:,} test examples, {document.bytes / 1e6:,.1f} MB as "
         f"{document.encoding}, dealt by {document.dealt.rule.removeprefix('by ')}"
     )
@@ -182,9 +183,13 @@ def _warnings(document: ShardFolder) -> list[str]:
     repeated = document.repeated_records
     if repeated is None or not repeated.count:
         return ["no record occurs twice"]
+    less = (
+        "one person twice is protected less than the guarantee says: remove the repetition and write the shards again."
+        if document.dataset.num_persons is None
+        else "records of one person have to name that person: the guarantee is per person."
+    )
     positions = "; ".join(", ".join(map(str, group)) for group in repeated.first_positions)
     return [
         f"warning: {repeated.count:,} records occur more than once, {repeated.in_more_than_one_shard:,} of them "
-        f"in more than one shard (positions {positions}). Two persons may look alike; one person twice is protected "
-        "less than the guarantee says: remove the repetition and write the shards again."
+        f"in more than one shard (positions {positions}). Two persons may look alike; {less}"
     ]

@@ -424,7 +424,7 @@ class DpSgdPlan(Plan):
         whole = "an example's" if self.num_persons is None else "a person's"
         alone = " of one candidate" if self.searched else ""
         return [
-            PlanRow(f"{self.unit}s", symbol, self.num_units, "public", "Section 2"),
+            PlanRow(f"{self.unit}s", symbol, self.num_units, "public", "Section 2" if symbol == "N" else ""),
             PlanRow("expected batch size", "B", self.expected_batch_size, "the public denominator", ""),
             PlanRow("sampling rate", "q", self.sampling_rate, f"B / {symbol}, Poisson", ""),
             PlanRow("steps", "T", self.steps, "", ""),

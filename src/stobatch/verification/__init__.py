@@ -26,7 +26,8 @@ __all__ = ["BEYOND", "Verification", "require_agreement", "sign", "verify"]
 
 BEYOND = (
     "that the noise and the samples of the training were drawn as its plan says, with seeds that stayed secret",
-    "that the training data were the records that are named, one for each person, and that no test record was one",
+    "that the training data were the records that are named, one for each person or each with the right person, "
+    "and that no test record was one",
     "that this is the only training that looked at them, and that nothing was tuned on them unless it is said",
     "that the dates and the machine in the manifest are true, unless somebody you trust signed it",
     "that the attacks were run as their settings say: attacked rows are counted again, not attacked again",

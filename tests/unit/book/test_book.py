@@ -111,6 +111,22 @@ def test_of_two_that_come_at_once_one_is_entered(book: Book):
     assert len(Book.open(book.path).entries) == 1
 
 
+def test_of_several_that_begin_a_book_at_once_one_does(tmp_path: Path):
+    keys, barrier = [], threading.Barrier(6)
+
+    def begin() -> None:
+        barrier.wait()
+        keys.append(Book.open(tmp_path / "book", make=True).key)
+
+    threads = [threading.Thread(target=begin) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(keys) == 6
+    assert len(set(keys)) == 1
+
+
 def test_void_and_unproved_trainings_have_no_end(book: Book):
     enter(book, "a")
     enter(book, "b", cost=Unbounded("its seed is public"))
@@ -177,6 +193,20 @@ def test_a_training_about_persons_has_no_bound_for_records(tmp_path: Path):
     Book.open(tmp_path / "book").set_limit(50.0, DELTA)
     with pytest.raises(BudgetError, match="the book counts records"):
         stobatch.train(config, tmp_path / "second", dataset=data, quiet=True)
+
+
+def test_what_is_no_book_or_no_delta_is_refused(tmp_path: Path, book: Book):
+    with pytest.raises(BudgetError, match="there is no book"):
+        stobatch.budget(tmp_path / "nowhere")
+    with pytest.raises(SettingError, match="delta=0 is not allowed"):
+        stobatch.budget(book.path, delta=0.0)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(BudgetError, match="is no book"):
+        Book.open(tmp_path / "full", make=True)
+    (book.path / "book.json").write_text("{}")
+    with pytest.raises(BudgetError, match="no key of a book"):
+        Book.open(book.path)
 
 
 def test_without_a_book_nothing_is_written_beside_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

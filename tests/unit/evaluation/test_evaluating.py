@@ -522,7 +522,7 @@ def edited(source: Path, out: Path, *, epsilon: float, seed: int | None, shift: 
 def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no pages, which takes a while."""
     monkeypatch.setattr(html, "write_report", lambda runs, out, **options: None)
-    monkeypatch.setattr(html, "require_agreement", lambda verification: None)
+    monkeypatch.setattr("stobatch.verification.require_agreement", lambda verification: None)
 
 
 SHIFTS = {1.0: (0.01, 0.03, 0.02), 2.0: (0.06, 0.11, 0.09)}
@@ -566,7 +566,7 @@ def test_settings_with_several_seeds_are_compared(
 
 def test_the_tests_stand_in_the_report(evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs are edited by hand, which a report would refuse."""
-    monkeypatch.setattr(html, "require_agreement", lambda verification: None)
+    monkeypatch.setattr("stobatch.verification.require_agreement", lambda verification: None)
     runs = seeds_of(evaluated, tmp_path, {1.0: (1, 2, 3), 2.0: (1, 2, 3)})
     runs = [run for run in runs if not run.name.endswith("-2")]
     assert len(stobatch.report(runs, tmp_path / "all.html", images=False).comparisons) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,3 +216,24 @@ def test_controls_about_persons_need_some(name: str) -> None:
     assert stobatch.plan(given.replace(method=method), dataset=pictures()).guarantee.unit == "person"
     with pytest.raises(SettingError, match="needs data whose records have persons"):
         stobatch.plan(given.replace(method=method), dataset=without_persons())
+
+
+def test_a_training_that_was_cut_off_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With persons, views of their records, and Adam; a checkpoint is made every three steps."""
+    views = {"method.augmentations": ["crop", "flip"], "method.augmented_views": 2, "training.optimiser": "adam"}
+    given, data = config(**views), pictures()
+    whole = stobatch.train(given, tmp_path / "whole", dataset=data, quiet=True)
+    real = DpSgdTrainable.release
+
+    def cut_off(trainable: DpSgdTrainable, step: int, *rest: Any) -> Any:
+        if step == 5:
+            raise RuntimeError("cut off")
+        return real(trainable, step, *rest)
+
+    monkeypatch.setattr(DpSgdTrainable, "release", cut_off)
+    with pytest.raises(RuntimeError, match="cut off"):
+        stobatch.train(given, tmp_path / "cut", dataset=data, quiet=True)
+    monkeypatch.undo()
+    again = stobatch.train(given, tmp_path / "cut", dataset=data, resume=True, quiet=True)
+    assert again.weights_sha256 == whole.weights_sha256
+    assert again.accounted_steps == given.training.steps
