@@ -86,9 +86,9 @@ def _shares(load: dict[str, Any], votes: dict[str, Any]) -> str:
     own, theirs = (median(votes["draws_per_processor_second"][who]) for who in ("predict", "served"))
     return fill(
         "Of what the library does in batches of 32 with the same processor time, measured in turns, the server did "
-        f"{_spread(load['largest radius'])} where the largest radius is looked for (above 100% is chance: caches are "
-        f"shared with other work), and {_spread(load['one radius, 0.2'])} where one radius is asked about: that takes "
-        f"a millisecond, and HTTP a good part of another. Votes: {theirs:,.0f} draws for each processor second served "
+        f"{_spread(load['largest radius'])} where the largest radius is looked for, and "
+        f"{_spread(load['one radius, 0.2'])} where one radius is asked about, in three rounds: that takes a "
+        f"millisecond, and HTTP a good part of another. Votes: {theirs:,.0f} draws for each processor second served "
         f"to 16 clients, {own:,.0f} by a loop over `predict`, a share of {of_draws:.0%}."
     )
 

@@ -56,11 +56,11 @@ def family(pid: int) -> list[int]:
 def library(
     model: TrainedModel, pictures: torch.Tensor, radius: float | None, size: int, seconds: float
 ) -> dict[str, Any]:
-    """`predict` on batches of a size, one after the other."""
+    """`predict` on batches of a size, one after the other, of pictures at random, as clients choose them."""
+    generator = torch.Generator().manual_seed(1)
     done, started, used = 0, time.monotonic(), time.process_time()
     while time.monotonic() - started < seconds:
-        place = done % (len(pictures) - size + 1)
-        model.predict(pictures[place : place + size], radius=radius)
+        model.predict(pictures[torch.randint(len(pictures), (size,), generator=generator)], radius=radius)
         done += size
     wall, cpu = time.monotonic() - started, time.process_time() - used
     return {"per_second": round(done / wall, 1), "cpu_ms": round(1000 * cpu / done, 3)}
