@@ -20,7 +20,8 @@ def pretrain(
     from_data: Annotated[
         str,
         typer.Option(
-            help="digits (fonts, strokes), dead-leaves, generators, a public data set, or a folder of images."
+            help="digits (fonts, strokes), dead-leaves, generators, a public data set, NAME or NAME:CLASSES, or a "
+            "folder of images."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The prior to write: OUT.safetensors and OUT.card.json.")],

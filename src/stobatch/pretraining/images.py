@@ -143,15 +143,17 @@ def public_images(
         return Rendered(name, shape, seeds)
     if name in (LEAVES, GENERATORS):
         return _generated(name, shape, seeds, min(count, GENERATED))
-    if is_public(name):
-        return _named(name, config, shape, root, seeds)
+    known, _, first = name.partition(":")
+    if is_public(known) and (not first or (first.isdecimal() and int(first) > 1)):
+        return _named(DataConfig(name=known, num_classes=int(first) if first else None), config, shape, root, seeds)
     folder = Path(name)
     if folder.is_dir():
         return _folder(folder, shape, licence)
     public = [known for known in DATA_SETS if is_public(known)]
     raise SettingError(
         f"'{name}' is no public data set and no folder.",
-        remedy=f"Use {', '.join((*MADE, *public))}, or the path of a folder of images.",
+        remedy=f"Use {', '.join((*MADE, *public))} (tiny_imagenet:30 for its first 30 classes), or the path of a "
+        "folder of images.",
     )
 
 
@@ -169,7 +171,8 @@ def _generated(name: str, shape: Shape, seeds: Seeds, count: int) -> Kept:
     return Kept(examples, facts, (), labelled=False)
 
 
-def _named(name: str, config: DataConfig, shape: Shape, root: Path | None, seeds: Seeds) -> Kept:
+def _named(asked: DataConfig, config: DataConfig, shape: Shape, root: Path | None, seeds: Seeds) -> Kept:
+    name = asked.name
     licence, seen = KNOWN.get(name, ("not stated", (name, UNKNOWN)))
     if config.name in seen:
         raise SettingError(
@@ -177,11 +180,12 @@ def _named(name: str, config: DataConfig, shape: Shape, root: Path | None, seeds
             why="A training from weights that have seen its records protects none of them.",
             remedy="Choose other images, as `--from-data digits`.",
         )
-    whole = data.load(DataConfig(name=name), root=root, seeds=seeds).train.in_memory()
+    whole = data.load(asked, root=root, seeds=seeds).train.in_memory()
     examples = Examples(fit(whole.inputs, shape), whole.labels, whole.num_classes)
     facts = PriorSource(
         name=name,
-        what=f"the training images of {name}",
+        what=f"the training images of {name}"
+        + (f", its first {asked.num_classes} classes" if asked.num_classes else ""),
         licence=licence,
         sha256=whole.fingerprint(),
         records=len(whole),

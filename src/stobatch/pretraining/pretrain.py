@@ -62,7 +62,8 @@ def pretrain(
 ) -> PriorCard:
     """Make a prior for the network of these settings from public images, and return its card.
 
-    `source` is `digits` (`fonts`, `strokes`), `dead-leaves`, `generators`, a public data set or a folder of images.
+    `source` is `digits` (`fonts`, `strokes`), `dead-leaves`, `generators`, a public data set (`tiny_imagenet:30` for
+    its first 30 classes) or a folder of images.
     `objective` is `supervised`, the default where there are labels, or `contrastive`. `licence` and `may_contain` are
     what only you know of a folder: without the latter its card says that the prior may have seen anything.
 

@@ -155,6 +155,15 @@ def folder_of_images(root: Path, classes: tuple[str, ...]) -> Path:
     return root
 
 
+def test_the_first_classes_of_a_public_data_set(tmp_path: Path) -> None:
+    card = quick(small("sound.cifar10"), "small_digits:4", tmp_path / "prior")
+    assert card.num_classes == 4
+    (source,) = card.sources
+    assert "first 4 classes" in source.what
+    whole = load(DataConfig(name="small_digits")).train.in_memory()
+    assert source.records == int((whole.labels < 4).sum())
+
+
 def test_a_folder_says_what_its_owner_says(tmp_path: Path) -> None:
     folder = folder_of_images(tmp_path / "pets", ("cat", "dog"))
     card = quick(small(), str(folder), tmp_path / "a")
@@ -193,6 +202,7 @@ def test_a_prior_is_trained_whole_whatever_the_private_training_leaves_alone(tmp
         ("mnist", {}, SettingError, "is what is to be private"),
         ("small_digits", {}, SettingError, "is what is to be private"),
         ("fontz", {}, SettingError, "no public data set and no folder"),
+        ("cifar10:ten", {}, SettingError, "no public data set and no folder"),
         ("image_folder", {}, SettingError, "no public data set and no folder"),
         ("fonts", {"objective": "magic"}, SettingError, "objective=magic"),
         ("generators", {"objective": "supervised"}, SettingError, "no labels"),
