@@ -86,11 +86,12 @@ def _prior(facts: Facts) -> list[list[Cell]]:
 def _attacked_prior(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[str, str]]) -> list[Cell]:
     own, certificates = facts.scores.prior, facts.certificates.prior if facts.certificates else None
     assert own is not None
-    worst = {own.protocol.name: at_radius(own.of_attack(WORST), radius)} if own.function == function else {}
+    found = at_radius(own.of_attack(WORST), radius) if own.function == function else None
+    worst = [found if own.protocol.name == protocol else None for protocol in ("published", "adaptive")]
     certified = certificates.certified_accuracy if certificates else {}
     statuses = {kind.name: kind.status for kind in certificates.kinds} if certificates else {}
     shares = [(rule, at_radius(certified.get(rule, ()), radius)) for rule, _ in kinds]
-    cells = [share_cell(worst.get("published")), share_cell(worst.get("adaptive")), Cell(DASH)]
+    cells = [*map(share_cell, worst), Cell(DASH)]
     for rule, share in shares:
         cell = share_cell(share)
         cells.append(Cell(cell.text, cell.detail, statuses[rule]) if share is not None else Cell(DASH))

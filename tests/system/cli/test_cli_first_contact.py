@@ -78,13 +78,13 @@ def test_nearest_names_are_near(cli) -> None:
     assert "There are demo" in message
 
 
-def test_a_plain_module_is_told_what_to_pass(tmp_path: Path) -> None:
+def test_a_plain_module_of_another_shape_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     inputs, labels = torch.rand(40, 1, 8, 8) * 2 - 1, torch.arange(40) % 2
     dataset = stobatch.from_tensors(inputs[:30], labels[:30], inputs[30:], labels[30:], num_classes=2)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-    config = recipe("demo").override_all({"method.batch_size": 10, "training.steps": 2})
-    with pytest.raises(ModelError, match=r"Layered\(\[\.\.\.\], input_shape=\(1, 8, 8\)\)"):
-        stobatch.train(config, tmp_path / "run", dataset=dataset, network=network, quiet=True)  # type: ignore[arg-type]
+    network = nn.Sequential(nn.Flatten(), nn.Linear(49, 2))
+    config = recipe("demo").override_all({"method.batch_size": 10, "training.steps": 2, "canaries.num": 0})
+    with pytest.raises(ModelError, match=r"\(1, 8, 8\)"):
+        stobatch.train(config, tmp_path / "run", dataset=dataset, network=network, quiet=True)
     assert not Run(tmp_path / "run").exists
 
 

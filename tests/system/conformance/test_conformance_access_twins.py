@@ -61,10 +61,10 @@ class Remembering(Peeking):
 
     kept: tuple[Tensor, Tensor] | None = None
 
-    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler) -> Gradients:
+    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int = 1) -> Gradients:
         if self.kept is None:
             self.kept = inputs, labels
-        return super()._clipped(inputs, labels, step, coins)
+        return super()._clipped(inputs, labels, step, coins, per)
 
     def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
         yield from DpSgdTrainable.parts(self, task, step, share)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from bench import Trained, data_of, samples
 from odd_engines import Noting, distance
+from small import SMALL
 from watched import Watched
 
 import stobatch
@@ -128,8 +129,8 @@ def test_a_person_moves_the_releases_that_drew_them_within_bounds(
 
 @pytest.mark.parametrize("control", [SplitPersonsControl(), RecordClippingControl()], ids=["split", "one by one"])
 def test_broken_twins_are_caught(control: Method, tmp_path: Path) -> None:
-    from small import SMALL
-
+    if "sound" not in SMALL:
+        pytest.skip("they are broken versions of a method that is not in this table")
     given, data = with_persons(SMALL["sound"].override("method.clip_norm", 0.01))
     settings = control.config_class.from_dict({k: v for k, v in given.method.to_dict().items() if k != "name"})
     assert undue_influence(control, given.replace(method=settings), data, tmp_path)

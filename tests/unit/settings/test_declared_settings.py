@@ -263,7 +263,7 @@ def changed(config: RunConfig, key: str) -> RunConfig:
     raise AssertionError(f"no other value for {key}")
 
 
-HASHED = ("method", "data", "model", "training", "canaries", "trainers", "search")
+HASHED = ("method", "data", "model", "training", "canaries", "trainers", "search", "prior")
 
 
 @pytest.mark.parametrize("key", dotted_keys(recipe("demo")))
