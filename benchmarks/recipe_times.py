@@ -22,12 +22,12 @@ import torch
 
 import stobatch
 from stobatch.config import RunConfig
-from stobatch.errors import DataError
+from stobatch.errors import DataError, SettingError
 from stobatch_recipes import RECIPES, recipe
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "results" / "recipe_times.json"
-FEW, MORE = 1, 3
+FEW, MORE = 2, 4
 """Steps of the two trainings whose difference is the cost of a step."""
 SEEDS = range(20)
 
@@ -35,7 +35,9 @@ SEEDS = range(20)
 def cpu_seconds_per_step(config: RunConfig, data_root: str | None) -> float:
     """Return the processor time of one step, without set-up and saving."""
     spent = []
-    for steps in (FEW, MORE):
+    # AdLM's first steps estimate relevances, and are like the others.
+    first = getattr(config.method, "relevance_steps", -1) + 1
+    for steps in (first + FEW, first + MORE):
         short = config.override_all(
             {"training.steps": steps, "training.monitor_every": 10**6, "machine.threads": 1}
             | ({"machine.data_root": data_root} if data_root else {})
@@ -78,7 +80,7 @@ def main() -> None:
         if fnmatchcase(name, arguments.only):
             try:
                 own["cpu"] = round(cpu_seconds_per_step(config, arguments.data_root) * config.training.steps / 60, 3)
-            except DataError as error:
+            except (DataError, SettingError) as error:
                 print(f"{name}: {error}")
         print(name, own, flush=True)
         content |= {
