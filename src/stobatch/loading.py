@@ -15,8 +15,7 @@ from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.data.pixels import PictureRule
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.dp.parts import TrainedPart
-from stobatch.dp.plan import Plan
+from stobatch.dp.plan import Plan, TrainedPart
 from stobatch.dp.prior import Prior, find_conflict, find_tuning
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256

@@ -46,7 +46,7 @@ def compare(
     Writes `comparison.json` (which is returned), `comparison.html` and `comparison.svg`. The first radius of the
     configurations is the one that the figure shows.
     """
-    from stobatch.comparison.page import write_comparison
+    from stobatch.reporting.comparison import write_comparison
 
     where = Path(out)
     compared = plan_comparison(configs, where, seeds, repeats, dataset, networks or {}, device)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stobatch.config import DataConfig
 from stobatch.data.dataset import Chunk, DatasetInfo, Examples, Stream, rows_at_once
-from stobatch.data.person_manifest import codes_of_pictures
+from stobatch.data.persons import codes_of_pictures
 from stobatch.data.pixels import PictureRule, first_names, image_shape, in_turn, list_images, read_images
 from stobatch.data.sources import Source
 from stobatch.errors import DataError

@@ -10,11 +10,19 @@ from typing import Any, final
 
 from stobatch.dp.accounting import LEAST_NOISE, MOST_NOISE, PoissonGaussian, check_delta, noise_for
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.dp.parts import TrainedPart
 from stobatch.dp.prior import Prior
 from stobatch.dp.selection import Search, Searched
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
+
+
+@dataclass(frozen=True)
+class TrainedPart:
+    """What is trained of a network, by name and by number of values; an adapter's values are not the network's own."""
+
+    names: tuple[str, ...]
+    trained: int
+    parameters: int
 
 
 @dataclass(frozen=True)
