@@ -414,9 +414,7 @@ def write_start(
 
 
 def _with_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network: Classifier, seeds: Seeds) -> Trainable:
-    """Return the method bound to its data; canaries stand beside them, or in their place where neighbours have one
-    size.
-    """
+    """Return the method bound to its data; canaries stand beside them, or in their place for one size."""
     method, train = method_of(config), dataset.train
     if not config.canaries.num:
         return method.prepare(config, the_plan, network, train, seeds)

@@ -64,9 +64,7 @@ def describe(config: DataConfig, root: Path) -> DatasetInfo:
 
 
 def picture_shape(config: DataConfig, first: Path) -> tuple[tuple[int, int, int], PictureRule]:
-    """Return the shape that the settings ask for, and how pictures are brought to it; what they leave open the first
-    has.
-    """
+    """Return the shape that the settings ask for, and how pictures get it; what they leave open the first has."""
     channels, height, width = image_shape(first)
     if config.height_and_width is not None:
         height, width = config.height_and_width

@@ -62,15 +62,11 @@ class Plan(ABC):
         return claim.with_public_seed() if self.public_seeds else claim
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
-        """Return the claim when so many steps have looked at the data, those that a crash made necessary again
-        included.
-        """
+        """Return the claim when so many steps have looked at the data, with those that a crash made necessary again."""
         return self.claim
 
     def recorded(self, rounds: Mapping[str, int], excluded: Mapping[str, str]) -> Plan:
-        """Return the plan in the light of what a finished federation says: answers counted by party, and who was
-        excluded.
-        """
+        """Return the plan in the light of a finished federation: answers counted by party, and who was excluded."""
         return self
 
     @property

@@ -230,9 +230,7 @@ def amount(spread: Spread | None, factor: float, unit_name: str) -> str:
 
 
 def telling_tests(document: Comparison) -> list[ComparedTest]:
-    """Return the t-tests over three seeds or more: with two, the interval is wider than any difference of
-    accuracies.
-    """
+    """Return the t-tests over three seeds or more: with two, intervals are wider than any difference."""
     return [test for test in document.t_tests if min(test.t_test.num_seeds) >= _FEWEST_SEEDS]
 
 

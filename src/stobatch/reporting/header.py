@@ -49,9 +49,7 @@ def opening(facts: Facts) -> Opening:
 
 
 def guarantee_card(facts: Facts) -> GuaranteeCard:
-    """Return what is guaranteed about the training data, by whom, and what speaks against it; never without its
-    status.
-    """
+    """Return what is guaranteed about the training data, by whom, and what speaks against it, with its status."""
     notes = [] if facts.guarantee.audits else [_not_audited(facts)]
     notes.append(Note(f"Accuracies assume: {facts.test_records}."))
     return card_of(facts.guarantee, "Privacy towards the training data", *notes)
