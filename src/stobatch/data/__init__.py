@@ -7,29 +7,3 @@ from stobatch.data.persons import Persons, person_codes
 from stobatch.data.shard_writing import write_shards
 from stobatch.data.shards import Manifest, ShardedExamples
 from stobatch.data.sources import Source, data_root, describe, hold_out, load, stream, without_held_out
-
-__all__ = [
-    "Dataset",
-    "DatasetInfo",
-    "Examples",
-    "Manifest",
-    "Persons",
-    "ShardedExamples",
-    "Source",
-    "Stream",
-    "TrainingExamples",
-    "data_root",
-    "describe",
-    "find_repeated_records",
-    "fixed_disjoint_batches",
-    "from_tensors",
-    "hold_out",
-    "load",
-    "person_codes",
-    "pick_trainers",
-    "poisson_sample",
-    "stream",
-    "trainer_batches",
-    "without_held_out",
-    "write_shards",
-]

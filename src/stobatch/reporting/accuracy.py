@@ -187,12 +187,11 @@ def _protocols(facts: Facts) -> Pairs:
     meanings = {f"{name} protocol": meaning for name, meaning in protocol_meanings(facts.scores).items()}
     means = {"single_pass": _SINGLE_PASS[facts.scores.has_noise], "vote": _VOTE}
     functions = {spoken(f): means.get(f, f) for f in facts.functions}
-    rows = {f"{e.protocol.name} on {spoken(e.function)}": _extent(e) for e in entries}
+    rows = {
+        f"{e.protocol.name} on {spoken(e.function)}": f"{e.rows} test images, attacks {', '.join(e.attacks)}"
+        for e in entries
+    }
     return (*meanings.items(), *functions.items(), *rows.items(), ("accuracies assume", facts.test_records))
-
-
-def _extent(entry: ProtocolTable) -> str:
-    return f"{entry.rows} test images, attacks {', '.join(entry.attacks)}"
 
 
 def _value(key: str, value: Any) -> str:
