@@ -67,6 +67,7 @@ from stobatch.results.data_check import ClassCount, DataCheck, DataFault, Person
 from stobatch.results.document import Document, Part
 from stobatch.results.export import Exported, ProbeCheck
 from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
+from stobatch.results.figure import FigureMade, FigurePoint, FigureRun, FiguresMade, FigureTest, PaperNumber
 from stobatch.results.prediction import Prediction, Predictions
 from stobatch.results.prior import PriorCard, PriorSource
 from stobatch.results.scores import (
@@ -126,6 +127,8 @@ DOCUMENTS: dict[str, type[Document]] = {
     "search": Search,
     "candidates": Candidates,
     "prior": PriorCard,
+    "figures": FiguresMade,
+    "figure-point": FigurePoint,
 }
 """Every document, by the name of its schema in docs/schemas."""
 
@@ -170,6 +173,11 @@ __all__ = [
     "Exported",
     "FederatedTraining",
     "FederationAccount",
+    "FigureMade",
+    "FigurePoint",
+    "FigureRun",
+    "FigureTest",
+    "FiguresMade",
     "Finding",
     "FindingDetails",
     "Gap",
@@ -185,6 +193,7 @@ __all__ = [
     "MembershipDetails",
     "NetworkFacts",
     "Outcome",
+    "PaperNumber",
     "Part",
     "Participation",
     "PartyAccount",
