@@ -1,4 +1,4 @@
-"""Take points of the paper's figures from the records here: `python results/collect_figures.py [POINTS.jsonl ...]`.
+"""Take points of the paper's figures from the records here: `python results/collect_figures.py [FILE.jsonl ...]`.
 
 Writes results/figures/figure-N.jsonl. Every point names the record that it comes from; none is computed. Points that
 `stobatch figure --minutes` made stay, and further ones are added from its files, which are named on the command line.
@@ -13,8 +13,8 @@ from typing import Any
 
 from stobatch.figures.catalogue import FIGURES, METHODS, PaperFigure
 from stobatch.figures.plan import require_recipes
-from stobatch.figures.records import file_of, merged, read_points, write_points
-from stobatch.results import WORST, FigurePoint
+from stobatch.figures.records import CURVES, add_curves, file_of, merged, read_points, write_points
+from stobatch.results import WORST, FigurePoint, LearningCurve
 
 HERE = Path(__file__).parent
 Record = dict[str, Any]
@@ -74,10 +74,11 @@ def attacked(protocol: str, attack: str, shares: Record, images: int, steps: int
 
 
 def certified(protocol: str, rule: str, status: str, shares: Record, images: int, steps: int) -> Iterator[Record]:
+    """With 0 steps, of clean inputs."""
     for radius, share in shares.items():
         yield {
             "protocol": protocol, "kind_of_accuracy": "certified", "status": status, "certificate": rule,
-            "attack": "none" if protocol == "proved" else WORST, "radius": float(radius), "steps": steps,
+            "attack": WORST if steps else "none", "radius": float(radius), "steps": steps,
             "accuracy": share, "images": images,
         }  # fmt: skip
 
@@ -93,19 +94,22 @@ def of_published(record: Record) -> Iterator[Record]:
                 yield from attacked(protocol, attack, shares, images, steps)
         elif shares := under["certified_at_attacked_worst"].get("published"):
             yield from certified(f"{protocol} protocol", "published", "claimed", shares, images, steps)
-    if rule := record.get("certified", {}).get("corrected"):
-        shares = {radius: share for radius, share in rule.items() if radius != "status"}
-        yield from certified("proved", "corrected", rule["status"], shares, record["test_examples"], 0)
+    for name, protocol in (("corrected", "proved"), ("published", "published protocol")):
+        if rule := record.get("certified", {}).get(name):
+            shares = {radius: share for radius, share in rule.items() if radius != "status"}
+            yield from certified(protocol, name, rule["status"], shares, record["test_examples"], 0)
 
 
 def of_baseline(record: Record, steps: int) -> Iterator[Record]:
     for protocol, under in (record["under_attack"] or {}).items():
         spent = steps if protocol == "published" else 40
         yield from attacked(protocol, WORST, under["accuracy"], under["test_examples"], spent)
-    best = next((rule for rule in PROVED if rule in (record["certified"] or {})), None)
-    if best is not None:
-        rule = record["certified"][best]
-        yield from certified("proved", best, rule["status"], rule["accuracy"], rule["test_examples"], 0)
+    rules = record["certified"] or {}
+    best = next((rule for rule in PROVED if rule in rules), None)
+    for name, protocol in ((best, "proved"), ("as compared", "published protocol")):
+        if name in rules:
+            rule = rules[name]
+            yield from certified(protocol, name, rule["status"], rule["accuracy"], rule["test_examples"], 0)
 
 
 def of_sound(record: Record) -> Iterator[Record]:
@@ -147,7 +151,7 @@ def fits(figure: PaperFigure, point: Record) -> bool:
         and point["epsilon"] in (None, *figure.epsilons)
         and point["radius"] in figure.radii
         and point["kind_of_accuracy"] in kinds
-        and (point["protocol"] != "published protocol" or point["steps"] in figure.steps)
+        and (point["protocol"] != "published protocol" or point["steps"] in (0, *figure.steps))
     )
 
 
@@ -170,6 +174,10 @@ def main(files: list[str]) -> None:
         require_recipes(figure, found)
         write_points(path, found)
         sys.stdout.write(f"{path.name}: {len(found)} points\n")
+    for file in (Path(file) for file in files if Path(file).name == CURVES):
+        add_curves(
+            HERE / "figures" / CURVES, map(LearningCurve.from_dict, map(json.loads, file.read_text().splitlines()))
+        )
 
 
 if __name__ == "__main__":

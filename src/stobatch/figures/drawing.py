@@ -13,7 +13,7 @@ from stobatch.figures.records import main_attack, own_settings
 from stobatch.reporting.figures import Curve, Point, canvas, plot, shared_legend, standalone
 from stobatch.reporting.page import LIGHT
 from stobatch.reporting.table import DASH, Cell, Column, Table
-from stobatch.results import TTest
+from stobatch.results import WORST, TTest
 from stobatch.results.figure import AccuracyKind, FigureMade, FigurePoint, FigureTest, PaperNumber
 
 if TYPE_CHECKING:
@@ -40,9 +40,12 @@ _REFERENCE: dict[str, Any] = {
     "color": LIGHT["proved"],
     "marker": "D",
     "markerfacecolor": "none",
+    "markeredgecolor": LIGHT["proved"],
+    "markersize": 3.5,
     "linestyle": ":",
     "linewidth": 1.2,
 }
+_COMPARED: dict[str, Any] = {"color": LIGHT["attack-2"], "marker": "<", "linestyle": "--"}
 _STEP_LINES = ("-", "--", "-.", ":")
 _MISSING = "not measured yet"
 
@@ -65,8 +68,8 @@ class _Shown:
     @property
     def title(self) -> str:
         kind = f", {self.kind}" if len(self.figure.kinds) > 1 and self.method not in OURS else ""
-        changes = "".join(f"\n{change}" for change in self.settings)
-        return f"{METHODS[self.method].title}{kind}{changes}"
+        changes = ", ".join(change.partition(".")[2] for change in self.settings)
+        return f"{METHODS[self.method].title}{kind}" + (f"\n{changes}" if changes else "")
 
     @property
     def ticks(self) -> tuple[float, ...]:
@@ -90,31 +93,32 @@ def figure_svg(figure: PaperFigure, points: Sequence[FigurePoint], paper: Sequen
 
 def _panels(figure: PaperFigure, points: Sequence[FigurePoint]) -> Iterator[_Shown]:
     for method in figure.methods:
-        changes = dict.fromkeys(own_settings(point) for point in points if point.method == method)
-        for settings in changes or {(): None}:
+        changed = {own_settings(point) for point in points if point.method == method}
+        # The recipe itself has a panel even where it was not measured.
+        for settings in sorted({(), *changed}):
             for kind in figure.kinds[:1] if method in OURS else figure.kinds:
                 yield _Shown(figure, method, settings, kind, points)
 
 
 def _draw(axes: Axes, panel: _Shown, paper: Sequence[PaperNumber]) -> None:
     figure = panel.figure
-    stated = [n for n in paper if n.method == panel.method and n.kind == panel.kind] if not panel.settings else []
-    _draw_paper(axes, panel, stated)
+    _draw_paper(axes, panel, [n for n in paper if (n.method, n.kind) == (panel.method, panel.kind)])
     curves = list(_curves(panel))
     for curve in curves:
         plot(axes, curve)
+    if compared := _as_compared(panel):
+        plot(axes, Curve("certified on clean inputs as the paper compares (claimed)", compared, _COMPARED))
     _draw_attacks(axes, panel)
     if panel.method not in OURS and (reference := _reference(panel)):
         plot(axes, Curve("sound at the same ε and radius, certified (proved)", reference, _REFERENCE, band=False))
     if not curves:
         axes.text(0.5, 0.5, _MISSING, transform=axes.transAxes, ha="center", color=LIGHT["muted"])
-    elif gaps := [tick for tick in panel.ticks if not any(row.radius == tick for c in curves for row in c.rows)]:
-        said = f"{_MISSING}: {', '.join(f'{tick:g}' for tick in gaps)}"
-        axes.text(0.02, 0.02, said, transform=axes.transAxes, color=LIGHT["muted"], fontsize=8)
+    gaps = [tick for tick in panel.ticks if not any(row.radius == tick for curve in curves for row in curve.rows)]
+    said = f" ({_MISSING}: {', '.join(f'{tick:g}' for tick in gaps)})" if curves and gaps else ""
     axes.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
     label = "ε" if figure.axis == "epsilon" else "radius, l∞ over [-1, 1]"
     span = panel.ticks[-1] - panel.ticks[0]
-    axes.set(xlabel=label, ylabel="accuracy, %", title=panel.title, ylim=(-2, 102))
+    axes.set(xlabel=f"{label}{said}", ylabel="accuracy, %", title=panel.title, ylim=(-2, 102))
     axes.set_xlim(panel.ticks[0] - 0.05 * span, panel.ticks[-1] + 0.05 * span)
 
 
@@ -136,8 +140,14 @@ def _curves(panel: _Shown) -> Iterator[Curve]:
         several = sorted({point.steps for point in same})
         for place, steps in enumerate(several):
             rows = _rows(panel, [point for point in same if point.steps == steps])
-            changed = {"linestyle": _STEP_LINES[place % 4]} if len(several) > 1 else {}
+            changed = {"linestyle": _STEP_LINES[place % len(_STEP_LINES)]} if len(several) > 1 else {}
             yield Curve(_label(protocol, status, steps if len(several) > 1 else None), rows, {**look, **changed})
+
+
+def _as_compared(panel: _Shown) -> list[Point]:
+    """What the paper's rule certifies of clean inputs."""
+    claimed = [p for p in panel.own if p.protocol == "published protocol" and p.attack == "none" and _belongs(p, panel)]
+    return _rows(panel, claimed)
 
 
 def _belongs(point: FigurePoint, panel: _Shown) -> bool:
@@ -166,7 +176,8 @@ def _rows(panel: _Shown, points: Sequence[FigurePoint]) -> list[Point]:
 
 def _draw_attacks(axes: Axes, panel: _Shown) -> None:
     """Each attack of the published protocol by itself, small."""
-    each = [p for p in panel.own if p.protocol == "published protocol" and not main_attack(p) and _belongs(p, panel)]
+    alone = [p for p in panel.own if p.protocol == "published protocol" and p.attack not in (WORST, "none")]
+    each = [point for point in alone if _belongs(point, panel)]
     marks = [(p.at, 100 * float(p.accuracy)) for p in each if p.at is not None and p.at in panel.ticks]
     if marks:
         look: dict[str, Any] = {"color": LIGHT["published"], "marker": ".", "markersize": 3, "alpha": 0.6}
@@ -202,7 +213,7 @@ def _table_rows(
         for epsilon, radius, steps in _rows_of(panel, own, paper):
             here = [point for point in own if (point.epsilon, point.radius) == (epsilon, radius) and main_attack(point)]
             main = [point for point in here if point.protocol != "published protocol" or point.steps == steps]
-            stated = [n for n in paper if _states(n, panel, epsilon, radius)] if not panel.settings else []
+            stated = [number for number in paper if _states(number, panel, epsilon, radius)]
             yield [
                 METHODS[panel.method].label + "".join(f", {change}" for change in panel.settings),
                 DASH if epsilon is None else Cell(f"{epsilon:g}", status=str(METHODS[panel.method].privacy)),

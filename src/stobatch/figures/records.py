@@ -10,10 +10,9 @@ from stobatch import strict_json
 from stobatch.errors import RunError
 from stobatch.figures.catalogue import METHODS, PaperFigure
 from stobatch.files import write_atomically
-from stobatch.results import WORST
-from stobatch.results.figure import FigurePoint, PaperNumber
+from stobatch.results import WORST, Document, FigurePoint, LearningCurve, PaperNumber
 
-PAPER = "paper.json"
+PAPER, CURVES = "paper.json", "learning-curves.jsonl"
 _NAMES = {method.label.casefold(): name for name, method in METHODS.items()}
 _LOOKS = ("training.monitor_every=", "training.monitor_examples=")
 """Settings that are hashed and change no weight."""
@@ -56,7 +55,19 @@ def read_points(path: Path, figure: PaperFigure, scale: str) -> list[FigurePoint
 
 def write_points(path: Path, points: Iterable[FigurePoint]) -> None:
     """Write all points of a file, whole or not at all."""
-    text = "".join(json.dumps(point.to_dict(), ensure_ascii=False) + "\n" for point in points)
+    _write_lines(path, points)
+
+
+def add_curves(path: Path, curves: Iterable[LearningCurve]) -> None:
+    """Add learning curves to a file; of two of one training the later one counts."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    every = [LearningCurve.from_dict(strict_json.read(line), path) for line in lines]
+    found = {curve.training_hash: curve for curve in (*every, *curves)}
+    _write_lines(path, found.values())
+
+
+def _write_lines(path: Path, documents: Iterable[Document]) -> None:
+    text = "".join(json.dumps(document.to_dict(), ensure_ascii=False) + "\n" for document in documents)
     write_atomically(path, lambda out: out.write(text.encode()))
 
 

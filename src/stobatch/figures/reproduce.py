@@ -16,13 +16,13 @@ from stobatch.figures.catalogue import METHODS, OURS, PaperFigure, find
 from stobatch.figures.configurations import in_smoke, require_changes
 from stobatch.figures.drawing import figure_page, figure_svg, t_tests
 from stobatch.figures.plan import Asked, PlannedRun, plan_figure
-from stobatch.figures.records import file_of, merged, read_paper, read_points, write_points
+from stobatch.figures.records import CURVES, add_curves, file_of, merged, read_paper, read_points, write_points
 from stobatch.files import write_atomically
 from stobatch.registry import DATA_SETS
 from stobatch.reporting.format import unit
 from stobatch.reporting.summary import Facts
-from stobatch.results import AttackedShare, Kind, ShareAt, Training
-from stobatch.results.figure import AccuracyKind, FigureMade, FigurePoint, FiguresMade
+from stobatch.results import AttackedShare, FigureMade, FigurePoint, FiguresMade, Kind, LearningCurve, ShareAt, Training
+from stobatch.results.figure import AccuracyKind
 from stobatch.runs import Run
 from stobatch.training.device import use_device
 from stobatch.types import Status
@@ -117,6 +117,8 @@ def _train(opened: Sequence[_Opened], minutes: float | None, quiet: bool) -> Non
         for points in _measure(run, quiet):
             before = read_points(one.own_file, one.figure, one.asked.scale)
             write_points(one.own_file, merged(before, points))
+        if one.asked.scale == "full":
+            add_curves(one.asked.out / CURVES, [_curve(run)])
 
 
 def _require_enough(wanted: Sequence[tuple[_Opened, PlannedRun]], minutes: float) -> None:
@@ -148,6 +150,15 @@ def _measure(planned: PlannedRun, quiet: bool) -> Iterator[list[FigurePoint]]:
         config = planned.config.override("evaluation.attack_steps", steps)
         make(replace(planned.compared, config=config), certificates=planned.certifies, quiet=quiet)
         yield points_of(planned, planned.run, steps)
+
+
+def _curve(planned: PlannedRun) -> LearningCurve:
+    training = Training.read(planned.run)
+    return LearningCurve(
+        data=planned.figure.data, method=planned.method, settings=planned.settings, epsilon=planned.epsilon,
+        privacy=METHODS[planned.method].privacy, seed=planned.seed, training_hash=planned.config.training_hash,
+        device=training.device, seconds=training.seconds_since_last_start, history=training.history,
+    )  # fmt: skip
 
 
 def points_of(planned: PlannedRun, run: Run, steps: int) -> list[FigurePoint]:
@@ -199,6 +210,9 @@ def points_of(planned: PlannedRun, run: Run, steps: int) -> list[FigurePoint]:
     if (ours or "certified" in figure.kinds) and (best := _best_proved(facts)) is not None:
         more = {"status": "proved", "certificate": best.name, "steps": 0}
         found += [point("certified", "proved", "none", row, **more) for row in facts.all_certified(best)]
+    for kind in (kind for kind in kinds.values() if "certified" in figure.kinds and kind.status is not Status.PROVED):
+        more = {"status": str(kind.status), "certificate": kind.name, "steps": 0}
+        found += [point("certified", "published protocol", "none", row, **more) for row in facts.all_certified(kind)]
     return [one for one in found if one.radius in figure.radii]
 
 

@@ -67,7 +67,15 @@ from stobatch.results.data_check import ClassCount, DataCheck, DataFault, Person
 from stobatch.results.document import Document, Part
 from stobatch.results.export import Exported, ProbeCheck
 from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
-from stobatch.results.figure import FigureMade, FigurePoint, FigureRun, FiguresMade, FigureTest, PaperNumber
+from stobatch.results.figure import (
+    FigureMade,
+    FigurePoint,
+    FigureRun,
+    FiguresMade,
+    FigureTest,
+    LearningCurve,
+    PaperNumber,
+)
 from stobatch.results.prediction import Prediction, Predictions
 from stobatch.results.prior import PriorCard, PriorSource
 from stobatch.results.scores import (
@@ -129,6 +137,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "prior": PriorCard,
     "figures": FiguresMade,
     "figure-point": FigurePoint,
+    "learning-curve": LearningCurve,
 }
 """Every document, by the name of its schema in docs/schemas."""
 
@@ -187,6 +196,7 @@ __all__ = [
     "Histogram",
     "HistoryRow",
     "Kind",
+    "LearningCurve",
     "ListedFile",
     "Made",
     "Manifest",

@@ -6,6 +6,7 @@ from typing import Literal
 
 from stobatch.results.accuracy import TTest
 from stobatch.results.document import Count, Document, Flag, Number, Part, Size, Text, Whole
+from stobatch.results.training import HistoryRow
 from stobatch.types import Status
 
 PointStatus = Literal["measured", "claimed", "proved"]
@@ -53,6 +54,21 @@ class FigurePoint(Document):
     def at(self) -> float | None:
         """Where it stands on the axis; None where a method takes no notice of ε, and so stands everywhere."""
         return self.epsilon if self.axis == "epsilon" else self.radius
+
+
+class LearningCurve(Document):
+    """How accuracy on test images went while a run of a figure was trained."""
+
+    data: Text
+    method: Text
+    settings: tuple[Text, ...]
+    epsilon: Number | None
+    privacy: Status
+    seed: Whole | None
+    training_hash: Text
+    device: Text
+    seconds: Size
+    history: tuple[HistoryRow, ...]
 
 
 class PaperNumber(Part):
