@@ -65,7 +65,8 @@ def figure(
 
 def _parts(one: FigureMade, dry_run: bool) -> list[Any]:
     from stobatch.figures.catalogue import METHODS
-    from stobatch.reporting.table import DASH, Cell, Column, Table
+    from stobatch.figures.drawing import budget
+    from stobatch.reporting.table import Column, Table
 
     if not dry_run:
         missing = f"; missing: {len(one.missing)} of {len(one.runs)} runs, or parts of them" if one.missing else ""
@@ -77,7 +78,7 @@ def _parts(one: FigureMade, dry_run: bool) -> list[Any]:
         (
             [
                 METHODS[run.method].label,
-                DASH if run.epsilon is None else Cell(f"{run.epsilon:g}", status=str(run.privacy)),
+                budget(run.method, run.epsilon),
                 str(run.seed),
                 run.state,
                 f"{run.recorded_points} of {run.wanted_points}",

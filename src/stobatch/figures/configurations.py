@@ -55,6 +55,7 @@ _SMOKE: dict[str, Any] = {
 }
 """A few steps on a few images: everything runs, nothing is learnt."""
 _SMOKE_OURS = {"model.architecture": "squash 2, conv 4 5/3, relu, linear"}
+_SMOKE_NETWORK = {"model.architecture": "small_cnn"}
 _SMOKE_STEPS = (2, 4)
 _MEASURING = ("machine.", "evaluation.", "certification.", "audit.")
 """Settings that change no training."""
@@ -115,7 +116,8 @@ def configuration(figure: PaperFigure, method: str, epsilon: float | None, seed:
         }
     )
     if scale == "smoke":
-        config = config.override_all(own_changes(config, _SMOKE | (_SMOKE_OURS if method in OURS else {})))
+        network = _SMOKE_OURS if method in OURS else _SMOKE_NETWORK if figure.data != "mnist" else {}
+        config = config.override_all(own_changes(config, _SMOKE | network))
     return config.replace(seed=seed)
 
 

@@ -15,6 +15,7 @@ from stobatch.reporting.page import LIGHT
 from stobatch.reporting.table import DASH, Cell, Column, Table
 from stobatch.results import WORST, TTest
 from stobatch.results.figure import AccuracyKind, FigureMade, FigurePoint, FigureTest, PaperNumber
+from stobatch.types import Status
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -205,6 +206,18 @@ def figure_table(figure: PaperFigure, points: Sequence[FigurePoint], paper: Sequ
     return Table.of(caption, columns, _table_rows(figure, points, paper))
 
 
+def budget(method: str, epsilon: float | None) -> Cell:
+    """Return ε with who vouches for it; that is void where a seed is public, whoever would vouch with secret ones.
+
+    >>> str(budget("sound", 0.2)), str(budget("published", 0.2)), str(budget("pixeldp", None))
+    ('0.2 void; with secret seeds (proved)', '0.2 (refuted)', '–')
+    """
+    if epsilon is None:
+        return Cell(DASH)
+    status = METHODS[method].privacy
+    return Cell(f"{epsilon:g}", "" if status is Status.REFUTED else "void; with secret seeds", str(status))
+
+
 def _table_rows(
     figure: PaperFigure, points: Sequence[FigurePoint], paper: Sequence[PaperNumber]
 ) -> Iterator[list[str | Cell]]:
@@ -216,7 +229,7 @@ def _table_rows(
             stated = [number for number in paper if _states(number, panel, epsilon, radius)]
             yield [
                 METHODS[panel.method].label + "".join(f", {change}" for change in panel.settings),
-                DASH if epsilon is None else Cell(f"{epsilon:g}", status=str(METHODS[panel.method].privacy)),
+                budget(panel.method, epsilon),
                 f"{radius:g}",
                 f"{steps:,}",
                 panel.kind,
