@@ -254,7 +254,7 @@ def test_a_person_moves_a_score_by_one_at_most_and_records_counted_one_by_one_do
         moved.append(whole - count_right(model, left))
         plain = [replace(part, groups=None) for part in (data, left)]
         one_by_one.append(count_right(model, plain[0]) - count_right(model, plain[1]))
-    assert 0 <= min(moved)
+    assert min(moved) >= 0
     assert max(moved) == 1.0
     assert max(one_by_one) > 1, "the twin that forgets persons"
     assert whole == round(whole / COARSEST) * COARSEST
@@ -284,8 +284,8 @@ def test_a_search_starts_from_a_prior_and_goes_on_from_its_copy(tmp_path: Path, 
     again = tune(model.config.override_all({"training.learning_rate": config.training.learning_rate}),
                  tmp_path / "out", dataset=records(), resume=True, quiet=True)  # fmt: skip
     assert again.winner is not None
+    wider = search_config(search__settings=["model.architecture=linear,linear 3"])
     with pytest.raises(SettingError, match="cannot be searched from a prior"):
-        wider = search_config(search__settings=["model.architecture=linear,linear 3"])
         tune(wider, tmp_path / "other", dataset=records(), prior=tmp_path / "out" / "winner", quiet=True)
 
 
