@@ -56,7 +56,7 @@ def compare(
     for place, one in enumerate(compared):
         if not quiet:
             _announce(one, place, len(compared), time.monotonic() - started)
-        _make(one, dataset, quiet)
+        make(one, dataset, quiet=quiet)
     with as_written(where):
         document = build_comparison(_by_name(compared), compared[0].config.evaluation.radii, where)
     write_json(where / "comparison.json", document.kind, document.to_dict())
@@ -71,8 +71,8 @@ def _by_name(compared: Sequence[Compared]) -> dict[str, dict[int, Facts]]:
     return found
 
 
-def _make(one: Compared, dataset: Dataset | None, quiet: bool) -> None:
-    """Whatever is missing of a training and of its measurements."""
+def make(one: Compared, dataset: Dataset | None = None, *, certificates: bool = True, quiet: bool = False) -> None:
+    """Make whatever is missing of a training and of its measurements, with or without certificates."""
     if not one.run.is_trained:
         train(one.config, one.run.path, dataset=dataset, network=one.network, resume=True, quiet=quiet)
     asked = one.config.to_dict()
@@ -84,7 +84,7 @@ def _make(one: Compared, dataset: Dataset | None, quiet: bool) -> None:
         "quiet": quiet,
     }
     with as_written(one.run.path):
-        certified = not one.certifies or _is_certified(one)
+        certified = not (certificates and one.certifies) or _is_certified(one)
     if not certified:
         certify(one.run.path, **common)
     with as_written(one.run.path):

@@ -68,6 +68,15 @@ from stobatch.results.comparison import (
     Spread,
 )
 from stobatch.results.document import Document, Part
+from stobatch.results.figure import (
+    FigureMade,
+    FigurePoint,
+    FigureRun,
+    FiguresMade,
+    FigureTest,
+    LearningCurve,
+    PaperNumber,
+)
 from stobatch.results.prediction import Exported, Prediction, Predictions, ProbeCheck
 from stobatch.results.prior import PriorCard, PriorSource
 from stobatch.results.scores import (
@@ -131,5 +140,8 @@ DOCUMENTS: dict[str, type[Document]] = {
     "search": Search,
     "candidates": Candidates,
     "prior": PriorCard,
+    "figures": FiguresMade,
+    "figure-point": FigurePoint,
+    "learning-curve": LearningCurve,
 }
 """Every document, by the name of its schema in docs/schemas."""
