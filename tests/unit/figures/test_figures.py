@@ -157,7 +157,7 @@ def test_a_plan_takes_what_is_recorded_and_nothing_of_other_settings(tmp_path: P
     assert changed.settings == ("training.learning_rate=0.0001", "training.optimiser=adam")
     (other_seed,) = plan_figure(figure, Asked(**only, changes=adam, seeds=(2,)), recorded(3))
     assert other_seed.missing == other_seed.wanted
-    assert "adam" in str(changed.run.path)
+    assert changed.run.path != as_printed.run.path
     assert not list(tmp_path.iterdir())
 
 
