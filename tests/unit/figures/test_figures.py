@@ -211,9 +211,10 @@ def test_missing_data_say_what_to_put_where(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(urllib.request, "urlopen", no_network)
     changes = {"machine.data_root": str(tmp_path / "data")}
     asked = Asked(tmp_path / "out", methods=("sound",), changes=changes)
-    with pytest.raises(DataError, match="cifar-10-batches-bin"):
-        reproduce.figure("5", asked, records=RECORDS, retrain=True, quiet=True)
-    assert not (tmp_path / "out").exists()
+    for which in ("5", "all"):
+        with pytest.raises(DataError, match="cifar-10-batches-bin"):
+            reproduce.figure(which, asked, records=RECORDS, retrain=True, quiet=True)
+        assert not (tmp_path / "out").exists()
 
 
 def test_without_records_nothing_is_drawn(tmp_path: Path) -> None:
