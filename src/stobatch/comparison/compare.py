@@ -46,7 +46,7 @@ def compare(
     Writes `comparison.json` (which is returned), `comparison.html` and `comparison.svg`. The first radius of the
     configurations is the one that the figure shows.
     """
-    from stobatch.comparison.page import write_comparison
+    from stobatch.reporting.comparison import write_comparison
 
     where = Path(out)
     compared = plan_comparison(configs, where, seeds, repeats, dataset, networks or {}, device)
@@ -113,9 +113,7 @@ def _of_its_weights(one: Compared, document: CertificateSummary | Scores) -> boo
 
 
 def _is_evaluated(one: Compared) -> bool:
-    """Return whether there are scores of this model, made with these settings and beside the certificates that are
-    there.
-    """
+    """Return whether there are scores of this model, made with these settings and beside these certificates."""
     content = one.run.read("scores") if one.run.has("scores") else {}
     if "same_images" not in content:
         # None, or those of an older version, which lack more than that.

@@ -39,11 +39,15 @@ from stobatch.results.certificates import (
 )
 from stobatch.results.checks import (
     Check,
+    ClassCount,
+    DataCheck,
+    DataFault,
     Dealt,
     Health,
     HealthCheck,
     HealthReport,
     Outcome,
+    PersonCount,
     RepeatedRecords,
     RunGuarantee,
     ShardFolder,
@@ -63,10 +67,7 @@ from stobatch.results.comparison import (
     SettingsTest,
     Spread,
 )
-from stobatch.results.data_check import ClassCount, DataCheck, DataFault, PersonCount
 from stobatch.results.document import Document, Part
-from stobatch.results.export import Exported, ProbeCheck
-from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
 from stobatch.results.figure import (
     FigureMade,
     FigurePoint,
@@ -76,7 +77,7 @@ from stobatch.results.figure import (
     LearningCurve,
     PaperNumber,
 )
-from stobatch.results.prediction import Prediction, Predictions
+from stobatch.results.prediction import Exported, Prediction, Predictions, ProbeCheck
 from stobatch.results.prior import PriorCard, PriorSource
 from stobatch.results.scores import (
     WORST,
@@ -96,11 +97,15 @@ from stobatch.results.search import CandidateRow, Candidates, Search, Winner
 from stobatch.results.training import (
     DataDigests,
     DatasetFacts,
+    FederatedTraining,
+    FederationAccount,
     HistoryRow,
     ListedFile,
     Made,
     Manifest,
     NetworkFacts,
+    Participation,
+    PartyAccount,
     PlanDocument,
     PlannedNumber,
     StartedRun,
