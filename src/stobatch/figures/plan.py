@@ -135,7 +135,7 @@ def _planned(
 ) -> PlannedRun:
     method, epsilon, seed = row
     settings = training_changes(own_changes(config, asked.changes))
-    name = slug(" ".join([method, f"ε={epsilon:g}" if epsilon else "", *shown_settings(settings)]))
+    name = slug(f"{method} {f'ε={epsilon:g}' if epsilon else ''} {config.replace(seed=None).training_hash[:6]}")
     run = Run(asked.out / f"{asked.scale}-runs" / figure.data / name / f"seed-{seed}")
     compared = Compared(name, seed, config, run, None, str(METHODS[method].privacy))
     require_own_directory(compared, None)

@@ -72,10 +72,14 @@ def _write_lines(path: Path, documents: Iterable[Document]) -> None:
 
 
 def merged(*groups: Sequence[FigurePoint]) -> list[FigurePoint]:
-    """Return points of several places; of two of the same training and measurement the later one counts."""
+    """Return points of several places; of two of the same configuration and measurement the one of more images counts,
+    or the later one.
+    """
     found: dict[object, FigurePoint] = {}
     for point in (point for group in groups for point in group):
-        found[_identity(point)] = point
+        before = found.get(_identity(point))
+        if before is None or point.images >= before.images:
+            found[_identity(point)] = point
     return list(found.values())
 
 

@@ -18,13 +18,11 @@ from stobatch.figures.drawing import figure_page, figure_svg, t_tests
 from stobatch.figures.plan import Asked, PlannedRun, plan_figure
 from stobatch.figures.records import CURVES, add_curves, file_of, merged, read_paper, read_points, write_points
 from stobatch.files import write_atomically
-from stobatch.registry import DATA_SETS
 from stobatch.reporting.format import unit
 from stobatch.reporting.summary import Facts
 from stobatch.results import AttackedShare, FigureMade, FigurePoint, FiguresMade, Kind, LearningCurve, ShareAt, Training
 from stobatch.results.figure import AccuracyKind
 from stobatch.runs import Run
-from stobatch.training.device import use_device
 from stobatch.types import Status
 
 RECORDS = Path("results/figures")
@@ -100,10 +98,10 @@ def _train(opened: Sequence[_Opened], minutes: float | None, quiet: bool) -> Non
     wanted = [(one, run) for one in opened for run in one.runs if run.missing]
     if minutes is not None:
         _require_enough(wanted, minutes)
-    for name in dict.fromkeys(run.config.data.name for _, run in wanted):
-        config = next(run.config for _, run in wanted if run.config.data.name == name)
-        use_device(config.machine)
-        DATA_SETS[name].fetch(data.data_root(data_root(config)))
+    each = {run.config.data.name: run.config for _, run in wanted}
+    for config in each.values() if len(each) > 1 else ():
+        # One that is missing is found before runs on another are made; a single one is found by its first run.
+        data.load(config.data.replace(augment=False), root=data_root(config))
     started = time.monotonic()
     for place, (one, run) in enumerate(wanted):
         spent = (time.monotonic() - started) / 60
