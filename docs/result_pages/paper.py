@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
 from math import prod
@@ -119,6 +119,13 @@ def in_points_of(
             yield Point(dataset, own, measure, budget, float(radius), share, *rest)
 
 
+def sound_points(name: str) -> Iterator[Point]:
+    """Yield what a recipe of the sound method proves, of all test images."""
+    for run in of_recipe(name, "sound_mnist"):
+        found, budget = {"proved": run["certified"]}, round(run["epsilon"], 2)
+        yield from in_points_of(found, "mnist", name, budget, run["seed"], "sound_mnist.json", 0)
+
+
 def figure_points() -> Iterator[Point]:
     """Yield the points of runs that `stobatch figure` made; those it took from other records are read there."""
     measures = {
@@ -149,7 +156,8 @@ def points() -> list[Point]:
         *figure_points(),
         *published_points("paper_mnist", "mnist"),
         *published_points("paper_mnist_seeds", "mnist"),
-        *baseline_points("baselines_mnist", "mnist", 1),
+        *(point for name in AIMS for point in sound_points(name)),
+        *(point for point in baseline_points("baselines_mnist", "mnist", 1) if point.method != "sound"),
         *baseline_points("baselines_mnist_radii", "mnist", 2),
         *published_points("paper_cifar10_adam", "cifar10"),
         *published_points("paper_cifar10_partial", "cifar10"),
@@ -196,9 +204,8 @@ class Evidence:
         """Name the methods of which nothing counts, the claim's own among them, and what there is of them."""
         own = self.claim["method"]
         absent = dict.fromkeys([*([own] if own and own not in {p.method for p in self.known} else []), *names])
-        return (
-            f"missing: {', '.join(NAMES[name] + self.notes.get(name, '') for name in absent)}{more}" if absent else ""
-        )
+        words = ", ".join(NAMES[name] + self.notes.get(name, "") for name in absent)
+        return f"missing: {words}{more}" if absent else ""
 
     def mean(self, found: Sequence[Point]) -> float:
         self.used |= set(found)
@@ -223,12 +230,9 @@ class Evidence:
 
     def leads(self, other: str, protocol: str = "published") -> dict[Place, float]:
         """Return by how much the claim's method is ahead of another, wherever both were measured."""
-        measure = "claimed" if self.certified else protocol
+        measure = {"published": "claimed", "adaptive": "none"}[protocol] if self.certified else protocol
         mine, others = self.at(self.claim["method"], measure), self.at(other, measure)
         return {place: self.mean(mine[place]) - self.mean(others[place]) for place in sorted(set(mine) & set(others))}
-
-    def real_leads(self, other: str) -> dict[Place, float]:
-        return {} if self.certified else self.leads(other, "adaptive")
 
 
 @dataclass(frozen=True)
@@ -279,7 +283,7 @@ def ahead(claim: Record, evidence: Evidence) -> Finding:
     absent = evidence.missing(*(other for other, own in leads.items() if not own))
     if not found:
         return Finding("not run", "ahead", remark=absent)
-    real = [lead for other in claim["than"] for lead in evidence.real_leads(other).values()]
+    real = [lead for other in claim["than"] for lead in evidence.leads(other, "adaptive").values()]
     few = len(found) / 2 if claim.get("most") else 0
     verdict = "reproduced" if sum(lead <= 0 for lead in found) <= few else "not reproduced"
     verdict = "refuted" if sum(lead < -CLOSE for lead in real) > few else verdict
@@ -294,7 +298,7 @@ def ahead(claim: Record, evidence: Evidence) -> Finding:
 def gain(claim: Record, evidence: Evidence) -> Finding:
     """A mean lead, over the places that were measured: the same within 3 points."""
     (other,) = claim["than"]
-    found, real = evidence.leads(other).values(), evidence.real_leads(other).values()
+    found, real = evidence.leads(other).values(), evidence.leads(other, "adaptive").values()
     if not found:
         return Finding("not run", in_points(claim["points"]), remark=evidence.missing(other))
     ours = f"{in_points(fmean(found))} over {len(found)} places"
@@ -377,22 +381,11 @@ def defenceless(claim: Record, evidence: Evidence) -> Finding:
 
 def referred(evidence: Sequence[Record]) -> list[Any]:
     """Return the values that a judgement rests on; one that has changed since asks for another judgement."""
-    values = []
     for one in evidence:
-        text = (sources.ROOT / one["file"]).read_text()
-        found = (
-            reduce(getitem, one["at"], json.loads(text))
-            if "at" in one
-            else one["value"]
-            if one["value"] in text
-            else None
-        )
-        if found != one["value"]:
-            raise ValueError(
-                f"{one['file']} does not hold {one['value']} any more: judge results/figures/claims.json anew."
-            )
-        values.append(found)
-    return values
+        text, value = (sources.ROOT / one["file"]).read_text(), one["value"]
+        if not (reduce(getitem, one["at"], json.loads(text)) == value if "at" in one else value in text):
+            raise ValueError(f"{one['file']} does not hold {value} any more: judge results/figures/claims.json anew.")
+    return [one["value"] for one in evidence]
 
 
 @cache
@@ -401,34 +394,25 @@ def reach(dataset: str, budget: float) -> float:
     config = recipe(f"published.{dataset}").override("method.epsilon", budget)
     settings, made, info = config.certification, plan(config), describe(config.data, Path())
     allowed, draws = settings.failure_probability / info.num_classes, settings.noise_draws
-    low, high = (
-        clopper_pearson(np.array([votes]), draws, allowed)[side] for side, votes in enumerate((float(draws), 0.0))
-    )
+    lower, upper = clopper_pearson(np.array([float(draws), 0.0]), draws, allowed)
     rule = PublishedRule(made.input_noise_scale, made.hidden_noise_scale, prod(info.input_shape), 1e-9)
-    return float(rule.largest_attack(low, high)[0])
+    return float(rule.largest_attack(lower[:1], upper[1:])[0])
 
 
 def impossible(claim: Record) -> str:
     """Say why Eq. 13 cannot give what is claimed of StoBatch's certificates, whatever the training; else nothing."""
     if (claim["method"], claim["kind"]) != ("published", "certified"):
         return ""
-    limit, along = (
-        reach(claim["dataset"], claim["epsilon"]),
-        [radius for _, radius in PLACES.get(claim["figure"], PLACES[6])],
-    )
-    radii = [claim["radius"]] if claim["radius"] else claim.get("radii") or claim.get("ends") or along
+    limit, along = reach(claim["dataset"], claim["epsilon"]), PLACES.get(claim["figure"], PLACES[6])
+    own = [claim["radius"]] if claim["radius"] else claim.get("radii") or claim.get("ends")
+    radii = own or [radius for _, radius in along]
     share = fmean(radius <= limit for radius in radii)
-    needed = {
-        "value": claim.get("accuracy"),
-        "gain": claim.get("points"),
-        "ahead": 0.5 if claim.get("most") else 1.0,
-        "drop": 1.0,
-    }
+    most = 0.5 if claim.get("most") else 1.0
+    needed = {"value": claim.get("accuracy"), "gain": claim.get("points"), "ahead": most, "drop": 1.0}
     if claim["rule"] not in needed or share >= needed[claim["rule"]]:
         return ""
-    average = (
-        f" and at most {percent(share)} on average" if 0 < share < 1 and claim["rule"] in ("value", "gain") else ""
-    )
+    mean = 0 < share < 1 and claim["rule"] in ("value", "gain")
+    average = f" and at most {percent(share)} on average" if mean else ""
     return f"Eq. 13 gives no radius beyond {limit:.3f}{average} ([how](../guarantees/published-radius.md))"
 
 
@@ -456,7 +440,18 @@ def judge(claim: Record, known: Sequence[Point]) -> Finding:
     names = sorted({f"results/{point.file}" for point in evidence.used})
     if reason := impossible(claim):
         found = replace(found, verdict="refuted", by_calculation=True)
-    return replace(found, remark="; ".join(filter(None, [reason, found.remark, linked(names)])))
+    return replace(
+        found, remark="; ".join(filter(None, [reason, found.remark, seeds_of(evidence.used), linked(names)]))
+    )
+
+
+def seeds_of(used: Iterable[Point]) -> str:
+    """Say of how many trainings the numbers of each method are, at the place that has fewest and most."""
+    places: dict[str, dict[Place, set[int | None]]] = {}
+    for point in used:
+        places.setdefault(point.method, {}).setdefault((point.epsilon or 0.0, point.radius), set()).add(point.seed)
+    counts = {own: [len(seeds) for seeds in found.values()] for own, found in sorted(places.items())}
+    return f"seeds: {', '.join(f'{NAMES[own]} {span(n, str)}' for own, n in counts.items())}" if counts else ""
 
 
 def linked(names: Sequence[str]) -> str:
@@ -470,13 +465,16 @@ def of_figure(found: Sequence[Finding]) -> str:
     return f"{verdict} by calculation" if verdict == "refuted" and calculated else verdict
 
 
-def proved(dataset: str, place: Place) -> str:
-    """Return the most that a sound recipe of this budget or a smaller one proves at a radius, and which."""
+def proved(known: Sequence[Point], dataset: str, place: Place) -> str:
+    """Return the most that a sound model of this budget or a smaller one proves at a radius, and which."""
+    budget, radius = place
+    found = [
+        p for p in known if (p.dataset, p.measure, p.radius) == (dataset, "proved", radius) and "sound" in p.method
+    ]
+    sound = [p for p in found if p.epsilon is not None and p.epsilon <= budget]
     shares: dict[str, list[float]] = {}
-    for name in AIMS if dataset == "mnist" else ():
-        for run in of_recipe(name, "sound_mnist"):
-            if round(run["epsilon"], 2) <= place[0] and f"{place[1]:g}" in run["certified"]:
-                shares.setdefault(name, []).append(run["certified"][f"{place[1]:g}"])
+    for point in (p for p in sound if p.rank == min(other.rank for other in sound)):
+        shares.setdefault(point.method, []).append(point.accuracy)
     best = max(shares, key=lambda name: fmean(shares[name]), default=None)
     return "" if best is None else f"{percent(fmean(shares[best]))} (`{best}`)"
 
@@ -515,7 +513,7 @@ def curve(number: int, own: Sequence[Record], known: Sequence[Point]) -> str:
             f"{place[1]:g}",
             optional(printed.get(place), percent),
             *(cell(place, measure) for measure in columns.values()),
-            proved(claim["dataset"], place),
+            proved(known, claim["dataset"], place),
         ]
         for place in PLACES[number]
     ]
@@ -594,7 +592,7 @@ def page() -> str:
         adam=records("paper_cifar10_adam")[0],
         unfinished=unfinished,
         reach=reach,
-        proved=proved,
+        proved=partial(proved, known),
         close=CLOSE,
         sound_cifar10=certified(of_recipe("sound.cifar10_strict_wide", "sound_cifar10"), LARGE),
         sound_tiny=certified(of_recipe("sound.tiny_imagenet", "sound_tiny_imagenet"), SMALL),
