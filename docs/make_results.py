@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from result_pages import audits, baselines, paper, practice, published, readme, sound, speed
+from result_pages import audits, baselines, figures, paper, practice, published, readme, sound, speed
 from result_pages.records import FIGURES, ROOT, save
 
 PAGES = {
@@ -37,6 +37,7 @@ def draw(folder: Path) -> None:
     for module in (audits, baselines, readme):
         for name, figure in module.figures().items():
             save(figure, name, folder)
+    figures.draw(folder)
 
 
 if __name__ == "__main__":

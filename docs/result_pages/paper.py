@@ -22,38 +22,32 @@ import numpy as np
 from stobatch import plan
 from stobatch.data import describe
 from stobatch.evaluation.statistics import compare_over_seeds
+from stobatch.figures.catalogue import FIGURES, METHODS
+from stobatch.figures.records import file_of, main_attack, own_settings, read_points
 from stobatch.published.radius import PublishedRule
 from stobatch.votes.confidence import clopper_pearson
 from stobatch_recipes import recipe
 
 from . import records as sources
 from .baselines import PROVED_RULES, epsilon, method
-from .records import PRIVACY, Record, lines_of, percent, records, render, table
+from .records import PRIVACY, Record, percent, records, render, table
 from .sound import AIMS, LARGE, SMALL, certified, of_recipe
 
 MEASURED = "benchmarks/distributed/measured.json"
 CLOSE = 0.03
 """Shares that differ by no more agree."""
 VERDICTS = ("refuted", "not reproduced", "reproduced", "not run")
-NAMES = {
-    **{"published": "StoBatch", "securesgd": "SecureSGD", "securesgd_agm": "SecureSGD-AGM"},
-    **{"adlm": "AdLM", "dpsgd": "DP-SGD", "pixeldp": "PixelDP"},
-}
-RADII = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+NAMES = {name: method.label for name, method in METHODS.items()}
 RISING = {"adlm": 1000}
 """Steps after which a method's learning curve was still rising."""
-STRONG, STEPS = (8, 9), {100, 500, 1000, 2000}
-"""Figures of trainings of their own, and the T_a that the paper averages over in them."""
 Place = tuple[float, float]
 PLACES: dict[int, list[Place]] = {
-    2: [(budget, 0.2) for budget in (0.2, 1.0, 2.0)],
-    3: [(budget, 0.2) for budget in (2.0, 10.0)],
-    4: [(0.2, radius) for radius in (*RADII, 0.6)],
-    6: [(1.0, radius) for radius in (*RADII, 0.6)],
-    **{number: [(2.0, radius) for radius in RADII] for number in (5, 7, 8)},
-    9: [(5.0, radius) for radius in RADII],
+    number: [(budget, radius) for budget in figure.epsilons for radius in figure.radii]
+    for number, figure in FIGURES.items()
 }
-"""By figure: ε and μ_a of which the text has a number, or the records."""
+"""By figure: its ε and μ_a."""
+STRONG = {number: set(figure.steps) for number, figure in FIGURES.items() if len(figure.steps) > 1}
+"""Figures of trainings of their own, and the T_a that the paper averages over in them."""
 
 
 @dataclass(frozen=True)
@@ -134,20 +128,19 @@ def figure_points() -> Iterator[Point]:
         ("published protocol", "certified"): "claimed",
         ("proved", "certified"): "proved",
     }
-    for path in sorted((sources.ROOT / "results" / "figures").glob("figure-?.jsonl")):
-        for point in lines_of(str(path.relative_to(sources.ROOT))):
-            measure = measures.get((point["protocol"], point["kind_of_accuracy"]))
-            main = point["attack"] == ("none" if measure == "proved" else "worst")
-            if point["source"].startswith("results/") or measure is None or not (main or measure == "published"):
+    for number, figure in FIGURES.items():
+        path = file_of(sources.ROOT / "results" / "figures", figure, "full")
+        for point in read_points(path, figure, "full"):
+            measure, main = measures.get((point.protocol, point.kind_of_accuracy)), main_attack(point)
+            if point.source.startswith("results/") or measure is None or not (main or measure == "published"):
                 continue
-            unfinished = point["training_steps"] <= RISING.get(point["method"], 0)
-            changes = [f"{point['training_steps']:,} steps"] if unfinished else []
-            changes += [change for change in point["settings"] if not change.startswith("training.monitor_")]
+            unfinished = point.training_steps <= RISING.get(point.method, 0)
+            changes = [f"{point.training_steps:,} steps"] * unfinished + list(own_settings(point))
             yield Point(
-                *(point["data"], point["method"], measure if main else f"{measure} mean", point["epsilon"]),
-                *(point["radius"], point["accuracy"], point["seed"], f"figures/{path.name}", 0, ", ".join(changes)),
-                series=(point["attack"], point["steps"]),
-                figure=point["figure"] if point["figure"] in STRONG else None,
+                *(point.data, point.method, measure if main else f"{measure} mean", point.epsilon, point.radius),
+                *(point.accuracy, point.seed, f"figures/{path.name}", 0, ", ".join(changes)),
+                series=(point.attack, point.steps),
+                figure=number if number in STRONG else None,
             )
 
 
@@ -215,7 +208,7 @@ class Evidence:
         """Return the mean over places by the first measure that has them all."""
         for measure in measures:
             found = self.at(own, measure)
-            steps = STEPS if self.claim["figure"] in STRONG and measure != "adaptive" else set()
+            steps = STRONG.get(self.claim["figure"], set()) if measure != "adaptive" else set()
             if places and all(place in found and steps <= {p.series[1] for p in found[place]} for place in places):
                 return fmean(self.mean(found[place]) for place in places)
         return None
