@@ -136,7 +136,14 @@ def _require_log(log: str | None) -> None:
 
 
 def train_candidate(
-    config: RunConfig, out: Path, seeds: Seeds, *, dataset: Dataset | None, network: nn.Module | None, quiet: bool
+    config: RunConfig,
+    out: Path,
+    seeds: Seeds,
+    *,
+    dataset: Dataset | None,
+    network: nn.Module | None,
+    start: Mapping[str, Tensor] | None,
+    quiet: bool,
 ) -> TrainedModel:
     """Train one candidate of a search, or continue it, with seeds that the search has drawn for it.
 
@@ -144,7 +151,7 @@ def train_candidate(
     """
     config, run = name_network(config, network), Run(out)
     with engine_for(config) as engine:
-        return _train(engine, config, run, dataset, network, None, resume=True, quiet=quiet, observers=(), seeds=seeds)
+        return _train(engine, config, run, dataset, network, start, resume=True, quiet=quiet, observers=(), seeds=seeds)
 
 
 def _train(
@@ -360,7 +367,7 @@ def described_data(run: Run, dataset: Dataset, given: bool) -> DataDigests:
     return DataDigests(
         name=dataset.info.name,
         public=public,
-        training_records=len(dataset.train),
+        training_records=dataset.info.num_train,
         test_records=len(dataset.test),
         training_commitment=commit(run, "training data", train),
         **digest,

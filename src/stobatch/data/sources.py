@@ -22,18 +22,23 @@ def without_held_out(info: DatasetInfo, config: DataConfig) -> DatasetInfo:
     """Return the description of what is left to train on."""
     if not config.held_out:
         return info
-    if info.num_persons is not None or info.copies != 1:
+    if info.copies != 1:
         raise DataError(
-            f"data.held_out={config.held_out} is not for records that belong together.",
-            why="A person with records on both sides would be in the training and in the score.",
-            remedy="Hold out nothing, or train on one record for each person.",
+            f"data.held_out={config.held_out} is not for augmented copies.",
+            why="A record with copies on both sides would be in the training and in the score.",
+            remedy="Hold out nothing, or set data.augment=false and method.augmentations.",
         )
-    if config.held_out >= info.num_train:
+    whole, word = info.num_train, "training records"
+    if info.num_persons is not None:
+        whole, word = info.num_persons, "persons"
+    if config.held_out >= whole:
         raise DataError(
-            f"data.held_out={config.held_out} leaves nothing of {info.num_train} training records.",
-            remedy="Hold out a tenth of them.",
+            f"data.held_out={config.held_out} leaves nothing of {whole} {word}.", remedy="Hold out a tenth of them."
         )
-    return replace(info, num_train=info.num_train - config.held_out)
+    if info.num_persons is not None:
+        # How many records those have who are left is for nobody to know: it depends on who is held out.
+        return replace(info, num_persons=whole - config.held_out)
+    return replace(info, num_train=whole - config.held_out)
 
 
 def hold_out(dataset: Dataset, config: DataConfig, seeds: Seeds) -> tuple[Dataset, Examples | None]:
@@ -48,8 +53,11 @@ def hold_out(dataset: Dataset, config: DataConfig, seeds: Seeds) -> tuple[Datase
             why="Records are held out one by one, and shards are read whole.",
             remedy="Hand over data that fit into memory.",
         )
-    order = seeds.philox("data", "held out").permutation(len(train))
+    units = len(train) if train.persons is None else len(train.persons)
+    order = seeds.philox("data", "held out").permutation(units)
     held, kept = (torch.from_numpy(np.sort(part)) for part in np.split(order, [config.held_out]))
+    if train.groups is not None:
+        held, kept = (torch.isin(train.groups, part).nonzero().flatten() for part in (held, kept))
     return Dataset(info, train.take(kept), dataset.test), train.take(held)
 
 

@@ -407,7 +407,7 @@ class DpSgdPlan(Plan):
         return [
             PlanRow("candidates, on average", "", law.mean, str(law), ""),
             PlanRow("combinations of settings", "", number, "each candidate draws one", ""),
-            PlanRow("held-out records", "", self.searched.held_out, "drawn anew by each candidate", ""),
+            PlanRow(f"held-out {self.searched.word}s", "", self.searched.held_out, "drawn anew by each candidate", ""),
             PlanRow("noise on a score, standard deviation", "", self.searched.search.score_noise, "of a count", ""),
             PlanRow("accounted epsilon of the search", "ε", self.claim.epsilon, "Rényi accounting", "Definition 1"),
         ]
