@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from result_pages import audits, baselines, figures, practice, published, readme, sound, speed
+from result_pages import audits, baselines, figures, paper, practice, published, readme, sound, speed
 from result_pages.records import FIGURES, ROOT, save
 
 PAGES = {
@@ -17,6 +17,7 @@ PAGES = {
     "practice": practice,
     "baselines": baselines,
     "published": published,
+    "paper": paper,
     "audits": audits,
     "speed": speed,
 }
