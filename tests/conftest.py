@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from stobatch.data import mnist
+from stobatch.data.idx_files import IdxSet
 from stobatch.reporting import figures
 from stobatch.sound import method
 from stobatch.sound.step import DpSgdTrainable
@@ -48,9 +48,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def unpack_once() -> Iterator[None]:
     """Every run reads the same embedded files; unpacking them is a quarter of a second each time."""
-    original, mnist.unpack = mnist.unpack, functools.cache(mnist.unpack)
+    original, IdxSet.unpack = IdxSet.unpack, functools.cache(IdxSet.unpack)
     yield
-    mnist.unpack = original
+    IdxSet.unpack = original
 
 
 @pytest.fixture(scope="session", autouse=True)

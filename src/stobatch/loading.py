@@ -180,6 +180,12 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             why="What it proves, or claims, is of a network all of which moves.",
             remedy="Leave them out, or set method.name=sound.",
         )
+    if config.model.first_weights != "fan_in" and config.model.layers is None:
+        raise SettingError(
+            f"model.first_weights={config.model.first_weights} is for a list of layers.",
+            why="The paper's networks start as the paper says, and those handed over as they are.",
+            remedy="Write the layers in model.architecture, or leave model.first_weights unset.",
+        )
     parts, prior = _trained_part(config, info, network), describe_prior(config, info)
     found = method.plan(config, info, network)
     if info.num_persons is not None and found.claim.status is not Status.NONE and "person" not in found.claim.unit:

@@ -41,6 +41,7 @@ _SHIFT = 14
 KNOWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "mnist": ("CC BY-SA 3.0", ("mnist", "small_digits")),
     "small_digits": ("CC BY-SA 3.0", ("mnist", "small_digits")),
+    "fashion_mnist": ("MIT, copyright 2017 Zalando SE", ("fashion_mnist",)),
     "cifar10": ("none stated by its authors, who ask to be cited", ("cifar10",)),
     "tiny_imagenet": ("ImageNet's terms: research and teaching only", ("tiny_imagenet", "imagenet")),
 }
