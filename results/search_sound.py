@@ -161,7 +161,7 @@ def weighed(config: RunConfig, settings: Values) -> RunConfig:
     return changed.override("method.certified_weight", round(1 - natural, 6))
 
 
-def at_share(config: RunConfig, share: float, dataset: Dataset) -> tuple[RunConfig, float]:
+def at_share(config: RunConfig, share: float, dataset: Dataset | None) -> tuple[RunConfig, float]:
     """The same training with smaller batches and noise to match, and which share of the cost it has."""
     plan = stobatch.plan(config, dataset=dataset)
     assert isinstance(plan, DpSgdPlan)
