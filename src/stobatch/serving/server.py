@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from stobatch.errors import RunError, SettingError
 from stobatch.interrupts import NUMBERS
 from stobatch.loading import TrainedModel
-from stobatch.serving.application import CONNECTION, Limits, Service, make_application
+from stobatch.serving.application import CONNECTION, Application, Limits, Service
 from stobatch.serving.batching import ServedModel
 
 SHORTEST_TOKEN = 16
@@ -77,7 +77,7 @@ class Server:
         # Behind a token, or TLS, another name that points here gains nobody anything.
         hosts = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if token is None else None
         config = uvicorn.Config(
-            make_application(self.service, token=token, hosts=hosts, tls=tls),
+            Application(self.service, token=token, hosts=hosts, tls=tls),
             http=_Protocol,
             ws="none",
             lifespan="off",
