@@ -11,7 +11,7 @@ import binascii
 import json
 import struct
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,7 @@ def _number(parameters: dict[str, Any], name: str, largest: float) -> float | No
     value = parameters.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (isfinite(value) and 0 < value <= largest):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= largest:
         raise RequestError(
             f"{name} is not a number above 0 and up to {largest:g}.", remedy="Send such a number, or none."
         )
