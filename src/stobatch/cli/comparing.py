@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stobatch.cli.app import app
-from stobatch.cli.options import Device, Json, Limit, Set, assignments, show
+from stobatch.cli.options import Device, Json, Limit, Prior, Set, assignments, show
 from stobatch.errors import SettingError
 from stobatch.types import Status
 
@@ -42,6 +42,7 @@ def compare(
         typer.Option(help="Public seeds with commas between, for an experiment: privacy guarantees are then void."),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Trainings of each row, with secret seeds.")] = 1,
+    from_: Prior = None,
     set_: Set = None,
     limit: Limit = None,
     device: Device = None,
@@ -62,7 +63,13 @@ def compare(
     made = rows(_names(methods), epsilons, radii[0])
     configs = {name: config.override_all(shown) for name, config in _changed(made, changes).items()}
     document = stobatch.compare(
-        configs, out, seeds=_whole(seeds) if seeds else None, repeats=repeats, quiet=as_json, device=device
+        configs,
+        out,
+        seeds=_whole(seeds) if seeds else None,
+        repeats=repeats,
+        priors=dict.fromkeys(configs, from_) if from_ else None,
+        quiet=as_json,
+        device=device,
     )
     show(document, as_json, comparison_tables(document), f"page: {out / 'comparison.html'}")
     if any(flag.refutes is Status.PROVED for flag in document.flags):
