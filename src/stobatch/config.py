@@ -116,6 +116,14 @@ class ModelConfig(Settings):
         added_later=True,
     )
 
+    first_weights: str = setting(
+        "fan_in",
+        choices=("fan_in", "box"),
+        doc="Of a list of layers: the variance of the weights that training starts from, 1/fan-in, or 2π/fan-in², at "
+        "which boxes neither grow nor vanish from layer to layer",
+        added_later=True,
+    )
+
     def model_post_init(self, context: Any) -> None:
         if not self._lists_layers and self.architecture not in ARCHITECTURES:
             raise unknown_key(

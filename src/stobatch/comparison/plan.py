@@ -27,6 +27,7 @@ from stobatch.reporting.format import privacy_words
 from stobatch.results import StartedRun
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
+from stobatch.settings import names_of, unknown_key
 from stobatch.training.device import use_device
 
 TEST_DATA = "test_data"
@@ -45,8 +46,8 @@ class Compared:
     config: RunConfig
     run: Run
     network: Classifier | None
-    prior: Path | None
     status: str
+    prior: Path | None = None
 
     @property
     def certifies(self) -> bool:
@@ -71,6 +72,28 @@ def slug(name: str) -> str:
     ('dpsgd-eps-0.2', 'plain-no-noise')
     """
     return re.sub(r"[^a-z0-9.]+", "-", name.lower().replace("ε", "eps")).strip("-.")
+
+
+def change_rows(configs: Mapping[str, RunConfig], changes: Mapping[str, Any]) -> dict[str, RunConfig]:
+    """Return every configuration with the changes that concern it; a method's setting goes to those that have it."""
+    names = {name: names_of(type(config.method)) for name, config in configs.items()}
+    for key in changes:
+        section, _, own = key.partition(".")
+        if section == "method" and not any(own in known for known in names.values()):
+            known = {f"method.{field}" for accepted in names.values() for field in accepted.values()}
+            raise unknown_key(key, sorted(known))
+    return {name: config.override_all(own_changes(config, changes)) for name, config in configs.items()}
+
+
+def own_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that concern a configuration: all but those of settings that its method does not have.
+
+    A setting that is given by both of its names is meant for this method by the one in files, which fewer have.
+    """
+    names = names_of(type(config.method))
+    given = {field for name, field in names.items() if name != field and f"method.{name}" in changes}
+    wanted = {f"method.{name}" for name in names if name not in given}
+    return {key: value for key, value in changes.items() if not key.startswith("method.") or key in wanted}
 
 
 def plan_comparison(
@@ -111,9 +134,9 @@ def plan_comparison(
         for number in range(1, repeats + 1) if seeds is None else seeds:
             folder = f"secret-{number}" if seeds is None else f"seed-{number}"
             own = config.replace(seed=None if seeds is None else number)
-            found.append(Compared(name, number, own, Run(out / slug(name) / folder), network, prior, status))
+            found.append(Compared(name, number, own, Run(out / slug(name) / folder), network, status, prior))
     for one in found:
-        _require_own_directory(one, dataset)
+        require_own_directory(one, dataset)
     if dataset is not None:
         _require_same_test_data(out, dataset)
     return found
@@ -209,7 +232,7 @@ def _require_answers(
         )
 
 
-def _require_own_directory(one: Compared, dataset: Dataset | None) -> None:
+def require_own_directory(one: Compared, dataset: Dataset | None) -> None:
     """What is there already is this very training, whole or begun."""
     run, wanted = one.run, one.config.training_hash
     if run.exists and (found := StartedRun.read(run).training_hash) != wanted:
