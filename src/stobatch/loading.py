@@ -177,7 +177,9 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
     if not method.trains_parts and (config.model.train_only is not None or config.model.adapter_rank):
         raise SettingError(
             f"model.train_only and model.adapter_rank are not for method '{config.method.title}'.",
-            why="What it proves, or claims, is of a network all of which moves.",
+            why="Parties answer with the gradient of a whole network."
+            if method.takes_prior
+            else "What it proves, or claims, is of a network all of which moves.",
             remedy="Leave them out, or set method.name=sound.",
         )
     if config.model.first_weights != "fan_in" and config.model.layers is None:
@@ -208,12 +210,7 @@ def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
             why="Its name, its digest and what was read go together.",
             remedy="Leave the section out, and give the weights themselves: `stobatch train --from PRIOR`.",
         )
-    if not method_of(config).trains_parts:
-        raise SettingError(
-            f"method '{config.method.title}' does not start from a prior.",
-            why="What it proves, or claims, is of a training from random weights, all of which move.",
-            remedy="Train it without --from, or set method.name=sound.",
-        )
+    require_takes_prior(config)
     may_contain, private = found.may_contain or (), dict.fromkeys((config.data.name, info.name))
     return Prior(
         found.name,
@@ -225,6 +222,17 @@ def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
         find_conflict(may_contain, private),
         find_tuning(found.tuned_on or (), private),
     )
+
+
+def require_takes_prior(config: RunConfig) -> None:
+    """Raise where the method starts from random weights, always."""
+    method = method_of(config)
+    if not (method.trains_parts or method.takes_prior):
+        raise SettingError(
+            f"method '{config.method.title}' does not start from a prior.",
+            why="What it proves, or claims, is of a training from random weights, all of which move.",
+            remedy="Train it without --from, or set method.name=sound.",
+        )
 
 
 def _trained_part(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> TrainedPart | None:

@@ -56,6 +56,8 @@ class Method(ABC):
     """Whether `trainers` divides its data among owners; the published method's trainers follow from its batches."""
     trains_parts: ClassVar[bool] = False
     """Whether it can leave parameters as they are, train adapters beside them, and start from given weights."""
+    takes_prior: ClassVar[bool] = False
+    """Whether it can start from given weights, where it trains no parts."""
     certificates: ClassVar[tuple[str, ...]] = ()
     """Names of the ways to certify that `verifiers` itself looks at, and takes the best of."""
 

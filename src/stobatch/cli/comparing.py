@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from stobatch.cli.app import app
-from stobatch.cli.options import Device, Json, Limit, Set, assignments, show, whole_numbers
+from stobatch.cli.options import Device, Json, Limit, Prior, Set, assignments, show, whole_numbers
 from stobatch.errors import SettingError
 from stobatch.types import Status
 
@@ -39,6 +39,7 @@ def compare(
         typer.Option(help="Public seeds with commas between, for an experiment: privacy guarantees are then void."),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Trainings of each row, with secret seeds.")] = 1,
+    from_: Prior = None,
     set_: Set = None,
     limit: Limit = None,
     device: Device = None,
@@ -60,7 +61,13 @@ def compare(
     made = rows(_names(methods), epsilons, radii[0])
     configs = {name: config.override_all(shown) for name, config in change_rows(made, changes).items()}
     document = stobatch.compare(
-        configs, out, seeds=whole_numbers(seeds) if seeds else None, repeats=repeats, quiet=as_json, device=device
+        configs,
+        out,
+        seeds=whole_numbers(seeds) if seeds else None,
+        repeats=repeats,
+        priors=dict.fromkeys(configs, from_) if from_ else None,
+        quiet=as_json,
+        device=device,
     )
     show(document, as_json, comparison_tables(document), f"page: {out / 'comparison.html'}")
     if any(flag.refutes is Status.PROVED for flag in document.flags):

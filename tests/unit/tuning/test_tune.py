@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.small_prior import write_small_prior
 
 import stobatch
 from stobatch.book import Book
@@ -20,8 +21,7 @@ from stobatch.dp.plan import TUNING_OBJECTION, DpSgdPlan
 from stobatch.dp.selection import Search as SearchCost
 from stobatch.errors import BudgetError, DataError, RunError, SettingError
 from stobatch.models.layered import build_layered
-from stobatch.results import Candidates, Outcome, PriorCard, PriorSource
-from stobatch.results.prior import write_prior
+from stobatch.results import Candidates, Outcome
 from stobatch.runs import Run, seal
 from stobatch.seeds import Seeds
 from stobatch.sound.search import combinations
@@ -231,10 +231,8 @@ def test_persons_are_held_out_whole_and_the_winner_is_about_persons(tmp_path: Pa
                if tuple(one.flatten().tolist()) in inputs}  # fmt: skip
     assert len(of_held) == 20, "a person has records on both sides"
 
-    model = (
-        stobatch.load(tmp_path / "out" / "winner") if tune(config, tmp_path / "out", dataset=data, quiet=True) else None
-    )
-    assert model is not None
+    tune(config, tmp_path / "out", dataset=data, quiet=True)
+    model = stobatch.load(tmp_path / "out" / "winner")
     assert isinstance(model.plan, DpSgdPlan)
     assert (model.guarantee.unit, model.plan.num_persons) == ("person", 60)
     assert any("a person is held out or trained on" in line for line in model.guarantee.assumptions)
@@ -261,14 +259,8 @@ def test_a_person_moves_a_score_by_one_at_most_and_records_counted_one_by_one_do
 
 
 def test_a_search_starts_from_a_prior_and_goes_on_from_its_copy(tmp_path: Path, draws_three: None):
-    prior = tmp_path / "shapes"
     network = build_layered("linear", (1, 4, 4), 2, torch.Generator().manual_seed(9))
-    card = PriorCard(
-        name="shapes", made_by="a test", architecture={"architecture": "linear"}, input_shape=(1, 4, 4), num_classes=2,
-        sources=(PriorSource(name="shapes", what="shapes", licence="CC0-1.0", sha256=None, records=None),),
-        may_contain=(), weights_sha256="", method="supervised", settings={},
-    )  # fmt: skip
-    write_prior(prior, network.state_dict(), card)
+    prior = write_small_prior(tmp_path / "shapes", network)
     config = search_config(search__settings=["training.learning_rate=1e-9,2e-9"])
     tune(config, tmp_path / "out", dataset=records(), prior=prior, quiet=True)
     model = stobatch.load(tmp_path / "out" / "winner")
