@@ -22,8 +22,8 @@ from stobatch.bounds.linear import LOWER_SLOPES, Box, Passed, Rectifier, cut_bou
 from stobatch.bounds.passes import Node, leads, other_classes, passes
 from stobatch.errors import SettingError
 
-_RATE, _LAST = 0.4, 0.05
-"""Of the climb: its first step, where slopes range over [0, 1], and what its last one is of that."""
+_RATE, _DECAY = 0.4, 0.9
+"""Of the climb: its first step, where slopes range over [0, 1], and what the next one is of the one before."""
 _STEPS_OF_BRANCH = 4
 """Few: a branch starts where the one that it was cut from ended."""
 _COPIES = 24
@@ -163,7 +163,7 @@ class Leads:
             climb.step()
             for choice in choices.values():
                 choice.project()
-            climb.param_groups[0]["lr"] *= _LAST ** (1 / steps)
+            climb.param_groups[0]["lr"] *= _DECAY
         for index, branch in enumerate(several):
             after = Branch(branch.row, {place: choice.state(index) for place, choice in choices.items()})
             reached = choices.keys() & arrived.keys()

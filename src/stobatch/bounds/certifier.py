@@ -136,7 +136,7 @@ def certify(
     is proved counts. `labels` are the true ones, to count right answers with.
 
     Where plain bounds fail and a short attack does, too, `slope_steps` are spent on the slopes of each lead, and then
-    up to `branches` on cutting an input's leads at the signs of ReLUs; with enough of them every answer is found.
+    up to `branches` on cutting an input's leads at the signs of ReLUs.
 
     **Guarantee.** No float32 input of the range within `radius` of the given one gets another label from the module,
     called as it is now: deterministic, with the rounding of the module's own pass and of these bounds included. The
