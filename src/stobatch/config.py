@@ -59,7 +59,8 @@ class DataConfig(Settings):
     held_out: int = setting(
         0,
         at_least=0,
-        doc="Training records that a run keeps aside, by a secret draw of its own: what a search scores it on",
+        doc="Training records, or persons, that a run keeps aside, by a secret draw of its own: what a search scores "
+        "it on",
         added_later=True,
     )
     allow_overlap: bool = setting(

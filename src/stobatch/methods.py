@@ -170,9 +170,7 @@ def split_network(network: Classifier, method: str) -> Network:
 
 
 def encoder_of(config: RunConfig, info: DatasetInfo, network: Classifier | None, method: str) -> AffineEncoder:
-    """Return the first affine layer, of the network handed over or of what will be built: all that a plan needs to
-    know.
-    """
+    """Return the first affine layer, handed over or to be built: all that a plan needs to know."""
     if network is not None:
         return split_network(network, method).encoder
     if config.model.layers is not None:

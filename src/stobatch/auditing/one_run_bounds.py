@@ -109,9 +109,7 @@ def bounds_of_guesses(
     confidence: float,
     family: CurveFamily | None,
 ) -> tuple[EpsilonBound, ...]:
-    """Return the bounds that numbers of guesses give, with how many of each were right: all that evidence has to
-    keep.
-    """
+    """Return the bounds that numbers of guesses give, with how many of each were right: all that evidence keeps."""
     failure = (1 - confidence) / (len(counts) * (1 if family is None else 2))
 
     def bound(

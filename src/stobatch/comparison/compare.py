@@ -46,7 +46,7 @@ def compare(
     Writes `comparison.json` (which is returned), `comparison.html` and `comparison.svg`. The first radius of the
     configurations is the one that the figure shows.
     """
-    from stobatch.comparison.page import write_comparison
+    from stobatch.reporting.comparison import write_comparison
 
     where = Path(out)
     compared = plan_comparison(configs, where, seeds, repeats, dataset, networks or {}, device)
@@ -56,7 +56,7 @@ def compare(
     for place, one in enumerate(compared):
         if not quiet:
             _announce(one, place, len(compared), time.monotonic() - started)
-        _make(one, dataset, quiet)
+        make(one, dataset, quiet=quiet)
     with as_written(where):
         document = build_comparison(_by_name(compared), compared[0].config.evaluation.radii, where)
     write_json(where / "comparison.json", document.kind, document.to_dict())
@@ -71,8 +71,8 @@ def _by_name(compared: Sequence[Compared]) -> dict[str, dict[int, Facts]]:
     return found
 
 
-def _make(one: Compared, dataset: Dataset | None, quiet: bool) -> None:
-    """Whatever is missing of a training and of its measurements."""
+def make(one: Compared, dataset: Dataset | None = None, *, certificates: bool = True, quiet: bool = False) -> None:
+    """Make whatever is missing of a training and of its measurements, with or without certificates."""
     if not one.run.is_trained:
         train(one.config, one.run.path, dataset=dataset, network=one.network, resume=True, quiet=quiet)
     asked = one.config.to_dict()
@@ -84,7 +84,7 @@ def _make(one: Compared, dataset: Dataset | None, quiet: bool) -> None:
         "quiet": quiet,
     }
     with as_written(one.run.path):
-        certified = not one.certifies or _is_certified(one)
+        certified = not (certificates and one.certifies) or _is_certified(one)
     if not certified:
         certify(one.run.path, **common)
     with as_written(one.run.path):
@@ -113,9 +113,7 @@ def _of_its_weights(one: Compared, document: CertificateSummary | Scores) -> boo
 
 
 def _is_evaluated(one: Compared) -> bool:
-    """Return whether there are scores of this model, made with these settings and beside the certificates that are
-    there.
-    """
+    """Return whether there are scores of this model, made with these settings and beside these certificates."""
     content = one.run.read("scores") if one.run.has("scores") else {}
     if "same_images" not in content:
         # None, or those of an older version, which lack more than that.

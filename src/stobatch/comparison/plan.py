@@ -26,6 +26,7 @@ from stobatch.reporting.format import privacy_words
 from stobatch.results import StartedRun
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
+from stobatch.settings import names_of, unknown_key
 from stobatch.training.device import use_device
 
 TEST_DATA = "test_data"
@@ -71,6 +72,28 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower().replace("ε", "eps")).strip("-.")
 
 
+def change_rows(configs: Mapping[str, RunConfig], changes: Mapping[str, Any]) -> dict[str, RunConfig]:
+    """Return every configuration with the changes that concern it; a method's setting goes to those that have it."""
+    names = {name: names_of(type(config.method)) for name, config in configs.items()}
+    for key in changes:
+        section, _, own = key.partition(".")
+        if section == "method" and not any(own in known for known in names.values()):
+            known = {f"method.{field}" for accepted in names.values() for field in accepted.values()}
+            raise unknown_key(key, sorted(known))
+    return {name: config.override_all(own_changes(config, changes)) for name, config in configs.items()}
+
+
+def own_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that concern a configuration: all but those of settings that its method does not have.
+
+    A setting that is given by both of its names is meant for this method by the one in files, which fewer have.
+    """
+    names = names_of(type(config.method))
+    given = {field for name, field in names.items() if name != field and f"method.{name}" in changes}
+    wanted = {f"method.{name}" for name in names if name not in given}
+    return {key: value for key, value in changes.items() if not key.startswith("method.") or key in wanted}
+
+
 def plan_comparison(
     configs: Mapping[str, RunConfig],
     out: Path,
@@ -108,7 +131,7 @@ def plan_comparison(
             own = config.replace(seed=None if seeds is None else number)
             found.append(Compared(name, number, own, Run(out / slug(name) / folder), network, status))
     for one in found:
-        _require_own_directory(one, dataset)
+        require_own_directory(one, dataset)
     if dataset is not None:
         _require_same_test_data(out, dataset)
     return found
@@ -196,7 +219,7 @@ def _require_answers(
         )
 
 
-def _require_own_directory(one: Compared, dataset: Dataset | None) -> None:
+def require_own_directory(one: Compared, dataset: Dataset | None) -> None:
     """What is there already is this very training, whole or begun."""
     run, wanted = one.run, one.config.training_hash
     if run.exists and (found := StartedRun.read(run).training_hash) != wanted:

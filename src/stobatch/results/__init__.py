@@ -39,11 +39,15 @@ from stobatch.results.certificates import (
 )
 from stobatch.results.checks import (
     Check,
+    ClassCount,
+    DataCheck,
+    DataFault,
     Dealt,
     Health,
     HealthCheck,
     HealthReport,
     Outcome,
+    PersonCount,
     RepeatedRecords,
     RunGuarantee,
     ShardFolder,
@@ -63,11 +67,17 @@ from stobatch.results.comparison import (
     SettingsTest,
     Spread,
 )
-from stobatch.results.data_check import ClassCount, DataCheck, DataFault, PersonCount
 from stobatch.results.document import Document, Part
-from stobatch.results.export import Exported, ProbeCheck
-from stobatch.results.federation import FederatedTraining, FederationAccount, Participation, PartyAccount
-from stobatch.results.prediction import Prediction, Predictions
+from stobatch.results.figure import (
+    FigureMade,
+    FigurePoint,
+    FigureRun,
+    FiguresMade,
+    FigureTest,
+    LearningCurve,
+    PaperNumber,
+)
+from stobatch.results.prediction import Exported, Prediction, Predictions, ProbeCheck
 from stobatch.results.prior import PriorCard, PriorSource
 from stobatch.results.scores import (
     WORST,
@@ -87,11 +97,15 @@ from stobatch.results.search import CandidateRow, Candidates, Search, Winner
 from stobatch.results.training import (
     DataDigests,
     DatasetFacts,
+    FederatedTraining,
+    FederationAccount,
     HistoryRow,
     ListedFile,
     Made,
     Manifest,
     NetworkFacts,
+    Participation,
+    PartyAccount,
     PlanDocument,
     PlannedNumber,
     StartedRun,
@@ -126,6 +140,9 @@ DOCUMENTS: dict[str, type[Document]] = {
     "search": Search,
     "candidates": Candidates,
     "prior": PriorCard,
+    "figures": FiguresMade,
+    "figure-point": FigurePoint,
+    "learning-curve": LearningCurve,
 }
 """Every document, by the name of its schema in docs/schemas."""
 
@@ -170,6 +187,11 @@ __all__ = [
     "Exported",
     "FederatedTraining",
     "FederationAccount",
+    "FigureMade",
+    "FigurePoint",
+    "FigureRun",
+    "FigureTest",
+    "FiguresMade",
     "Finding",
     "FindingDetails",
     "Gap",
@@ -179,12 +201,14 @@ __all__ = [
     "Histogram",
     "HistoryRow",
     "Kind",
+    "LearningCurve",
     "ListedFile",
     "Made",
     "Manifest",
     "MembershipDetails",
     "NetworkFacts",
     "Outcome",
+    "PaperNumber",
     "Part",
     "Participation",
     "PartyAccount",
