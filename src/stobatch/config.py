@@ -197,6 +197,15 @@ class CertificationConfig(Settings):
         choices=Names("best", registry=CERTIFICATES),
         doc="Bounds of the network itself, votes under noise, or the best of the method's own ways",
     )
+    slope_steps: int = setting(
+        20,
+        at_least=0,
+        doc="Of bounds: steps on the slopes of a lead that plain bounds and a short attack leave open",
+        added_later=True,
+    )
+    branches: int = setting(
+        0, at_least=0, doc="Of bounds: at most so many branches on signs of ReLUs for such an input", added_later=True
+    )
     selection_draws: int = setting(100, at_least=1, doc="Of votes: the draws that choose the class and are not counted")
     hidden_stddev: float = setting(
         0.0, at_least=0, doc="Of votes: Gaussian noise in the first hidden layer beside that at the input"

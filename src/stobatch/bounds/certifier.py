@@ -6,9 +6,8 @@ and the rounding of float32 can change. Loose for deep networks, good for shallo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from html import escape
 from typing import Any, Literal, NamedTuple, Self
 
@@ -17,31 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stobatch.bounds import graph, linear
+from stobatch.attacks import IFGSM, Ball, Goal, Plain
+from stobatch.bounds import graph
 from stobatch.bounds.arithmetic import require_plain_float32
-from stobatch.bounds.linear import (
-    LOWER_SLOPES,
-    AdaptivePool,
-    AveragePool,
-    Box,
-    ChannelScaling,
-    Clamp,
-    Convolution,
-    Dense,
-    Flatten,
-    HyperbolicTangent,
-    Join,
-    LargestPool,
-    Passed,
-    Rectifier,
-    Rows,
-    Step,
-    lower_bounds,
-)
-from stobatch.errors import DataError, ModelError, UnitError
+from stobatch.bounds.branching import PLAIN, Effort, Leads
+from stobatch.bounds.linear import LOWER_SLOPES, Box, Join, Rows, lower_bounds
+from stobatch.bounds.passes import Node, leads, other_classes, passes, steps_of
+from stobatch.errors import DataError, ModelError, StobatchError, UnitError
 from stobatch.models.handed_over import HandedOver
-from stobatch.models.layered import Layered, Squash
-from stobatch.models.replacements import FrozenAffine
+from stobatch.models.layered import Layered
 from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius, Status
 from stobatch.verifier import Certificate, CertificateKind, Flags, Labels, Search, require_stack, require_unaltered
 
@@ -53,6 +36,9 @@ _COPIES = 10
 
 _CPU_EXAMPLES = 32
 """Examples at once on a CPU: enough to fill the cores, few enough to stay near the cache."""
+
+_ATTACK = IFGSM(steps=20, relative_step=2.5, loss="margin")
+"""What is tried on an input before more effort is spent on it."""
 
 
 _ASSUMPTIONS = (
@@ -136,6 +122,8 @@ def certify(
     labels: Tensor | None = None,
     *,
     method: Literal["interval", "linear"] = "linear",
+    slope_steps: int = 20,
+    branches: int = 0,
     memory_mb: int = 512,
 ) -> BoundCertificates:
     """Prove, input by input, that no perturbation up to a radius changes the label that a network gives.
@@ -146,6 +134,9 @@ def certify(
     networks, and concatenations. Numbers are l-infinity radii on inputs in [-1, 1]; a `Radius` may have another norm,
     and another range inside [-1, 1] that the inputs lie in. Of several radii, which share their unit, the largest that
     is proved counts. `labels` are the true ones, to count right answers with.
+
+    Where plain bounds fail and a short attack does, too, `slope_steps` are spent on the slopes of each lead, and then
+    up to `branches` on cutting an input's leads at the signs of ReLUs.
 
     **Guarantee.** No float32 input of the range within `radius` of the given one gets another label from the module,
     called as it is now: deterministic, with the rounding of the module's own pass and of these bounds included. The
@@ -165,10 +156,11 @@ def certify(
         raise UnitError(
             "the radii to certify are none, or of different units.", remedy="Give one or more of one norm and range."
         )
+    effort = Effort(slope_steps, branches)
     if isinstance(module, Layered | HandedOver):
-        certifier = BoxCertifier(_inside(module), method, memory_mb, deployed=module)
+        certifier = BoxCertifier(_inside(module), method, memory_mb, module, effort)
     else:
-        certifier = BoxCertifier(module, method, memory_mb)
+        certifier = BoxCertifier(module, method, memory_mb, effort=effort)
     unit = replace(asked[0], size=1.0)
     found = certifier.certificates(inputs, [radius.size for radius in asked], unit)
     if labels is None:
@@ -193,7 +185,8 @@ class BoxCertifier:
     """Proves that no input within an l∞ radius changes the class that a network of known operations names.
 
     `interval` propagates boxes. `linear` also follows linear lower bounds of every lead back to the last squash or
-    tanh, or to the input, and keeps the better bound: slower, never worse.
+    tanh, or to the input, and keeps the better bound: slower, never worse. With `effort`, slopes are climbed on and
+    leads cut into branches (`bounds.branching`): slower, never worse.
 
     **Guarantee.** Where `margins` is positive, every float32 input in [-1, 1] within the radius of the given one gets
     the same prediction from the deployed float32 pass, on any device that keeps to the assumptions of
@@ -211,14 +204,16 @@ class BoxCertifier:
     memory_mb: int = 512
     deployed: nn.Module | None = None
     """The network that is called, if it is not `layers` itself."""
+    effort: Effort = PLAIN
+    """What is spent on inputs that the plain bounds leave open; of `linear` alone."""
 
     def __post_init__(self) -> None:
         self._steps()
 
     @classmethod
-    def of(cls, network: nn.Module, memory_mb: int) -> Self:
+    def of(cls, network: nn.Module, memory_mb: int, effort: Effort = PLAIN) -> Self:
         """For the calls of a network; raises unless they compute what its layers say."""
-        return cls(_inside(network), memory_mb=memory_mb, deployed=network)
+        return cls(_inside(network), memory_mb=memory_mb, deployed=network, effort=effort)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
@@ -244,7 +239,8 @@ class BoxCertifier:
     def margins(self, inputs: Tensor, radius: float | Tensor) -> Tensor:
         """Lower bounds on the lead of the predicted class over the ball: certified where positive."""
         inputs = self._checked(inputs)
-        return self._margins(inputs, self.predict(inputs), _checked_radii(radius, inputs), until_positive=False)
+        radii = _checked_radii(radius, inputs)
+        return self._margins(inputs, self.predict(inputs), radii, until_positive=False, effort=self.effort)
 
     @torch.no_grad()
     def certified_at(self, inputs: Tensor, radii: Sequence[float]) -> Tensor:
@@ -257,7 +253,8 @@ class BoxCertifier:
         found = torch.zeros(len(inputs), len(radii), dtype=torch.bool, device=inputs.device)
         for column in sorted(range(len(radii)), key=lambda i: radii[i]):
             radius = _checked_radii(radii[column], inputs[alive])
-            alive = alive[self._margins(inputs[alive], predictions[alive], radius, until_positive=True) > 0]
+            part = inputs[alive], predictions[alive], radius
+            alive = alive[self._margins(*part, until_positive=True, effort=self.effort) > 0]
             found[alive, column] = True
         return found
 
@@ -293,33 +290,68 @@ class BoxCertifier:
         """Of the layers as they are now: weights and hooks may have changed since the last question."""
         if self.deployed is not None and _inside(self.deployed) is not self.layers:
             raise ModelError("the network has other layers than those certified.", remedy="Make the certifier again.")
-        return _steps(self.layers)
+        return steps_of(self.layers)
 
-    def _margins(self, inputs: Tensor, predictions: Tensor, radii: Tensor, *, until_positive: bool) -> Tensor:
+    def _margins(
+        self, inputs: Tensor, predictions: Tensor, radii: Tensor, *, until_positive: bool, effort: Effort
+    ) -> Tensor:
         steps = self._steps()
         if not len(inputs):
             return radii
         size = self._examples_in_memory(inputs, steps)
         parts = zip(*(torch.split(whole, size) for whole in (inputs, predictions, radii)), strict=True)
-        found = torch.cat([self._part_margins(steps, *part, until_positive=until_positive) for part in parts])
-        return found.nan_to_num(nan=-torch.inf)
+        found = [self._part_margins(steps, *part, until_positive=until_positive, effort=effort) for part in parts]
+        return torch.cat(found).nan_to_num(nan=-torch.inf)
 
     def _part_margins(
-        self, steps: list[Node], inputs: Tensor, predictions: Tensor, radii: Tensor, *, until_positive: bool
+        self,
+        steps: list[Node],
+        inputs: Tensor,
+        predictions: Tensor,
+        radii: Tensor,
+        *,
+        until_positive: bool,
+        effort: Effort,
     ) -> Tensor:
-        trace = list(_passes(steps, _ball(inputs, radii)))
-        *hidden, head = trace
-        rows = _leads(head, predictions)
+        ball = _ball(inputs, radii)
+        *hidden, head = passes(steps, ball)
+        owner, others = other_classes(predictions, head.after.low.shape[1])
+        rows = leads(head, owner, predictions[owner], others)
         margins = rows.lowest(head.before)
         if self.method == "linear" and hidden:
             for lower_slope in LOWER_SLOPES.values():
                 todo = (~(until_positive & (margins > 0))).nonzero().squeeze(1)
                 part = Rows(rows.coefficients[todo], rows.constant[todo], rows.owner[todo])
                 margins[todo] = torch.maximum(margins[todo], lower_bounds(part, hidden, lower_slope))
-        return margins.view(len(inputs), -1).amin(1)
+        margins = margins.view(len(inputs), -1)
+        if self.method == "interval" or effort == PLAIN:
+            return margins.amin(1)
+        todo = torch.arange(len(inputs), device=inputs.device)
+        if until_positive:
+            todo = (~(margins > 0).all(1)).nonzero().squeeze(1)
+            if len(todo):
+                todo = todo[~self._broken(inputs[todo], predictions[todo], radii[todo])]
+        if len(todo):
+            several = Leads.of(steps, Box(ball.low[todo], ball.high[todo]), predictions[todo], margins.shape[1] + 1)
+            found = several.improved(
+                margins[todo].flatten(), effort, until_positive=until_positive, memory_mb=self.memory_mb
+            )
+            margins[todo] = found.view(len(todo), -1)
+        return margins.amin(1)
+
+    def _broken(self, inputs: Tensor, predictions: Tensor, radii: Tensor) -> Tensor:
+        """Return where a short attack finds another class, so that nothing can be proved; it only saves time."""
+        call, goal = self.deployed or self.layers, Goal(predictions)
+        try:
+            ball = Ball.around_each(inputs, radii, Radius(1.0))
+            points = _ATTACK.run(Plain(call), ball, goal, torch.Generator(), chunk=_CPU_EXAMPLES)
+        except StobatchError:
+            # Scores that an attack would not judge.
+            return torch.zeros_like(predictions, dtype=torch.bool)
+        return goal.reached(call(points))
 
     def _examples_in_memory(self, inputs: Tensor, steps: list[Node]) -> int:
-        *hidden, head = _passes(steps, _ball(inputs[:1], inputs.new_zeros(1).double()))
+        *hidden, head = passes(steps, _ball(inputs[:1], inputs.new_zeros(1).double()))
         largest = max(passed.before.low.numel() for passed in (*hidden, head))
         # Behind a join, coefficients of several values wait at once.
         largest *= 1 + any(isinstance(passed.step, Join) for passed in hidden)
@@ -345,6 +377,8 @@ class BoxCertifier:
 class RadiusSearch(Search):
     """Bisection for the largest multiple of `tolerance` up to `largest` that is certified, row by row.
 
+    By plain bounds first, which are quick; then on from there with the certifier's whole effort.
+
     **Guarantee.** At every moment each radius is one that was checked, or 0.
     """
 
@@ -360,7 +394,10 @@ class RadiusSearch(Search):
         self.inputs = certifier._checked(inputs)
         self.predictions: Tensor | None = None
         self.proved = torch.zeros(len(inputs), dtype=torch.long, device=self.inputs.device)
-        self.failed = torch.full_like(self.proved, int(largest / tolerance + 1e-9) + 1)
+        self.too_large = int(largest / tolerance + 1e-9) + 1
+        self.failed = torch.full_like(self.proved, self.too_large)
+        self.dropped = torch.zeros_like(self.proved, dtype=torch.bool)
+        self.efforts = [PLAIN] if certifier.effort == PLAIN else [PLAIN, certifier.effort]
 
     @torch.no_grad()
     def step(self) -> bool:
@@ -369,17 +406,20 @@ class RadiusSearch(Search):
             self.predictions = self.certifier.predict(self.inputs)
             return bool(len(self.inputs))
         todo = (self.failed - self.proved > 1).nonzero().squeeze(1)
-        if not len(todo):
-            return False
-        middle = (self.proved[todo] + self.failed[todo]) // 2
-        radius = _checked_radii(middle.double() * self.tolerance, self.inputs[todo])
-        holds = self.certifier._margins(self.inputs[todo], self.predictions[todo], radius, until_positive=True) > 0
-        self.proved[todo] = torch.where(holds, middle, self.proved[todo])
-        self.failed[todo] = torch.where(holds, self.failed[todo], middle)
+        if len(todo):
+            middle = (self.proved[todo] + self.failed[todo]) // 2
+            radius = _checked_radii(middle.double() * self.tolerance, self.inputs[todo])
+            part = self.inputs[todo], self.predictions[todo], radius
+            holds = self.certifier._margins(*part, until_positive=True, effort=self.efforts[0]) > 0
+            self.proved[todo] = torch.where(holds, middle, self.proved[todo])
+            self.failed[todo] = torch.where(holds, self.failed[todo], middle)
+        if len(self.efforts) > 1 and not bool((self.failed - self.proved > 1).any()):
+            del self.efforts[0]
+            self.failed = torch.where(self.dropped, self.proved + 1, self.too_large)
         return bool((self.failed - self.proved > 1).any())
 
     def drop(self, rows: slice) -> None:
-        self.failed[rows] = self.proved[rows] + 1
+        self.dropped[rows], self.failed[rows] = True, self.proved[rows] + 1
 
     def radii(self) -> BoundRadii:
         assert self.predictions is not None
@@ -415,49 +455,6 @@ def _ball(inputs: Tensor, radii: Tensor) -> Box:
     return Box((centre - wide).clamp(-1, 1), (centre + wide).clamp(-1, 1))
 
 
-class Node(NamedTuple):
-    """An operation as a map of bounds, and where its values come from."""
-
-    step: Step | Join
-    inputs: tuple[int, ...]
-
-
-_OF_MAPS = (Convolution, AveragePool, AdaptivePool, LargestPool)
-
-
-def _passes(steps: list[Node], box: Box) -> Iterator[Passed]:
-    boxes = {graph.INPUT: box}
-    for place, (step, inputs) in enumerate(steps):
-        box, *others = parts = [boxes[source] for source in inputs]
-        if isinstance(step, Dense) and box.low.dim() != 2:
-            shape = "x".join(map(str, box.low.shape[1:]))
-            raise ModelError(f"a linear layer is given {shape} values.", remedy="Put nn.Flatten() before it.")
-        if isinstance(step, _OF_MAPS) and box.low.dim() != 4:
-            shape = "x".join(map(str, box.low.shape[1:]))
-            raise ModelError(
-                f"a layer of pictures is given {shape} values.",
-                why="Of three axes it takes the first for channels, and examples would reach each other.",
-                remedy="Give inputs of channels x height x width.",
-            )
-        if isinstance(step, Join):
-            _require_same_shape(step, parts)
-            passed = Passed(step, box, *step.join(parts), inputs, tuple(parts))
-        else:
-            assert not others
-            passed = replace(step.forward(box), inputs=inputs)
-        yield passed
-        boxes[place] = passed.after
-
-
-def _require_same_shape(step: Join, parts: list[Box]) -> None:
-    shapes = {tuple(part.low.shape) for part in parts}
-    if isinstance(step, linear.Sum) and len(shapes) > 1:
-        raise ModelError(
-            f"a sum of values of shapes {sorted(shape[1:] for shape in shapes)} has no bounds.",
-            remedy="Bring them to one shape before.",
-        )
-
-
 def _inside(network: nn.Module) -> nn.Module:
     """Return what a call of the network computes, and nothing else: its stack of layers, or the module handed over."""
     if type(network) is not HandedOver:
@@ -477,7 +474,7 @@ def why_unbounded(network: nn.Module) -> str:
 
 def _require_within_bounds(steps: list[Node], inputs: Tensor, scores: Tensor) -> None:
     """Raise unless the scores lie in the bounds of a ball of radius 0 around the inputs that they were given for."""
-    *_, last = _passes(steps, _ball(inputs, inputs.new_zeros(len(inputs)).double()))
+    *_, last = passes(steps, _ball(inputs, inputs.new_zeros(len(inputs)).double()))
     box = last.after
     # Bounds that are NaN, where sums may overflow, hold for nothing and certify nothing.
     if scores.shape != box.low.shape or bool(((scores < box.low) | (scores > box.high)).any()):
@@ -486,106 +483,3 @@ def _require_within_bounds(steps: list[Node], inputs: Tensor, scores: Tensor) ->
             why="It computes another function, or by other arithmetic, than what is certified.",
             remedy="Remove whatever changes its passes: patched functions, reduced precision, another back-end.",
         )
-
-
-def _leads(head: Passed, predictions: Tensor) -> Rows:
-    """Return the predicted score less each other one, example by example, in terms of the last hidden layer."""
-    assert isinstance(head.step, Dense)
-    assert head.rounding is not None
-    examples, classes = head.rounding.shape
-    others = torch.arange(classes - 1, device=predictions.device).expand(examples, -1)
-    others = (others + (others >= predictions[:, None])).flatten()
-    owner = torch.arange(examples, device=predictions.device).repeat_interleave(classes - 1)
-    named = predictions[owner]
-    weight, bias = head.step.weight, head.step.bias
-    constant = -head.rounding[owner, named] - head.rounding[owner, others]
-    if bias is not None:
-        constant = constant + (bias[named] - bias[others])
-    return Rows(weight[named] - weight[others], constant, owner)
-
-
-_MAKERS: dict[type[nn.Module], Callable[..., Step | Join]] = {
-    Squash: lambda layer, device: Clamp(layer.slope, layer.thresholds),
-    nn.Linear: lambda layer, device: Dense(layer),
-    nn.Conv2d: lambda layer, device: Convolution(layer),
-    nn.AvgPool2d: lambda layer, device: AveragePool(_pair(layer.kernel_size), _pair(layer.stride), device),
-    nn.AdaptiveAvgPool2d: lambda layer, device: AdaptivePool(partial(graph.window_of, layer), device),
-    nn.MaxPool2d: lambda layer, device: LargestPool(
-        _pair(layer.kernel_size), _pair(layer.stride), _pair(layer.padding)
-    ),
-    FrozenAffine: lambda layer, device: ChannelScaling(layer.scale, layer.shift),
-    nn.Flatten: lambda layer, device: Flatten(),
-    nn.ReLU: lambda layer, device: Rectifier(),
-    nn.Tanh: lambda layer, device: HyperbolicTangent(),
-    graph.Sum: lambda layer, device: linear.Sum(),
-    graph.Concatenation: lambda layer, device: linear.Concatenation(),
-}
-"""Of these classes themselves: a subclass may compute anything."""
-
-_REQUIRED: dict[type[nn.Module], dict[str, object]] = {
-    nn.Conv2d: {"groups": 1, "dilation": (1, 1), "padding_mode": "zeros"},
-    nn.AvgPool2d: {"padding": (0, 0), "ceil_mode": False, "divisor_override": None},
-    nn.MaxPool2d: {"ceil_mode": False, "dilation": (1, 1), "return_indices": False},
-    nn.Flatten: {"start_dim": 1, "end_dim": -1},
-}
-
-
-def _steps(layers: nn.Module) -> list[Node]:
-    """Return the operations as maps of bounds, or why there are none."""
-    require_unaltered("the stack of layers" if graph.is_plain_stack(layers) else "the network", layers)
-    operations = graph.operations_of(layers)
-    last = operations[-1].layer if operations else None
-    if type(last) is not nn.Linear or last.out_features < 2:
-        raise ModelError(
-            "the last layer has to be linear, with two classes or more.", remedy="End the network with nn.Linear."
-        )
-    for operation in operations:
-        _refuse_unknown(operation.name, operation.layer)
-    for name, layer in layers.named_modules():
-        require_unaltered(f"layer '{name}'", layer)
-    steps: list[Node] = []
-    places = {graph.INPUT: graph.INPUT}
-    for place, operation in enumerate(operations):
-        inputs = tuple(places[source] for source in operation.inputs)
-        if isinstance(operation.layer, nn.Identity):
-            places[place] = inputs[0]
-        else:
-            places[place] = len(steps)
-            steps.append(Node(_MAKERS[type(operation.layer)](operation.layer, last.weight.device), inputs))
-    return steps
-
-
-def _refuse_unknown(name: str, layer: nn.Module) -> None:
-    kind = type(layer)
-    if kind is not nn.Identity and kind not in _MAKERS:
-        known = ", ".join(
-            known.__name__ for known in _MAKERS if known.__module__.startswith("torch.") or known is Squash
-        )
-        raise ModelError(f"layer '{name}' is {kind.__name__}: no bounds are known for it.", remedy=f"Use only {known}.")
-    for setting, required in _REQUIRED.get(kind, {}).items():
-        given = getattr(layer, setting)
-        if given != required and not (isinstance(required, tuple) and (given, given) == required):
-            raise ModelError(
-                f"layer '{name}' is {kind.__name__} with {setting}={given}: no bounds are known for it.",
-                remedy=f"Use {setting}={required}.",
-            )
-    if isinstance(layer, nn.Conv2d) and isinstance(layer.padding, str):
-        raise ModelError(f"layer '{name}' has padding='{layer.padding}'.", remedy="Give the padding as a number.")
-    if isinstance(layer, Squash) and not (0 < layer.slope < 1e30 and max(map(abs, layer.thresholds)) <= 2):
-        raise ModelError(
-            f"layer '{name}' has the slope {layer.slope:g} and thresholds {layer.thresholds}.",
-            remedy="Give a positive slope and thresholds inside the range of inputs.",
-        )
-    held = dict(layer.named_parameters()) | dict(layer.named_buffers())
-    for parameter, value in held.items():
-        plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
-        if not plain or value.dtype != torch.float32 or not bool(value.isfinite().all()):
-            raise ModelError(
-                f"the {parameter} of layer '{name}' is {value.dtype} in a {type(value).__name__}, or not finite.",
-                why="The certificate is about passes in float32.",
-                remedy="Call .float(), or train the network again.",
-            )
-
-
-def _pair(setting: int | tuple[int, int]) -> tuple[int, int]:
-    return setting if isinstance(setting, tuple) else (setting, setting)

@@ -17,8 +17,9 @@ refused as far as `bounds.arithmetic` can find out: TF32, half precision, and al
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import final
 
 import torch
@@ -63,6 +64,11 @@ class Box:
     def reach(self) -> Tensor:
         """The largest size of each value."""
         return torch.maximum(self.low.abs(), self.high.abs())
+
+    def half(self, signs: Tensor) -> Box:
+        """Return the part in which values are at least 0 where the sign is 1, and at most 0 where it is -1."""
+        low, high = torch.where(signs > 0, 0.0, -torch.inf), torch.where(signs < 0, 0.0, torch.inf)
+        return Box(torch.maximum(self.low, low), torch.minimum(self.high, high))
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,10 @@ class Passed:
     """Where in the trace its values come from, -1 for the network's input; None for the layer before."""
     parts: tuple[Box, ...] = ()
     """All boxes that a join was given; `before` is the first."""
+    slope: Tensor | None = None
+    """Of the lines below open ReLUs, where somebody chose them one by one; else a rule says."""
+    multiplier: Tensor | None = None
+    """What a unit of each ReLU's input is taken off the bound, where its sign is known."""
 
 
 class Affine(Step):
@@ -329,19 +339,31 @@ class Rectifier(Step):
     def forward(self, before: Box) -> Passed:
         return Passed(self, before, Box(before.low.clamp(min=0), before.high.clamp(min=0)))
 
+    @staticmethod
+    def above(box: Box) -> tuple[Tensor, Tensor]:
+        """Return slope and height at 0 of the lines above it; the line itself where its sign is known."""
+        is_open, identity = (box.low < 0) & (box.high > 0), (box.low >= 0).double()
+        chord = torch.where(is_open, box.high / (box.high - box.low), identity)
+        # A rounded slope is a slope like any other, if the line is then lifted over both ends of the curve, t >= -sl
+        # and t >= (1 - s)u: ReLU is convex, so a line over its ends is over all of it.
+        lift = torch.maximum(-chord * box.low, (1 - chord) * box.high) * (1 + 2.0**-50) + SMALLEST_NORMAL
+        return chord, torch.where(is_open, lift, 0.0)
+
     def backward(self, rows: Rows, passed: Passed, lower_slope: LowerSlope) -> Rows:
         box = passed.before
         # For l < 0 < u and any α in [0, 1]: αx <= ReLU(x) <= sx + t, the chord with s = u/(u - l) and t = -sl. A lower
         # bound Σ c ReLU(x) takes the line below where c > 0 and the chord above where c < 0.
-        is_open, identity = (box.low < 0) & (box.high > 0), (box.low >= 0).double()
-        chord = torch.where(is_open, box.high / (box.high - box.low), identity)
-        below = torch.where(is_open, lower_slope(box, chord), identity)
-        # A rounded slope is a slope like any other, if the line is then lifted over both ends of the curve, t >= -sl
-        # and t >= (1 - s)u: ReLU is convex, so a line over its ends is over all of it.
-        lift = torch.maximum(-chord * box.low, (1 - chord) * box.high) * (1 + 2.0**-50) + SMALLEST_NORMAL
-        lift = torch.where(is_open, lift, 0.0)
+        chord, lift = self.above(box)
+        slope = lower_slope(box, chord) if passed.slope is None else passed.slope.clamp(0, 1)
+        below = torch.where((box.low < 0) & (box.high > 0), slope, chord)
         helps, harms = rows.coefficients.clamp(min=0), rows.coefficients.clamp(max=0)
         coefficients = helps * below[rows.owner] + harms * chord[rows.owner]
+        if passed.multiplier is not None:
+            # Where no value of the box is negative, βx >= 0 for β >= 0, and -βx may be added to a lower bound; where
+            # none is positive, for β <= 0.
+            positive, negative = passed.multiplier.clamp(min=0), passed.multiplier.clamp(max=0)
+            allowed = torch.where(box.low >= 0, positive, torch.where(box.high <= 0, negative, 0.0))
+            coefficients = coefficients - allowed[rows.owner]
         return Rows(coefficients, rows.constant + _dot(harms, lift[rows.owner]), rows.owner)
 
 
@@ -446,24 +468,36 @@ class Flatten(Step):
 
 
 def lower_bounds(rows: Rows, trace: Sequence[Passed], lower_slope: LowerSlope) -> Tensor:
-    """Return the best of the bounds that the rows reach on their way back, from the box they stand on to the first.
+    """Return the best of the bounds that the rows reach on their way back, from the box they stand on to the first."""
+    return reduce(torch.maximum, cut_bounds(rows, trace, lower_slope))
+
+
+def cut_bounds(
+    rows: Rows, trace: Sequence[Passed], lower_slope: LowerSlope, arrived: dict[int, Tensor] | None = None
+) -> Iterator[Tensor]:
+    """Go through the bounds that the rows reach on their way back, from the box they stand on to the first.
+
+    `arrived` is given the coefficients of what each operation made, by its place in the trace.
 
     On the way a row has coefficients at one value, or behind a join at several: lead >= Σ a·z + constant over all of
     them. Every such cut through the network gives a lower bound of the same quantity, so the largest holds.
     """
-    best, constant, owner = rows.lowest(trace[-1].after), rows.constant, rows.owner
+    yield rows.lowest(trace[-1].after)
+    constant, owner = rows.constant, rows.owner
     waiting, seen = {len(trace) - 1: rows.coefficients}, True
     boxes = {-1: trace[0].before} | {place: passed.after for place, passed in enumerate(trace)}
     for place, passed in reversed(list(enumerate(trace))):
         if place not in waiting:
             continue
         here = Rows(waiting.pop(place), constant, owner)
+        if arrived is not None:
+            arrived[place] = here.coefficients
         inputs = (place - 1,) if passed.inputs is None else passed.inputs
         moved = _moved(here, passed, lower_slope)
         if moved is None:
             # Boxes are all there is: the row is bounded over this one, and goes on with what it has elsewhere.
             if not waiting and seen:
-                return best
+                return
             constant, seen = here.lowest(passed.after), False
             continue
         coefficients, constant = moved
@@ -479,8 +513,9 @@ def lower_bounds(rows: Rows, trace: Sequence[Passed], lower_slope: LowerSlope) -
         # Before an affine layer the bound is never worse than behind it, so boxes behind need no look.
         seen = isinstance(passed.step, Affine) or place == 0
         if seen:
-            best = torch.maximum(best, _lowest(waiting, boxes, constant, owner))
-    return best if seen else torch.maximum(best, _lowest(waiting, boxes, constant, owner))
+            yield _lowest(waiting, boxes, constant, owner)
+    if not seen:
+        yield _lowest(waiting, boxes, constant, owner)
 
 
 def _moved(here: Rows, passed: Passed, lower_slope: LowerSlope) -> tuple[list[Tensor], Tensor] | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.expectation import Sample
+from stobatch.bounds.branching import PLAIN, Effort
 from stobatch.bounds.certifier import BoundCertificates, BoxCertifier, RadiusSearch
 from stobatch.config import RunConfig
 from stobatch.dp.plan import Plan
@@ -42,9 +43,11 @@ class BoundsVerifier(Verifier):
     same radius. The radius is the largest of those asked about that holds, 0 if none does.
     """
 
-    def __init__(self, network: Classifier, norm: Norm, radii: Sequence[float], memory_mb: int) -> None:
+    def __init__(
+        self, network: Classifier, norm: Norm, radii: Sequence[float], memory_mb: int, effort: Effort = PLAIN
+    ) -> None:
         self.network, self.norm, self.radii = network, norm, tuple(sorted(set(radii)))
-        self.certifier = BoxCertifier.of(network, memory_mb)
+        self.certifier = BoxCertifier.of(network, memory_mb, effort)
 
     @property
     def kinds(self) -> tuple[CertificateKind, ...]:
@@ -175,10 +178,11 @@ def bounds(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | Non
     if not isinstance(network, Layered | HandedOver):
         return None
     try:
-        norm, memory_mb = Norm(config.evaluation.norm), config.machine.memory_mb
-        return BoundsVerifier(network, norm, _asked_about(config), memory_mb)
+        settings, norm = config.certification, Norm(config.evaluation.norm)
+        effort = Effort(settings.slope_steps, settings.branches)
+        return BoundsVerifier(network, norm, _asked_about(config), config.machine.memory_mb, effort)
     except ModelError:
-        if config.certification.certificate == "bounds":
+        if settings.certificate == "bounds":
             raise
         return None
 

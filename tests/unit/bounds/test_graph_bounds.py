@@ -15,6 +15,7 @@ from stobatch import bounds
 from stobatch.bounds import graph, linear
 from stobatch.bounds.boxes import Box as TrainingBox
 from stobatch.bounds.boxes import worst_case_scores
+from stobatch.bounds.branching import PLAIN, Effort
 from stobatch.bounds.certifier import BoxCertifier
 from stobatch.bounds.linear import AdaptivePool, Box, ChannelScaling, LargestPool
 from stobatch.errors import ModelError
@@ -194,12 +195,13 @@ def crossings(left: Fraction, right: Fraction, one: Values, other: Values) -> li
     return found
 
 
-def overshoots(seeds: int = 5, radii: Sequence[float] = (0.0, 0.1, 0.4)) -> list[float]:
+def overshoots(seeds: int = 5, radii: Sequence[float] = (0.0, 0.1, 0.4), effort: Effort = PLAIN) -> list[float]:
     """How far each bound lies above the exact minimum: never, if it is a bound."""
     found = []
     for seed, radius in product(range(seeds), radii):
         module = Small(seed).requires_grad_(False)
-        certifier, exact, inputs = BoxCertifier(module), Exact(module), torch.tensor([-0.7, 0.1, 0.6]).view(3, 1, 1, 1)
+        certifier, exact = BoxCertifier(module, effort=effort), Exact(module)
+        inputs = torch.tensor([-0.7, 0.1, 0.6]).view(3, 1, 1, 1)
         answers = zip(
             inputs.flatten().tolist(),
             certifier.predict(inputs).tolist(),
@@ -212,8 +214,9 @@ def overshoots(seeds: int = 5, radii: Sequence[float] = (0.0, 0.1, 0.4)) -> list
     return found
 
 
-def test_no_bound_exceeds_the_exact_minimum() -> None:
-    assert max(overshoots()) <= 0
+@pytest.mark.parametrize("effort", [PLAIN, Effort(6, 20)], ids=["plain", "branches"])
+def test_no_bound_exceeds_the_exact_minimum(effort: Effort) -> None:
+    assert max(overshoots(effort=effort)) <= 0
 
 
 def test_at_a_radius_of_0_there_is_nothing_to_lose_but_rounding() -> None:

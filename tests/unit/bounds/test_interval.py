@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stobatch.bounds import certifier as interval
 from stobatch.bounds import linear as linear_bounds
+from stobatch.bounds.branching import Effort
 from stobatch.bounds.certifier import BoxCertifier
 from stobatch.errors import DataError, ModelError, StobatchError, UnitError
 from stobatch.models.layered import Squash
@@ -90,7 +91,8 @@ def violated(inputs: Tensor, radius: float, *certifiers: BoxCertifier) -> bool:
 def test_no_search_gets_below_the_bound(name: str) -> None:
     for seed, radius in product(range(3), (0.0, 0.05, 0.3, 1.5)):
         layers = network(name, seed)
-        assert not violated(examples(name), radius, *(BoxCertifier(layers, method) for method in METHODS))
+        certifiers = [BoxCertifier(layers, method) for method in METHODS] + [BoxCertifier(layers, effort=Effort(4, 16))]
+        assert not violated(examples(name), radius, *certifiers)
 
 
 def exact_interval_margin(layers: nn.Sequential, centre: Tensor, radius: float, label: int) -> Fraction:
