@@ -19,6 +19,7 @@ from stobatch.sound.losses import (
     Adversarial,
     CrossEntropy,
     IntervalBounds,
+    Margin,
     NoisyViews,
     NormalSampler,
     Objective,
@@ -176,6 +177,12 @@ class SoundConfig(DpSgdSettings, name="sound"):
         doc="Share of the steps on plain cross-entropy; training.warm_up is of the learning rate",
     )
     ramp: float = setting(0.5, at_least=0, at_most=1, doc="Share of the steps over which radius and weights grow")
+    margin_weight: float = setting(
+        0.0,
+        at_least=0,
+        doc="Of cross-entropy on features of `scatter` that are moved against the example by radius, which is l2 then",
+        added_later=True,
+    )
 
     @property
     def noise(self) -> SmoothingNoise | None:
@@ -188,5 +195,6 @@ class SoundConfig(DpSgdSettings, name="sound"):
             (self.adversarial_weight, own_adversarial(self.radius, self.attack_steps, attack_chunk)),
             (self.views_weight, noisy_views(self.smoothing_noise, self.smoothing_stddev, self.num_views)),
             (self.reconstruction_weight, Reconstruction()),
+            (self.margin_weight, Margin(self.radius)),
         )
         return Objective(tuple(pair for pair in weighted if pair[0]), Ramp(self.warm_up, self.ramp))
