@@ -17,6 +17,7 @@ LAYERS = "scatter_even 2, linear *0"
 def small() -> stobatch.RunConfig:
     settings = {
         "data.name": "small_digits",
+        "data.num_classes": 2,
         "model.architecture": LAYERS,
         "training.steps": 4,
         "method.batch_size": 64,
