@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from result_pages import audits, baselines, practice, published, readme, sound, speed
+from result_pages import audits, baselines, figures, paper, practice, published, readme, sound, speed
 from result_pages.records import FIGURES, ROOT, save
 
 PAGES = {
@@ -17,6 +17,7 @@ PAGES = {
     "practice": practice,
     "baselines": baselines,
     "published": published,
+    "paper": paper,
     "audits": audits,
     "speed": speed,
 }
@@ -36,6 +37,7 @@ def draw(folder: Path) -> None:
     for module in (audits, baselines, readme):
         for name, figure in module.figures().items():
             save(figure, name, folder)
+    figures.draw(folder)
 
 
 if __name__ == "__main__":

@@ -58,4 +58,5 @@ def record(path: Path) -> dict[str, object]:
     }
 
 
-print(json.dumps([record(Path(path)) for path in sys.argv[1:]], indent=1))
+if __name__ == "__main__":
+    print(json.dumps([record(Path(path)) for path in sys.argv[1:]], indent=1))

@@ -16,8 +16,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-from stobatch.data import mnist
+from stobatch.data.idx_files import IdxSet
 from stobatch.reporting import figures
+from stobatch.sound import method
+from stobatch.sound.step import DpSgdTrainable
 
 collect_ignore_glob = ["*conftest.py", "support/extension/*"]
 """For doctests: two modules of one name cannot be collected, nor a package that is only installed where it is tried."""
@@ -46,9 +48,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def unpack_once() -> Iterator[None]:
     """Every run reads the same embedded files; unpacking them is a quarter of a second each time."""
-    original, mnist.unpack = mnist.unpack, functools.cache(mnist.unpack)
+    original, IdxSet.unpack = IdxSet.unpack, functools.cache(IdxSet.unpack)
     yield
-    mnist.unpack = original
+    IdxSet.unpack = original
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,3 +67,34 @@ def draw_once() -> Iterator[Callable[..., Any]]:
     figures.draw = draw
     yield original
     figures.draw = original
+
+
+@pytest.fixture
+def try_each_network_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit prepares hundreds of trainings of one network, and each tries it first: half of the time of two steps.
+
+    What is tried depends on the layers and on the settings, not on weights, and has tests of its own.
+    """
+    tried: dict[Any, Any] = {}
+
+    def once(name: str, real: Callable[..., Any], identity: Callable[..., Any]) -> Callable[..., Any]:
+        def known(*given: Any) -> Any:
+            key = (name, identity(*given))
+            if key not in tried:
+                tried[key] = real(*given)
+            return tried[key]
+
+        return known
+
+    def same_training(own: DpSgdTrainable, precision: str) -> Any:
+        return type(own), own.config, repr(own.network), own.rows, own.per, precision
+
+    def same_network(network: Any, *rows: int) -> Any:
+        return repr(network), rows
+
+    def same_passes(config: Any, network: Any, rows: int) -> Any:
+        return config.machine, repr(network), rows
+
+    monkeypatch.setattr(DpSgdTrainable, "_clipper", once("clipper", DpSgdTrainable._clipper, same_training))
+    for name, identity in (("require_per_example", same_network), ("require_per_example_at_size", same_passes)):
+        monkeypatch.setattr(method, name, once(name, getattr(method, name), identity))

@@ -30,7 +30,7 @@ from stobatch.config import MachineConfig
 from stobatch.data.partition import poisson_sample
 from stobatch.dp import clipping as per_example
 from stobatch.dp.layer_gradients import LayerUse
-from stobatch.dp.noise import Grid, rounded_normal
+from stobatch.dp.noise import Grid, add_noise, rounded_normal
 from stobatch.loading import make_network, make_plan
 from stobatch.seeds import Seeds
 from stobatch.sound.method import Sound
@@ -107,14 +107,16 @@ def main() -> None:
     (task,), size = method.tasks(STEP), method.largest_release
     rate = method.plan.sampling_rate
     step = seconds(lambda: method.gradients(task, STEP), rounds)
-    noise = seconds(lambda: method._drawn(STEP, 0), 10 * rounds)
+    nothing = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in method.targets(STEP).items()}
+    stddev, grid = method.noise_stddev * method.shrink, method.grid(STEP)
+    noise = seconds(lambda: add_noise(nothing, stddev, SEEDS.stream("noise"), grid), 10 * rounds)
     sample = seconds(lambda: poisson_sample(NUM_EXAMPLES, rate, SEEDS.stream("sample")), 10 * rounds)
     print(f"a step of sound.mnist, one thread: {step:.2f} s, of about {method.plan.expected_batch_size} examples")
     print(f"  noise for {size:,} values: {1e3 * noise:.2f} ms, {noise / step:.2%} of the step")
     print(f"  a sample of {NUM_EXAMPLES:,} examples: {1e3 * sample:.2f} ms, {sample / step:.2%} of the step")
-    grid = Grid.for_noise(1.0).step
+    unit_grid = Grid.for_noise(1.0).step
     for count in (1_000, size, 1_000_000):
-        ours = seconds(lambda n=count: rounded_normal(SEEDS.stream("draws"), n, 1.0, grid), 3 * rounds)  # type: ignore[misc]
+        ours = seconds(lambda n=count: rounded_normal(SEEDS.stream("draws"), n, 1.0, unit_grid), 3 * rounds)  # type: ignore[misc]
         philox = np.random.Generator(np.random.Philox(key=1))
         theirs = seconds(lambda n=count, p=philox: p.standard_normal(n), 3 * rounds)  # type: ignore[misc]
         print(f"  {count:>9,} draws: {1e9 * ours / count:6.1f} ns each; Philox {1e9 * theirs / count:5.1f} ns")

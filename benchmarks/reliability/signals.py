@@ -57,7 +57,7 @@ MOMENTS: dict[str, tuple[list[str], str, int]] = {
     "compare, page": (
         ["compare", "--out", "RUN", "--methods", "sound", "--epsilon", "3",
          *options("evaluation.radii", "method.epsilon")],
-        "stobatch.comparison.page:write_comparison",
+        "stobatch.reporting.comparison:write_comparison",
         1,
     ),
     "plan, accounting": (["plan", *TINY], "stobatch.dp.accounting:_renyi_epsilon", 1),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from stobatch_recipes import recipe
 
-from .records import PRIVACY, Record, mean, record, records, render, slashed, table
+from .records import PRIVACY, Record, lines_of, mean, percent, record, records, render, slashed, table
 
 RADII = ("0.05", "0.2", "0.4", "0.6")
 AIMS = {
@@ -53,6 +53,7 @@ def page() -> str:
     votes = of_recipe("sound.mnist_l2", "sound_mnist_l2")
     tiny = of_recipe("sound.tiny_imagenet", "sound_tiny_imagenet")
     wide = {record["config_hash"]: record["certified"]["0.6"] for record in mnist["sound.mnist_wide"]}
+    trials, halved = halving()
     earlier = [r["certified"]["0.6"] for r in records("sound_mnist_earlier") if r["config_hash"] in wide]
     return render(
         "sound",
@@ -64,6 +65,8 @@ def page() -> str:
             ["recipe", *(f"attacked / proved at {radius}" for radius in RADII)],
             [[f"`{name}`", *(both(found[0], radius) for radius in RADII)] for name, found in mnist.items()],
         ),
+        trials=trials,
+        fashion_table=table(["settings", "clean", "certified at 0.05", "certified at 0.2"], halved),
         wide=sorted(wide.values()),
         earlier=sorted(earlier),
         votes=votes,
@@ -83,6 +86,23 @@ def page() -> str:
         privacy=privacy,
         seconds=seconds(),
     )
+
+
+def halving() -> tuple[list[Record], list[list[str]]]:
+    """Return all trials of the search on Fashion-MNIST, and rows of those that went on to its last rung."""
+    trials = lines_of("results/sound_halving.jsonl")
+    last = sorted((one for one in trials if one["share"] == max(t["share"] for t in trials)), key=lambda t: -t["score"])
+    return trials, [[trial_name(one), percent(one["clean"]), *map(percent, one["certified"].values())] for one in last]
+
+
+def trial_name(trial: Record) -> str:
+    """Say whose settings a trial has: of MNIST's recipe, or those that became Fashion-MNIST's."""
+    if not trial["settings"]:
+        return "`sound.mnist`, 200 steps of 4,096"
+    ours = recipe("sound.fashion_mnist")
+    if ours.override_all(trial["settings"]) != ours:
+        raise ValueError("sound.fashion_mnist has other settings than the trial that it comes from.")
+    return "`sound.fashion_mnist`"
 
 
 def votes_row(found: Sequence[Record]) -> list[str]:

@@ -5,7 +5,8 @@ a code under the book's key that also covers the line before it, so that a line 
 noticed (lines cut off at the end are not). A training is entered before its first step, with what its plan costs, and
 settled when it has ended; one that was killed stays as it was planned. Records are known by digests under the book's
 key, one for each: so runs on a part of the data, or on data that share some records, are composed exactly where they
-overlap. What a record has spent is the composition of the trainings that read it (docs/budget.md).
+overlap. What a record has spent is the composition of the trainings that read it. Where a training is about persons,
+all records of a person are one unit of the book, and it is persons that spend (docs/budget.md).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,12 +26,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from stobatch.config import RunConfig
 from stobatch.data import sources
 from stobatch.data.dataset import TrainingExamples, chunks
 from stobatch.dp.accounting import check_delta
-from stobatch.dp.composition import Cost, Unbounded, compose_epsilon, cost_from_dict, cost_to_dict
+from stobatch.dp.composition import Cost, Unbounded, compose_groups, cost_from_dict, cost_to_dict
 from stobatch.dp.plan import Plan
 from stobatch.errors import BudgetError, RunError, SettingError
 from stobatch.files import make_folder, open_private, read_json, write_atomically, write_json
@@ -42,9 +45,83 @@ from stobatch.types import Status
 VARIABLE = "STOBATCH_BOOK"
 """The environment variable that names the book where `machine.book` does not."""
 _KEY, _PAGES, _RECORDS, _LOCK = "book", "entries.jsonl", "records", ".lock"
+_KINDS = {False: "run", True: "run about persons"}
+"""Lines that enter a training, by whether it is about persons."""
 
 Digests = NDArray[np.uint64]
-"""Of records under a book's key, sorted, each once."""
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The records that a training reads, and whose they are where it is about persons."""
+
+    digests: Digests
+    """Under a book's key, sorted; each once, unless persons have them."""
+    persons: Counts | None = None
+    """The person of each, numbered in the order of the digests."""
+
+    @classmethod
+    def of(cls, digests: Digests, persons: Counts | None) -> Reading:
+        if persons is None:
+            return cls(np.unique(digests))
+        order = np.lexsort((persons, digests))
+        _, first, codes = np.unique(persons[order], return_index=True, return_inverse=True)
+        return cls(digests[order], np.argsort(np.argsort(first))[codes])
+
+    def to_bytes(self) -> bytes:
+        codes = b"" if self.persons is None else self.persons.astype("<u8").tobytes()
+        return self.digests.astype("<u8").tobytes() + codes
+
+    @classmethod
+    def from_bytes(cls, content: bytes, *, about_persons: bool) -> Reading:
+        found = np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False)
+        if not about_persons:
+            return cls(found)
+        digests, codes = np.split(found, 2)
+        return cls(digests, codes.astype(np.int64))
+
+
+def count_in_units(readings: Sequence[Reading]) -> Counts:
+    """Return how much of each reading, records or persons, every unit of a book has: a row for a unit.
+
+    A unit is a record that is nobody's, or a person with all records. Where readings divide records among persons in
+    different ways, persons with a record in common are one unit, and the records of a unit are counted once for each.
+
+    >>> once = np.array([1, 2, 3], np.uint64)
+    >>> count_in_units([Reading(once), Reading(once, np.array([0, 0, 1]))]).tolist()
+    [[2, 1], [1, 1]]
+    """
+    known = np.unique(np.concatenate([one.digests for one in readings]))
+    divided = {one.to_bytes(): one for one in readings if one.persons is not None}
+    rest = np.setdiff1d(known, np.concatenate([known[:0], *(one.digests for one in divided.values())]))
+    divisions = [*divided.values(), Reading(rest, np.arange(len(rest)))]
+    starts = np.cumsum([0, *(_num_persons(one) for one in divisions)])
+    record = np.searchsorted(known, np.concatenate([one.digests for one in divisions]))
+    owner = np.concatenate([start + _persons(one) for start, one in zip(starts, divisions, strict=False)])
+    unit = np.arange(starts[-1])
+    if len(divided) > 1:
+        size = starts[-1] + len(known)
+        shared = coo_array((np.ones(len(owner)), (owner, starts[-1] + record)), (size, size))
+        unit = np.unique(connected_components(shared, directed=False)[1][: starts[-1]], return_inverse=True)[1]
+    columns = []
+    for one in readings:
+        if one.persons is None:
+            own = unit[owner[np.isin(known[record], one.digests)]]
+        else:
+            start = starts[list(divided).index(one.to_bytes())]
+            own = unit[start : start + _num_persons(one)]
+        columns.append(np.bincount(own, minlength=int(unit.max(initial=-1)) + 1))
+    return np.stack(columns, axis=1)
+
+
+def _persons(reading: Reading) -> Counts:
+    assert reading.persons is not None
+    return reading.persons
+
+
+def _num_persons(reading: Reading) -> int:
+    return int(_persons(reading).max(initial=-1)) + 1
 
 
 def cost_of(plan: Plan, accounted_steps: int | None = None) -> Cost:
@@ -59,8 +136,6 @@ def cost_of(plan: Plan, accounted_steps: int | None = None) -> Cost:
     if mechanism is None or claim.status is not Status.PROVED:
         reason = plan.prior.conflict if plan.prior and plan.prior.conflict else claim.source
         return Unbounded(f"nothing is proved of it ({reason})")
-    if "person" in claim.unit:
-        return Unbounded(f"its ε is per {claim.unit}, and the book counts records")
     return mechanism
 
 
@@ -85,15 +160,24 @@ class Entry:
     """The name of the set of its records."""
     cost: Cost
     settled: bool = False
+    about_persons: bool = False
 
 
 @dataclass(frozen=True)
 class Share:
-    """Records that the same trainings have read, and what they have spent."""
+    """Units, records or persons, that the same trainings have read, and what they have spent."""
 
     count: int
     entries: tuple[Entry, ...]
+    records: tuple[int, ...]
+    """The most records of a unit that each of the trainings took for records of different owners, at least 1."""
     epsilon: float
+    newcomers: int = 1
+    """The same of a training that is not entered yet."""
+
+    @property
+    def word(self) -> str:
+        return "persons" if any(entry.about_persons for entry in self.entries) else "records"
 
 
 @dataclass(frozen=True)
@@ -180,9 +264,11 @@ class Book:
         kind = line["kind"]
         if kind == "limit":
             self.limit = Limit(line["epsilon"], line["delta"])
-        elif kind == "run":
+        elif kind in _KINDS.values():
             named = {name: line[name] for name in ("date", "mark", "run", "method", "data", "described", "records")}
-            self.entries[line["mark"]] = Entry(len(self.entries) + 1, **named, cost=cost_from_dict(line["cost"]))
+            self.entries[line["mark"]] = Entry(
+                len(self.entries) + 1, **named, cost=cost_from_dict(line["cost"]), about_persons=kind == _KINDS[True]
+            )
         elif kind == "cost":
             known, cost = self.entries[line["mark"]], cost_from_dict(line["cost"])
             self.entries[line["mark"]] = replace(known, cost=cost, settled=bool(line["settled"]))
@@ -225,55 +311,69 @@ class Book:
         with self.locked():
             self._append("limit", epsilon=epsilon, delta=delta)
 
-    def digests(self, records: TrainingExamples) -> Digests:
-        """Return a digest of each record's inputs under the book's key; -0.0 is no other value than 0.0."""
+    def reading(self, records: TrainingExamples) -> Reading:
+        """Return a digest of each record's inputs under the book's key, and whose it is; -0.0 is no other value than
+        0.0.
+        """
         key, found = hashlib.sha256(self.key + b"records").digest(), []
         for inputs, _ in chunks(records):
             rows = (inputs + 0.0).flatten(1).contiguous().numpy()
             found += [hashlib.blake2b(row.data, digest_size=8, key=key).digest() for row in rows]
-        return np.unique(np.frombuffer(b"".join(found), dtype="<u8").astype(np.uint64, copy=False))
+        digests = np.frombuffer(b"".join(found), dtype="<u8").astype(np.uint64, copy=False)
+        return Reading.of(digests, None if records.persons is None else records.persons.codes().numpy())
 
-    def _name_of(self, digests: Digests) -> str:
-        return hmac.new(self.key, digests.astype("<u8").tobytes(), hashlib.sha256).hexdigest()[:32]
+    def _name_of(self, reading: Reading) -> str:
+        return hmac.new(self.key, reading.to_bytes(), hashlib.sha256).hexdigest()[:32]
 
-    def _load(self, name: str) -> Digests:
-        path = self.path / _RECORDS / f"{name}.bin"
+    def _load(self, entry: Entry) -> Reading:
+        path = self.path / _RECORDS / f"{entry.records}.bin"
         try:
-            found = np.frombuffer(path.read_bytes(), dtype="<u8").astype(np.uint64, copy=False)
+            found = Reading.from_bytes(path.read_bytes(), about_persons=entry.about_persons)
         except OSError as error:
             raise BudgetError(f"cannot read {path}: {error.strerror}.", remedy="Restore the book.") from None
-        if self._name_of(found) != name:
+        if self._name_of(found) != entry.records:
             raise BudgetError(f"{path} is not as it was written.", remedy="Restore the book from a copy.")
         return found
 
-    def known_records(self, described: str) -> Digests | None:
+    def known_records(self, described: str) -> Reading | None:
         """Return the records that the latest training with the same settings of data read; None if there is none."""
         same = [entry for entry in self.entries.values() if entry.described == described]
-        return self._load(same[-1].records) if same else None
+        return self._load(same[-1]) if same else None
+
+    def everything(self) -> Reading:
+        """Return all records that trainings have read, each as its own."""
+        known = [self._load(entry).digests for entry in self.entries.values()]
+        return Reading(np.unique(np.concatenate([*known, np.zeros(0, np.uint64)])))
 
     def shares(
-        self, records: Digests | None = None, extra: Cost | None = None, delta: float | None = None
+        self, records: Reading | None = None, extra: Cost | None = None, delta: float | None = None
     ) -> list[Share]:
-        """Return groups of records by the trainings that read them, with what each has spent; the dearest first.
+        """Return groups of units by the trainings that read them, with what each has spent; the dearest first.
 
-        With `records`, only those; with `extra`, as if a training of that cost had read all of them, too.
+        With `records`, only units that have some of them; with `extra`, as if a training of that cost had read them,
+        too, or one record of each unit.
         """
-        entries, names = list(self.entries.values()), list(dict.fromkeys(e.records for e in self.entries.values()))
-        sets = [self._load(name) for name in names]
-        everything = (
-            records if records is not None else np.unique(np.concatenate(sets)) if sets else np.array([], "<u8")
-        )
-        reads = np.stack([np.isin(everything, one) for one in sets], axis=1) if sets else np.zeros((len(everything), 0))
-        patterns, counts = np.unique(reads, axis=0, return_counts=True)
+        entries = list(self.entries.values())
+        readings = {entry.records: self._load(entry) for entry in {e.records: e for e in entries}.values()}
+        if not readings and records is None:
+            return []
+        counts = count_in_units([*readings.values(), *([] if records is None else [records])])
+        if records is None:
+            counts = np.column_stack([counts, np.ones(len(counts), np.int64)])
+        # Sizes of groups are rounded up to powers of two, so that there are few of them.
+        sizes = 2 ** np.ceil(np.log2(np.maximum(counts, 1))).astype(np.int64) * (counts > 0)
+        patterns, numbers = np.unique(sizes[counts[:, -1] > 0], axis=0, return_counts=True)
         found = []
-        for pattern, count in zip(patterns.tolist(), counts.tolist(), strict=True):
-            readers = {name for name, read in zip(names, pattern, strict=True) if read}
-            own = tuple(entry for entry in entries if entry.records in readers)
-            costs = [entry.cost for entry in own] + ([extra] if extra is not None else [])
-            found.append(Share(count, own, compose_epsilon(costs, self.delta if delta is None else delta)))
+        for (*pattern, new), number in zip(patterns.tolist(), numbers.tolist(), strict=True):
+            times = dict(zip(readings, pattern, strict=True))
+            own = tuple(entry for entry in entries if times[entry.records])
+            sizes_of_own = tuple(times[entry.records] for entry in own)
+            costs = [(entry.cost, times[entry.records]) for entry in own] + ([] if extra is None else [(extra, new)])
+            epsilon = compose_groups(costs, self.delta if delta is None else delta)
+            found.append(Share(number, own, sizes_of_own, epsilon, new))
         return sorted(found, key=lambda share: -share.epsilon)
 
-    def require_within(self, newcomer: Newcomer, records: Digests | None) -> None:
+    def require_within(self, newcomer: Newcomer, records: Reading | None) -> None:
         """Raise where a training would spend more than the owner's limit; without records, those known by their
         settings are meant.
         """
@@ -283,22 +383,27 @@ class Book:
         presumed = records is None
         meant = self.known_records(newcomer.described) if records is None else records
         if meant is None:
-            meant = np.array([0], dtype=np.uint64)  # nothing is known of them: the run by itself
+            meant = Reading(np.array([0], dtype=np.uint64))  # nothing is known of them: the run by itself
         kept = {mark: entry for mark, entry in self.entries.items() if mark != newcomer.mark}
         after = replace(self, entries=kept).shares(meant, newcomer.cost)[0]
         if after.epsilon <= self.limit.epsilon:
             return
-        before = compose_epsilon([entry.cost for entry in after.entries], self.delta)
+        sizes = (*after.records, after.newcomers)
+        costs = [entry.cost for entry in after.entries]
+        before = compose_groups(list(zip(costs, after.records, strict=True)), self.delta)
         spent = f"{len(after.entries)} earlier trainings, {_words(before)}" if after.entries else "no earlier training"
+        word = after.word if meant.persons is None else "persons"
         same = " (as far as the settings of the data tell)" if presumed and after.entries else ""
         reason = f" It is not bounded: {newcomer.cost.why}." if isinstance(newcomer.cost, Unbounded) else ""
+        if max(sizes) > 1:
+            reason += f" A training took up to {max(sizes)} of a person's records for records of different persons."
         raise BudgetError(
             f"this training would spend more than the limit of ε = {self.limit.epsilon:g} in {self.path}.",
-            why=f"With it, records{same} have {_words(after.epsilon)} at δ = {self.delta:g}; on them: {spent}.{reason}",
+            why=f"With it, {word}{same} have {_words(after.epsilon)} at δ = {self.delta:g}; on them: {spent}.{reason}",
             remedy="Lower method.epsilon, train on other records, or raise the limit: `stobatch budget --limit`.",
         )
 
-    def enter(self, newcomer: Newcomer, records: Digests) -> None:
+    def enter(self, newcomer: Newcomer, records: Reading) -> None:
         """Enter a training before its first step, or what it costs now where it is there already; raises beyond the
         limit.
         """
@@ -309,9 +414,10 @@ class Book:
                 name = self._name_of(records)
                 path = self.path / _RECORDS / f"{name}.bin"
                 if not path.exists():
-                    write_atomically(path, lambda out: out.write(records.astype("<u8").tobytes()), private=True)
+                    write_atomically(path, lambda out: out.write(records.to_bytes()), private=True)
                 named = {key: value for key, value in vars(newcomer).items() if key != "cost"}
-                self._append("run", **named, records=name, cost=cost_to_dict(newcomer.cost))
+                kind = _KINDS[records.persons is not None]
+                self._append(kind, **named, records=name, cost=cost_to_dict(newcomer.cost))
             elif known.cost != newcomer.cost:
                 self._append("cost", mark=newcomer.mark, cost=cost_to_dict(newcomer.cost), settled=False)
 
@@ -329,7 +435,7 @@ class Booking:
 
     path: Path
     newcomer: Newcomer
-    _digests: Digests | None = field(default=None, repr=False)
+    _reading: Reading | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, config: RunConfig, plan: Plan, run: Run, method: str | None = None) -> Booking | None:
@@ -354,22 +460,22 @@ class Booking:
         """Raise where the limit would be exceeded; before data are read, as far as their settings tell."""
         if is_book(self.path):
             book = Book.open(self.path)
-            self._digests = None if records is None else book.digests(records)
-            book.require_within(self.newcomer, self._digests)
+            self._reading = None if records is None else book.reading(records)
+            book.require_within(self.newcomer, self._reading)
 
     def enter(self, run: Run, records: TrainingExamples) -> None:
         """Enter the training, which has a mark by now; or what it costs, where it is there already."""
         book = Book.open(self.path, make=True)
-        if self._digests is None:
-            self._digests = book.digests(records)
+        if self._reading is None:
+            self._reading = book.reading(records)
         self.newcomer = replace(self.newcomer, mark=mark(run))
-        book.enter(self.newcomer, self._digests)
+        book.enter(self.newcomer, self._reading)
 
     def amend(self, cost: Cost) -> None:
         """Enter that more steps are made than were planned, before they are."""
-        assert self._digests is not None
+        assert self._reading is not None
         self.newcomer = replace(self.newcomer, cost=cost)
-        Book.open(self.path).enter(self.newcomer, self._digests)
+        Book.open(self.path).enter(self.newcomer, self._reading)
 
     def settle(self, cost: Cost) -> None:
         """Enter what the training cost, now that it has ended."""

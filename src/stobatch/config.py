@@ -59,7 +59,8 @@ class DataConfig(Settings):
     held_out: int = setting(
         0,
         at_least=0,
-        doc="Training records that a run keeps aside, by a secret draw of its own: what a search scores it on",
+        doc="Training records, or persons, that a run keeps aside, by a secret draw of its own: what a search scores "
+        "it on",
         added_later=True,
     )
     allow_overlap: bool = setting(
@@ -112,6 +113,14 @@ class ModelConfig(Settings):
         at_most=4096,
         doc="Train low-rank adapters of this rank beside the linear layers and convolutions that train_only leaves out "
         "(unset, all but the last layer); 0 for none",
+        added_later=True,
+    )
+
+    first_weights: str = setting(
+        "fan_in",
+        choices=("fan_in", "box"),
+        doc="Of a list of layers: the variance of the weights that training starts from, 1/fan-in, or 2π/fan-in², at "
+        "which boxes neither grow nor vanish from layer to layer",
         added_later=True,
     )
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from stobatch.config import DataConfig
 from stobatch.data.image_folder import SUFFIXES, picture_shape
 from stobatch.data.overlap import HARMLESS
-from stobatch.data.person_manifest import read_owners
-from stobatch.data.persons import MOST_OF_ONE
+from stobatch.data.persons import MOST_OF_ONE, read_owners
 from stobatch.data.pixels import PictureRule, image_shape, list_images, read_image
 from stobatch.errors import DataError
 from stobatch.progress import progress

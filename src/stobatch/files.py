@@ -37,9 +37,7 @@ def make_folder(folder: Path, *, private: bool) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Return a descriptor of a file that nobody else can read from its first moment on, and none of an older one
-    either.
-    """
+    """Return a descriptor of a file that nobody else can ever read, nor an older one of its name."""
     descriptor = os.open(path, flags | os.O_CREAT, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor
@@ -175,9 +173,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str,
 
 
 def serialise_tensors(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of a safetensors file, the same for the same content: the library writes metadata in a random
-    order.
-    """
+    """Return the bytes of a safetensors file, the same for the same content: the library orders metadata at random."""
     from safetensors.torch import save
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

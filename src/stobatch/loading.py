@@ -15,8 +15,7 @@ from stobatch.config import CertificationConfig, RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.data.pixels import PictureRule
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.dp.parts import TrainedPart
-from stobatch.dp.plan import Plan
+from stobatch.dp.plan import Plan, TrainedPart
 from stobatch.dp.prior import Prior, find_conflict, find_tuning
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import PRIVATE, as_written, read_tensors, tensors_sha256
@@ -160,9 +159,7 @@ def name_network(config: RunConfig, network: nn.Module | None) -> RunConfig:
 
 
 def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> Plan:
-    """Return the method's plan for data of these sizes and this network; the one place that says whether seeds are
-    public.
-    """
+    """Return the method's plan for data of these sizes and this network; the one place that knows of public seeds."""
     network = None if network is None else hand_over(network, info.input_shape, info.num_classes)
     if isinstance(network, Network) and network.last_hidden_size != config.model.last_hidden_size:
         raise ModelError(
@@ -180,8 +177,16 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
     if not method.trains_parts and (config.model.train_only is not None or config.model.adapter_rank):
         raise SettingError(
             f"model.train_only and model.adapter_rank are not for method '{config.method.title}'.",
-            why="What it proves, or claims, is of a network all of which moves.",
+            why="Parties answer with the gradient of a whole network."
+            if method.takes_prior
+            else "What it proves, or claims, is of a network all of which moves.",
             remedy="Leave them out, or set method.name=sound.",
+        )
+    if config.model.first_weights != "fan_in" and config.model.layers is None:
+        raise SettingError(
+            f"model.first_weights={config.model.first_weights} is for a list of layers.",
+            why="The paper's networks start as the paper says, and those handed over as they are.",
+            remedy="Write the layers in model.architecture, or leave model.first_weights unset.",
         )
     parts, prior = _trained_part(config, info, network), describe_prior(config, info)
     found = method.plan(config, info, network)
@@ -205,12 +210,7 @@ def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
             why="Its name, its digest and what was read go together.",
             remedy="Leave the section out, and give the weights themselves: `stobatch train --from PRIOR`.",
         )
-    if not method_of(config).trains_parts:
-        raise SettingError(
-            f"method '{config.method.title}' does not start from a prior.",
-            why="What it proves, or claims, is of a training from random weights, all of which move.",
-            remedy="Train it without --from, or set method.name=sound.",
-        )
+    require_takes_prior(config)
     may_contain, private = found.may_contain or (), dict.fromkeys((config.data.name, info.name))
     return Prior(
         found.name,
@@ -222,6 +222,17 @@ def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
         find_conflict(may_contain, private),
         find_tuning(found.tuned_on or (), private),
     )
+
+
+def require_takes_prior(config: RunConfig) -> None:
+    """Raise where the method starts from random weights, always."""
+    method = method_of(config)
+    if not (method.trains_parts or method.takes_prior):
+        raise SettingError(
+            f"method '{config.method.title}' does not start from a prior.",
+            why="What it proves, or claims, is of a training from random weights, all of which move.",
+            remedy="Train it without --from, or set method.name=sound.",
+        )
 
 
 def _trained_part(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> TrainedPart | None:
@@ -241,9 +252,7 @@ def make_network(
     given: nn.Module | None,
     start: Mapping[str, Tensor] | None = None,
 ) -> Classifier:
-    """Return a network to be trained: fresh, from the weights of a prior, or a copy of the one handed over; what is not
-    trained is frozen.
-    """
+    """Return a network to be trained: fresh, of a prior, or a copy of one handed over; the rest of it is frozen."""
     if config.prior.name is not None and start is None:
         raise _not_here(config)
     network = fresh_network(config, info, seeds, given)
@@ -302,6 +311,9 @@ def model_of_prior(model: TrainedModel) -> TrainedModel | None:
     start, network = read_start(model.config, model.run), copy.deepcopy(model.network)
     assert start is not None
     put_start(network, start, new_head=False)
+    # What the method keeps beside the weights may come from the private data.
+    method_of(model.config).register_buffers(network)
+    network.to(model.network.device, model.network.dtype)
     network.calibrate()
     return replace(model, network=network, weights_sha256=model.config.prior.weights_sha256 or "")
 
@@ -387,9 +399,7 @@ def seeds_of(config: RunConfig, run: Run) -> Seeds:
 def load(
     run: str | Path, *, network: nn.Module | None = None, device: str | None = None, threads: int | None = None
 ) -> TrainedModel:
-    """Load a trained model. A network of your own has to be handed over again, in the same shape: a run holds its
-    weights and not its code.
-    """
+    """Load a trained model. Hand a network of your own over again: a run holds its weights and not its code."""
     directory = Run(Path(run))
     directory.require_trained()
     started = StartedRun.read(directory)

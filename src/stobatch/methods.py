@@ -56,6 +56,8 @@ class Method(ABC):
     """Whether `trainers` divides its data among owners; the published method's trainers follow from its batches."""
     trains_parts: ClassVar[bool] = False
     """Whether it can leave parameters as they are, train adapters beside them, and start from given weights."""
+    takes_prior: ClassVar[bool] = False
+    """Whether it can start from given weights, where it trains no parts."""
     certificates: ClassVar[tuple[str, ...]] = ()
     """Names of the ways to certify that `verifiers` itself looks at, and takes the best of."""
 
@@ -170,9 +172,7 @@ def split_network(network: Classifier, method: str) -> Network:
 
 
 def encoder_of(config: RunConfig, info: DatasetInfo, network: Classifier | None, method: str) -> AffineEncoder:
-    """Return the first affine layer, of the network handed over or of what will be built: all that a plan needs to
-    know.
-    """
+    """Return the first affine layer, handed over or to be built: all that a plan needs to know."""
     if network is not None:
         return split_network(network, method).encoder
     if config.model.layers is not None:

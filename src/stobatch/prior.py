@@ -19,7 +19,7 @@ from stobatch.data import DatasetInfo
 from stobatch.dp.prior import UNKNOWN, find_conflict
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import serialise_tensors, tensors_sha256
-from stobatch.loading import fresh_network, load, read_start
+from stobatch.loading import fresh_network, load, read_start, require_takes_prior
 from stobatch.models.parts import last_layer
 from stobatch.results import PriorSource, StartedRun
 from stobatch.results.prior import prior_files, read_prior
@@ -53,6 +53,7 @@ def take_prior(
     """
     if prior is None:
         return config, read_start(config, run)
+    require_takes_prior(config)
     start = _read(Path(prior), network, info, config)
     said = _fitting(start, config, info, network)
     if config.prior.name is not None and config.prior != said:

@@ -248,6 +248,7 @@ DATA_SETS = Registry(
     {
         "mnist": "stobatch.data.mnist:SOURCE",
         "small_digits": "stobatch.data.mnist:SMALL_DIGITS",
+        "fashion_mnist": "stobatch.data.fashion_mnist:SOURCE",
         "cifar10": "stobatch.data.cifar10:SOURCE",
         "tiny_imagenet": "stobatch.data.tiny_imagenet:SOURCE",
         "image_folder": "stobatch.data.image_folder:SOURCE",

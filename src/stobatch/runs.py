@@ -150,9 +150,7 @@ class Run:
             ) from None
 
     def _was_barely_started(self) -> bool:
-        """Return whether a start was killed before its settings were there: it leaves hidden files, its key and a prior
-        at most.
-        """
+        """Return whether a start was killed before its settings were there: hidden files, a key and a prior at most."""
         own = {self.path / PRIVATE, self._file(COMMITMENT_KEY, private=True), self.path / START}
         return self.path.is_dir() and all(p in own for p in self.path.rglob("*") if not p.name.startswith("."))
 

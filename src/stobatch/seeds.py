@@ -49,9 +49,7 @@ class Seeds:
         return cls(secrets.randbits(128), public=False)
 
     def child(self, *path: str | int) -> Seeds:
-        """Return the root of a run of its own, as public as this one; audits train thousands of models from one
-        root.
-        """
+        """Return the root of a run of its own, as public as this one; audits train thousands of models from one."""
         return Seeds(int.from_bytes(self._digest("child", *path), "little"), self.public)
 
     def _digest(self, *path: str | int) -> bytes:

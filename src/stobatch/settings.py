@@ -285,9 +285,7 @@ def _not_allowed(one: Setting, value: Any) -> SettingError:
 
 
 def show_value(value: Any) -> str:
-    """Return a value as a message shows it; a number of thousands of digits has no text, nor has a list within
-    itself.
-    """
+    """Return a value as a message shows it; a number of thousands of digits has no text, nor a list in itself."""
     try:
         return repr(value)
     except (ValueError, RecursionError):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from math import isinf
 from pathlib import Path
 
-from stobatch.book import Book, Booking, Digests, Share
+from stobatch.book import Book, Booking, Reading, Share
 from stobatch.config import RunConfig
 from stobatch.data import Dataset
 from stobatch.dp.accounting import check_delta
 from stobatch.dp.composition import Unbounded, compose_epsilon
+from stobatch.dp.plan import DpSgdPlan
 from stobatch.results import BookedRun, Budget, PlannedSpending, SpentShare
 from stobatch.runs import Run
 from stobatch.training_run import plan
@@ -59,14 +60,16 @@ def _planned(book: Book, config: RunConfig, dataset: Dataset | None, delta: floa
     booking = Booking.of(config.replace(machine=machine), the_plan, Run(Path("planned")))
     assert booking is not None
     newcomer = booking.newcomer
-    records: Digests | None
+    records: Reading | None
     if dataset is not None:
-        records, basis = book.digests(dataset.train), "the records handed over"
+        records, basis = book.reading(dataset.train), "the records handed over"
     else:
         records = book.known_records(newcomer.described)
         basis = "the records of the latest training with the same settings of data"
         if records is None:
             basis = "all records in the book, the worst case: no training with these settings of data is in it"
+            if not (isinstance(the_plan, DpSgdPlan) and the_plan.num_persons):
+                records = book.everything()
     after = book.shares(records, newcomer.cost, delta)
     most = after[0].epsilon if after else compose_epsilon([newcomer.cost], delta)
     limit = book.limit.epsilon if book.limit else None
@@ -81,7 +84,13 @@ def _planned(book: Book, config: RunConfig, dataset: Dataset | None, delta: floa
 
 def _spent(share: Share) -> SpentShare:
     numbers = tuple(entry.number for entry in share.entries)
-    return SpentShare(records=share.count, runs=numbers, proved_epsilon=_proved(share.epsilon))
+    return SpentShare(
+        count=share.count,
+        word=share.word,
+        runs=numbers,
+        records=share.records,
+        proved_epsilon=_proved(share.epsilon),
+    )
 
 
 def _proved(epsilon: float) -> float | None:

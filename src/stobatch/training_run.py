@@ -18,9 +18,8 @@ from stobatch import data
 from stobatch.book import Booking, cost_of
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples
-from stobatch.data.held_out import hold_out
 from stobatch.data.overlap import is_own, require_apart
-from stobatch.data.sources import is_public
+from stobatch.data.sources import hold_out, is_public
 from stobatch.dp.canaries import CANARY_SCORES, draw_run_canaries, replace_by_canaries
 from stobatch.dp.plan import DpSgdPlan, Plan
 from stobatch.errors import BudgetError, RunError, SettingError
@@ -54,8 +53,7 @@ from stobatch.training.device import PeakMemory, environment, use_device
 from stobatch.training.engines import Engine
 from stobatch.training.engines.distributed import REMEDIES, engine_for, placed
 from stobatch.training.ledger import Ledger
-from stobatch.training.observer import Callback, CallingBack, Observer
-from stobatch.training.tensorboard import TensorBoardLog
+from stobatch.training.observer import Callback, CallingBack, Observer, TensorBoardLog
 from stobatch.training.trainable import Monitored, parameter_precision
 from stobatch.types import Neighbours
 
@@ -138,7 +136,14 @@ def _require_log(log: str | None) -> None:
 
 
 def train_candidate(
-    config: RunConfig, out: Path, seeds: Seeds, *, dataset: Dataset | None, network: nn.Module | None, quiet: bool
+    config: RunConfig,
+    out: Path,
+    seeds: Seeds,
+    *,
+    dataset: Dataset | None,
+    network: nn.Module | None,
+    start: Mapping[str, Tensor] | None,
+    quiet: bool,
 ) -> TrainedModel:
     """Train one candidate of a search, or continue it, with seeds that the search has drawn for it.
 
@@ -146,7 +151,7 @@ def train_candidate(
     """
     config, run = name_network(config, network), Run(out)
     with engine_for(config) as engine:
-        return _train(engine, config, run, dataset, network, None, resume=True, quiet=quiet, observers=(), seeds=seeds)
+        return _train(engine, config, run, dataset, network, start, resume=True, quiet=quiet, observers=(), seeds=seeds)
 
 
 def _train(
@@ -363,7 +368,7 @@ def described_data(run: Run, dataset: Dataset, given: bool) -> DataDigests:
     return DataDigests(
         name=dataset.info.name,
         public=public,
-        training_records=len(dataset.train),
+        training_records=dataset.info.num_train,
         test_records=len(dataset.test),
         training_commitment=commit(run, "training data", train),
         **digest,
@@ -417,9 +422,7 @@ def write_start(
 
 
 def _with_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network: Classifier, seeds: Seeds) -> Trainable:
-    """Return the method bound to its data; canaries stand beside them, or in their place where neighbours have one
-    size.
-    """
+    """Return the method bound to its data; canaries stand beside them, or in their place for one size."""
     method, train = method_of(config), dataset.train
     if not config.canaries.num:
         return method.prepare(config, the_plan, network, train, seeds)

@@ -128,9 +128,7 @@ class Verifier(ABC):
         """Label, abstention and radii for each input in [-1, 1]."""
 
     def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> Certificates:
-        """Return the same with radii as large as this way can prove, where `verify` looks at those asked about
-        alone.
-        """
+        """Return the same with radii as large as this way can prove; `verify` looks at those asked about alone."""
         return self.verify(inputs, generator)
 
     def search(self, inputs: Tensor, generator: torch.Generator, *, farthest: bool, anytime: bool) -> Search:

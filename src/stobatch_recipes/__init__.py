@@ -15,7 +15,7 @@ from stobatch.registry import Registry, one_line, read_location
 _IN_THIS_PACKAGE = {
     "": ("demo",),
     "sound": (
-        *("mnist", "mnist_wide", "mnist_strict", "mnist_l2"),
+        *("mnist", "mnist_wide", "mnist_strict", "mnist_l2", "fashion_mnist"),
         *("cifar10", "cifar10_wide", "cifar10_strict", "cifar10_strict_wide", "tiny_imagenet"),
         *("cifar10_scattering", "cifar10_scattering_strict"),
     ),

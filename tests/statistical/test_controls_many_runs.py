@@ -17,6 +17,8 @@ import pytest
 import stobatch
 from stobatch_recipes import recipe
 
+pytestmark = pytest.mark.usefixtures("try_each_network_once")
+
 MANY = {"half_noise": 600, "shared_noise": 364, "no_clipping": 364}
 """Trainings; below 362 the verb refuses, because no attacker could refute ε = 3 with them."""
 STEPS = {"half_noise": 6}

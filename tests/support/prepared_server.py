@@ -23,9 +23,9 @@ def prepare(*modules: str) -> None:
 
     from stobatch import data, runs
     from stobatch.config import DataConfig
-    from stobatch.data import mnist
+    from stobatch.data.idx_files import IdxSet
 
-    mnist.unpack = functools.cache(mnist.unpack)
+    IdxSet.unpack = functools.cache(IdxSet.unpack)
     data.load(DataConfig(train_limit=1, test_limit=1))
     runs.source()
     gc.freeze()

@@ -144,9 +144,7 @@ class Geometry(ABC):
 
     @abstractmethod
     def tighten(self, ball: Ball, points: Tensor, slack: float) -> Tensor:
-        """Return points that rounding put a little too far, moved towards their centre, where needed by a share
-        `slack`.
-        """
+        """Return points that rounding put too far out, moved towards their centre by a share `slack` where needed."""
 
 
 @final

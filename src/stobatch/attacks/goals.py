@@ -44,9 +44,7 @@ def difference_of_logits_ratio(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def towards(logits: Tensor, labels: Tensor, aims: Tensor) -> Tensor:
-    """Return how far the aim is above the label, over the spread of the top four logits: one class at a time is
-    overtaken.
-    """
+    """Return how far the aim is above the label, over the spread of the top four logits; one class at a time."""
     lead = (logits.gather(1, aims[:, None]) - logits.gather(1, labels[:, None]))[:, 0]
     if logits.shape[1] < 3:
         return lead

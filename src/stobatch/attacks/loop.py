@@ -117,11 +117,19 @@ class GradientAttack(Attack, ABC):
         if not victim.deterministic:
             # A lucky draw proves nothing: no point is kept for it and no example let go.
             return _walk(victim, ball, [(self, slice(None))], points, goal, generator, chunk, None)
+        found = [self._search_piece(victim, ball, points, goal, generator, p) for p in _pieces(len(points), chunk)]
+        return _join(found)
+
+    def _search_piece(
+        self, victim: Victim, ball: Ball, points: Tensor, goal: Goal, generator: torch.Generator, piece: slice
+    ) -> Tensor:
+        """Return the best points for rows that pass through the network at once, all steps one after the other."""
+        ball, points, goal = ball.part(piece), points[piece], goal.part(piece)
         best = Best(ball.centre)
         if not torch.equal(points, ball.centre):
             # An example that is lost already must not be called robust because the attack started elsewhere.
-            best.see(best.resisting(), ball.centre, *outcome(victim.draw(generator), ball.centre, goal, chunk))
-        _walk(victim, ball, [(self, slice(None))], points, goal, generator, chunk, best)
+            best.see(best.resisting(), ball.centre, *outcome(victim.draw(generator), ball.centre, goal, len(points)))
+        _walk(victim, ball, [(self, slice(None))], points, goal, generator, len(points), best)
         return best.points
 
 
@@ -155,7 +163,26 @@ def craft(
             own = None if offsets is None else offsets[first - whole.start : last - whole.start]
             shares.append((attack, here))
             points.append(ball.part(here).at(own))
-    return _walk(Plain(scores), ball, shares, torch.cat(points), Goal(labels), generator, chunk, None)
+    starts, goal, victim = torch.cat(points), Goal(labels), Plain(scores)
+    return _join(
+        [
+            _walk(victim, ball.part(rows), _within(shares, rows), starts[rows], goal.part(rows), generator, chunk, None)
+            for rows in _pieces(len(starts), chunk)
+        ]
+    )
+
+
+def _pieces(count: int, chunk: int) -> list[slice]:
+    """Rows that pass through the network at once. Each piece takes all its steps before the next one begins, so that
+    points, gradients and momenta stay in the cache.
+    """
+    return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+
+
+def _within(shares: Sequence[tuple[GradientAttack, slice]], rows: slice) -> list[tuple[GradientAttack, slice]]:
+    """Return the attacks that own some of these rows, and which, counted from the first of them."""
+    cut = [(attack, max(own.start, rows.start), min(own.stop, rows.stop)) for attack, own in shares]
+    return [(attack, slice(a - rows.start, b - rows.start)) for attack, a, b in cut if a < b]
 
 
 class Best:

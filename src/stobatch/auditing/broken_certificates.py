@@ -167,9 +167,7 @@ def nominal_noise_bench(seed: int) -> Bench:
 
 
 def observed_frequency_bench(seed: int) -> Bench:
-    """Return a linear classifier under Gaussian noise, 60 draws: in l2 a label holds exactly as far as p_A itself
-    proves.
-    """
+    """Return a linear classifier under Gaussian noise, 60 draws: in l2 a label holds as far as p_A itself proves."""
     stddev, generator = 0.5, torch.Generator().manual_seed(seed)
     normal = nn.functional.normalize(torch.randn(16, generator=generator), dim=0)
     network = _linear(4 * torch.stack([normal, -normal]))
@@ -182,9 +180,7 @@ def observed_frequency_bench(seed: int) -> Bench:
 
 
 def enlarged_bounds_bench(seed: int) -> Bench:
-    """Return a linear classifier of three classes: bounds are exact, up to the steps of 10% between the radii asked
-    about.
-    """
+    """Return a linear classifier of three classes: bounds are exact, up to the 10% between the radii asked about."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(3, 16, generator=generator)
     network = _linear(weight)

@@ -72,9 +72,7 @@ def nearest(
     *,
     memory_mb: int = 512,
 ) -> Labels:
-    """Return the rows worth attacking: certified, and with the smallest lead for the size of their ball, the worst
-    first.
-    """
+    """Return the rows worth attacking: certified, with the smallest lead for the size of their ball first."""
     rows = certificates.certified()
     if settings.num_inputs is None or len(rows) <= settings.num_inputs:
         return rows
@@ -149,9 +147,7 @@ def finding_of(
     certified: int,
     num_kinds: int,
 ) -> Finding:
-    """Return what the attempts on one kind mean; `columns` of all parts, `certified` inputs in all, `num_kinds`
-    tried.
-    """
+    """Return what the attempts on one of `num_kinds` kinds mean; `columns` of all parts, `certified` inputs in all."""
     broken, attacked = np.asarray(columns["broken"], dtype=bool), len(columns["broken"])
     retests, overclaims = sum(columns["retests"]), sum(columns["overclaims"])
     level = (1 - settings.confidence) / 2 / num_kinds

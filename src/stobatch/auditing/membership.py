@@ -87,9 +87,7 @@ class MembershipResult:
     """For a figure: false-positive rates on a log grid, and the true-positive rates of all targets' pairs together."""
 
     def details(self, claimed: tuple[float | None, float], needed: int | None, reason: str | None) -> MembershipDetails:
-        """Return the numbers as documents hold them: held against these ε and δ, and why they could not have refuted
-        them.
-        """
+        """Return the numbers as documents hold them, held against these ε and δ, and why they could not refute them."""
 
         def named(rates: dict[float, Measured]) -> dict[str, Rate]:
             return {f"{rate:g}": Rate(value=value, low=low, high=high) for rate, (value, low, high) in rates.items()}

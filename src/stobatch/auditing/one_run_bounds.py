@@ -109,9 +109,7 @@ def bounds_of_guesses(
     confidence: float,
     family: CurveFamily | None,
 ) -> tuple[EpsilonBound, ...]:
-    """Return the bounds that numbers of guesses give, with how many of each were right: all that evidence has to
-    keep.
-    """
+    """Return the bounds that numbers of guesses give, with how many of each were right: all that evidence keeps."""
     failure = (1 - confidence) / (len(counts) * (1 if family is None else 2))
 
     def bound(
@@ -120,9 +118,7 @@ def bounds_of_guesses(
         search: Callable[[Callable[[Claim], bool]], float],
         impossible: Callable[[Claim, int, int], bool],
     ) -> EpsilonBound:
-        """Return one search for the most that any number of guesses refutes: one for each would ask about more
-        claims.
-        """
+        """Return one search for the most that any number of guesses refutes: one for each asks about more."""
         best = 0
 
         def refuted(claim: Claim) -> bool:

@@ -195,9 +195,7 @@ class PoissonGaussianFamily(CurveFamily):
 
 
 def most_refuted(refuted: Callable[[float], bool]) -> float:
-    """Return a number that is itself refuted, next to one that is not: what leaks less is refuted with it. 0 if none
-    is.
-    """
+    """Return a refuted number next to one that is not (what leaks less is refuted with it); 0 if none is."""
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0

@@ -5,30 +5,225 @@ is a polynomial with noise on its coefficients, as in the functional mechanism.
 
 It is as published and in the released code, but for the relevances. The publication counts ε1 for them, and nothing for
 the network, trained without privacy, that they come from. Here both are steps of DP-SGD with a proof
-(`adlm_step.InputRelevance`). What remains is a claim, and `AdLmPlan.guarantee` says what speaks against it.
+(`InputRelevance`). What remains is a claim, and `AdLmPlan.guarantee` says what speaks against it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from stobatch.baselines.adlm_plan import AdLmConfig, AdLmPlan
-from stobatch.baselines.adlm_step import AdLmTrainable
-from stobatch.baselines.plain import require_batches
-from stobatch.config import RunConfig
+from stobatch.baselines.dpsgd import DpSgdConfig
+from stobatch.baselines.plain import OpenTrainable, require_batches
+from stobatch.baselines.securesgd import RelevanceTrainable
+from stobatch.config import RunConfig, TrainersConfig
 from stobatch.data import DatasetInfo, TrainingExamples
-from stobatch.dp.noise import laplace
+from stobatch.dp.noise import Grid, laplace
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, SettingError
 from stobatch.methods import Method, Release, Tuples, encoder_of, require_per_example_at_size, split_network
-from stobatch.models import Classifier, require_per_example
+from stobatch.models import Classifier, Network, require_per_example
+from stobatch.published.losses import label_noise_term, taylor_loss
 from stobatch.seeds import Seeds
+from stobatch.sound.losses import NormalSampler
+from stobatch.training.engines import Averaged, Engine, Gradients, Stop, TrainerTask, never
+from stobatch.training.engines.base import DeviceRank, split_rows
+from stobatch.training.ledger import Ledger, Stretch
 from stobatch.verifier import Verifier
+
+
+def budget_of(network: Network) -> Tensor:
+    """β, the share of the input budget that each input value has; the mean is 1."""
+    assert isinstance(network.input_budget, Tensor)
+    return network.input_budget
+
+
+class InputRelevance(RelevanceTrainable):
+    """DP-SGD on cross-entropy, and in its last step the relevance of every input value to the label's score.
+
+    **Guarantee**: that of its plan, for everything it releases: parameters and relevances alike.
+    """
+
+    network: Network
+
+    def __init__(self, *arguments: Any, even_share: float, **named: Any) -> None:
+        self.even_share = even_share
+        super().__init__(*arguments, **named)
+
+    @property
+    def relevance_step(self) -> int:
+        return self.plan.steps - 1
+
+    @property
+    def relevance_shape(self) -> tuple[int, ...]:
+        return self.network.input_shape
+
+    def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
+        """|x_j ∂z_y/∂x_j| of each example, with z_y the score of its label.
+
+        In a ReLU network without biases that is what layer-wise relevance propagation (LRP-0) hands down to an input,
+        exactly; biases and normalisation keep some of the relevance there. Sizes are taken example by example, so that
+        values that speak for one class and against another are relevant.
+        """
+        with torch.enable_grad():
+            leaf = inputs.detach().requires_grad_()
+            scores = self.network(leaf).gather(1, labels.unsqueeze(1))
+            (slope,) = torch.autograd.grad(scores.sum(), leaf)
+        return (slope * inputs).abs()
+
+    def take(self, relevance: Tensor) -> None:
+        """β_j = d R_j / Σ R, mixed with an even share so that none is 0; a mean of sizes below 0 is noise."""
+        found = relevance.clamp(min=0).double()
+        shares = self.even_share + (1 - self.even_share) * found / found.mean().clamp(min=1e-30)
+        budget_of(self.network).copy_(shares / shares.mean())
+
+    def after_update(self) -> None:
+        try:
+            super().after_update()
+        except ModelError as error:
+            raise ModelError(
+                error.what,
+                why="The estimation of relevances has diverged.",
+                remedy="Lower method.relevance_learning_rate, and start a new run.",
+            ) from None
+
+
+class AdLmTrainable(OpenTrainable):
+    """The estimation of relevances, a new beginning, and descent on the noisy Taylor objective.
+
+    What the second part knows of the first is β, a buffer of the network. The weights begin again as they were; the
+    first part descends without memory and leaves the descent rule of the second untouched.
+    """
+
+    network: Network
+    monitored = "encoder_norm"
+    claims_privacy = True
+    released_state = frozenset({"input_budget"})
+
+    def __init__(
+        self,
+        config: AdLmConfig,
+        plan: AdLmPlan,
+        network: Network,
+        train: TrainingExamples,
+        seeds: Seeds,
+        *,
+        memory_mb: int,
+        pieces: int,
+    ) -> None:
+        super().__init__(network, train, seeds, batch_size=config.batch_size, memory_mb=memory_mb, pieces=pieces)
+        self.config, self.plan = config, plan
+        # Before any checkpoint is read: a fresh network is the same one whenever a run is started.
+        self.first_weights = {name: p.detach().clone() for name, p in self.parameters.items()}
+        planned = plan.relevance
+        settings = DpSgdConfig(
+            epsilon=planned.target_epsilon,
+            delta=planned.delta,
+            batch_size=planned.expected_batch_size,
+            clip_norm=planned.clip_norm,
+        )
+        one_owner = TrainersConfig()
+        self.estimation = InputRelevance(
+            *(settings, planned, network, train, seeds),
+            even_share=config.even_share, memory_mb=memory_mb, trainers=one_owner, pieces=pieces,
+        )  # fmt: skip
+        # One copy of the data on the device serves both.
+        self.estimation.reader = self.reader
+
+    def _estimates(self, step: int) -> bool:
+        return step <= self.estimation.relevance_step
+
+    def monitor(self, step: int) -> float:
+        return self.network.encoder.max_column_norm()
+
+    def check_data(self, share: DeviceRank) -> None:
+        self.estimation.check_data(share)
+        super().check_data(share)
+
+    def targets(self, step: int) -> Mapping[str, Tensor]:
+        return self.estimation.targets(step) if self._estimates(step) else super().targets(step)
+
+    def grid(self, step: int) -> Grid | None:
+        return self.estimation.grid(step) if self._estimates(step) else None
+
+    def release(self, step: int, engine: Engine, stop: Stop = never) -> Averaged:
+        self.estimation.attempt = self.attempt
+        if not self._estimates(step):
+            return super().release(step, engine, stop)
+        averaged, parameters = self.estimation.release(step, engine, stop), self.parameters
+        with torch.no_grad():
+            for name in averaged.gradients.keys() & parameters.keys():
+                parameters[name].sub_(averaged.gradients[name], alpha=self.config.relevance_learning_rate)
+            self.estimation.after_update()
+            if step == self.estimation.relevance_step:
+                for name, weight in self.first_weights.items():
+                    parameters[name].copy_(weight)
+        # Nothing is left to descend on: a rule that remembers gradients is to remember none of these.
+        return Averaged({}, averaged.stopping)
+
+    def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
+        """Of AdLM: the mean gradient of the Taylor losses of a batch under one draw of input noise, and χ3 once."""
+        if self._estimates(step):
+            yield from self.estimation.parts(task, step, share)
+            return
+        batch, noise = self.order(step)[: self.batch_size], self.input_noise(step)
+        for number, piece in enumerate(split_rows(len(batch), self.chunk, self.network.device, share, self.pieces)):
+            if share.takes(number):
+                inputs, labels = self.reader.fetch(batch[piece])
+                yield self._gradients(self.noisy(inputs, noise), labels)
+        if share.first:
+            weight = self.network.head.output.weight
+            (gradient,) = torch.autograd.grad(-label_noise_term(weight, self.loss_noise(step)), weight)
+            yield {"head.output.weight": gradient}
+
+    def input_noise(self, step: int) -> Tensor:
+        """Lap(Δ_h0 / ε_j) / |L| with ε_j = β_j ε2: one draw for the batch of a step."""
+        drawn = laplace(self.network.input_shape, self.plan.input_noise_scale, self._stream(step, "input noise"))
+        return drawn.to(self.network.device, self.network.dtype) / budget_of(self.network)
+
+    def loss_noise(self, step: int) -> Tensor:
+        """χ3 = Lap(Δ_F / ε3) / |L|, for every coefficient h_π y_k."""
+        weight = self.network.head.output.weight
+        return laplace(tuple(weight.shape), self.plan.loss_noise_scale, self._stream(step, "loss noise")).to(weight)
+
+    def _stream(self, step: int, purpose: str) -> torch.Generator:
+        again = ("attempt", self.attempt) if self.attempt else ()
+        return self.seeds.generator("step", step, *again, purpose)
+
+    def noisy(self, inputs: Tensor, noise: Tensor) -> Tensor:
+        """Return what training sees of some examples."""
+        return (inputs + noise).clamp(-self.plan.input_bound, self.plan.input_bound)
+
+    def _gradients(self, noisy_inputs: Tensor, labels: Tensor) -> Gradients:
+        scores, parameters = self.network.scores_of_noisy(noisy_inputs), self.parameters
+        loss = taylor_loss(scores, labels, self.config.taylor).sum() / self.batch_size
+        return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+
+    def begin(self, run: Path, stretch: Stretch) -> int:
+        return self.estimation.begin(run, stretch)
+
+    def saved(self, run: Path, step: int, state: str) -> None:
+        self.estimation.saved(run, step, state)
+
+    def distrust(self, run: Path) -> None:
+        self.estimation.distrust(run)
+
+    def require_counted(self, run: Path, step: int) -> None:
+        self.estimation.require_counted(run, step)
+
+    def finish(self, run: Path) -> dict[str, Any]:
+        return {**super().finish(run), "accounted_steps": Ledger.of(run).accounted}
+
+    def save_private(self, run: Path, config_hash: str) -> None:
+        """Noise lives in the steps alone; the model carries none."""
+
 
 _split = partial(split_network, method="AdLM")
 

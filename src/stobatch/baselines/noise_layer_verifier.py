@@ -53,9 +53,7 @@ def margin_epsilon(top_lower: Floats, runner_up_upper: Floats, delta: Floats) ->
 
 
 def margin_deviations(calibration: Calibration, top_lower: Floats, runner_up_upper: Floats) -> Floats:
-    """Return the largest shift, in deviations of Gaussian noise, that the margin withstands by this theorem and the
-    best δ.
-    """
+    """Return the largest shift, in deviations of Gaussian noise, that the margin withstands at the best δ."""
     top, runner_up = np.asarray(top_lower)[..., None], np.asarray(runner_up_upper)[..., None]
     epsilon = margin_epsilon(top, runner_up, DELTAS)
     withstood: Floats = np.where(epsilon > 0, calibration.deviations(epsilon, DELTAS), 0.0).max(-1)

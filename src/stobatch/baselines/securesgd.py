@@ -138,12 +138,15 @@ class SecureSgdPlan(DpSgdPlan):
 
 
 class EvenLayer(DpSgdTrainable):
-    """DP-SGD on cross-entropy under fresh noise behind a first layer of norm 1."""
+    """DP-SGD on cross-entropy under fresh noise behind a first layer of norm 1, or of the norm it has where it is not
+    trained: certificates go by the norm that it has.
+    """
 
     network: Network
 
     def recalibrate(self) -> None:
-        limit_norm(self.network.encoder, spread_of(self.network))
+        if self.network.encoder.weight.requires_grad:
+            limit_norm(self.network.encoder, spread_of(self.network))
         super().recalibrate()
 
 
@@ -188,7 +191,6 @@ class SecureSgdAgm(DpSgdFamily):
     config_class = SecureSgdAgmConfig
     trainable = EvenLayer
     has_trainers = False
-    trains_parts = False
     source: ClassVar[str] = "SecureSGD-AGM: PixelDP's Proposition 1 by the analytic Gaussian mechanism"
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> SecureSgdPlan:

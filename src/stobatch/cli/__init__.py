@@ -7,6 +7,7 @@ from stobatch.cli import budgeting  # isort: skip
 from stobatch.cli import measuring  # isort: skip
 from stobatch.cli import predicting  # isort: skip
 from stobatch.cli import comparing  # isort: skip
+from stobatch.cli import reproducing  # isort: skip
 from stobatch.cli import publishing  # isort: skip
 from stobatch.cli import serving  # isort: skip
 from stobatch.cli import looking  # isort: skip
@@ -23,6 +24,7 @@ __all__ = [
     "predicting",
     "pretraining",
     "publishing",
+    "reproducing",
     "serving",
     "training",
     "tuning",

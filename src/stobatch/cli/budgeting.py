@@ -13,7 +13,7 @@ from stobatch.cli.options import Config, Json, Recipe, Set, read_settings, show
 from stobatch.errors import SettingError
 
 if TYPE_CHECKING:
-    from stobatch.results import Budget
+    from stobatch.results import Budget, SpentShare
 
 
 @app.command(rich_help_panel="Train")
@@ -47,9 +47,11 @@ def _parts(document: Budget) -> list[Any]:
     from stobatch.reporting.table import Column, Table
     from stobatch.results import epsilon_words
 
-    at = f"at δ = {document.delta:g}, when one record is added or removed"
+    persons = any(share.word == "persons" for share in document.spent)
+    unit = "one person with all records" if persons else "one record"
+    at = f"at δ = {document.delta:g}, when {unit} is added or removed"
     runs = Table.of(
-        f"Trainings in {document.book}; each by itself, {at}",
+        f"Trainings in {document.book}; each by itself, at δ = {document.delta:g}",
         [Column("", is_number=True), "begun", "method", "data", "run", "state", "ε"],
         (
             [
@@ -65,10 +67,10 @@ def _parts(document: Budget) -> list[Any]:
         ),
     )
     spent = Table.of(
-        f"What records have spent, composed {at}",
-        [Column("records", is_number=True), "read by", "ε"],
+        f"What was spent, composed {at}",
+        [Column("", is_number=True), "", "read by", "ε"],
         (
-            [f"{share.records:,}", ", ".join(map(str, share.runs)), epsilon_words(share.proved_epsilon)]
+            [f"{share.count:,}", share.word, _readers(share), epsilon_words(share.proved_epsilon)]
             for share in document.spent
         ),
     )
@@ -81,6 +83,11 @@ def _parts(document: Budget) -> list[Any]:
             f"{'within' if one.within_limit else 'BEYOND'} the limit"
         )
     return [*(table.to_rich() for table in (runs, spent) if table.rows), *lines, "For the owner of the records alone."]
+
+
+def _readers(share: SpentShare) -> str:
+    sizes = zip(share.runs, share.records, strict=True)
+    return ", ".join(f"{run} (up to {size} of each, one by one)" if size > 1 else str(run) for run, size in sizes)
 
 
 def _limit(document: Budget) -> str:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from stobatch.cli.app import app
-from stobatch.cli.options import Device, Json, Limit, Set, assignments, show
+from stobatch.cli.options import Device, Json, Limit, Prior, Set, assignments, show, whole_numbers
 from stobatch.errors import SettingError
 from stobatch.types import Status
-
-if TYPE_CHECKING:
-    from stobatch.config import RunConfig
 
 _ELSEWHERE = {
     "method.epsilon": "--epsilon",
@@ -42,6 +39,7 @@ def compare(
         typer.Option(help="Public seeds with commas between, for an experiment: privacy guarantees are then void."),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Trainings of each row, with secret seeds.")] = 1,
+    from_: Prior = None,
     set_: Set = None,
     limit: Limit = None,
     device: Device = None,
@@ -49,6 +47,7 @@ def compare(
 ) -> None:
     """Train, certify and attack several methods the same way: one table, a figure, t-tests. Resumes itself."""
     import stobatch
+    from stobatch.comparison.plan import change_rows
     from stobatch.reporting.comparison import comparison_tables
     from stobatch_recipes.baselines import rows
 
@@ -60,9 +59,15 @@ def compare(
     _require_elsewhere(changes)
     shown: dict[str, Any] = {"evaluation.radii": radii, "certification.attack_radius": radii[0]}
     made = rows(_names(methods), epsilons, radii[0])
-    configs = {name: config.override_all(shown) for name, config in _changed(made, changes).items()}
+    configs = {name: config.override_all(shown) for name, config in change_rows(made, changes).items()}
     document = stobatch.compare(
-        configs, out, seeds=_whole(seeds) if seeds else None, repeats=repeats, quiet=as_json, device=device
+        configs,
+        out,
+        seeds=whole_numbers(seeds) if seeds else None,
+        repeats=repeats,
+        priors=dict.fromkeys(configs, from_) if from_ else None,
+        quiet=as_json,
+        device=device,
     )
     show(document, as_json, comparison_tables(document), f"page: {out / 'comparison.html'}")
     if any(flag.refutes is Status.PROVED for flag in document.flags):
@@ -82,13 +87,6 @@ def _names(methods: str) -> list[str]:
     return list(COMPARED) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
 
 
-def _whole(seeds: str) -> list[int]:
-    try:
-        return [int(seed) for seed in seeds.split(",")]
-    except ValueError:
-        raise SettingError(f"--seeds {seeds} are no whole numbers.", remedy="Write --seeds 1,2,3.") from None
-
-
 def _require_elsewhere(changes: dict[str, Any]) -> None:
     for key, option in _ELSEWHERE.items():
         if key in changes:
@@ -97,26 +95,3 @@ def _require_elsewhere(changes: dict[str, Any]) -> None:
                 why="It decides what the rows or columns of the table mean.",
                 remedy=f"Use {option}.",
             )
-
-
-def _changed(configs: dict[str, RunConfig], changes: dict[str, Any]) -> dict[str, RunConfig]:
-    """Every configuration with the changes that concern it: a method's setting goes to the methods that have it."""
-    from stobatch.settings import names_of, unknown_key
-
-    names = {name: names_of(type(config.method)) for name, config in configs.items()}
-    for key in changes:
-        section, _, own = key.partition(".")
-        if section == "method" and not any(own in known for known in names.values()):
-            known = {f"method.{field}" for accepted in names.values() for field in accepted.values()}
-            raise unknown_key(key, sorted(known))
-    return {name: config.override_all(_own(changes, names[name])) for name, config in configs.items()}
-
-
-def _own(changes: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """The changes that concern a method whose settings have these names.
-
-    A setting that is given by both of its names is meant for this method by the one in files, which fewer have.
-    """
-    given = {field for name, field in names.items() if name != field and f"method.{name}" in changes}
-    wanted = {f"method.{name}" for name in names if name not in given}
-    return {key: value for key, value in changes.items() if not key.startswith("method.") or key in wanted}

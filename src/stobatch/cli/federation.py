@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stobatch.cli.app import app
-from stobatch.cli.options import Config, Device, Json, Recipe, Resume, Seed, Set, read_settings, show, training_changes
+from stobatch.cli.options import (
+    Config,
+    Device,
+    Json,
+    Prior,
+    Recipe,
+    Resume,
+    Seed,
+    Set,
+    read_settings,
+    show,
+    training_changes,
+)
 from stobatch.errors import RunError, SettingError
 
 if TYPE_CHECKING:
@@ -23,6 +35,7 @@ def federate(
     recipe: Recipe = None,
     config: Config = None,
     set_: Set = None,
+    from_: Prior = None,
     seed: Seed = None,
     device: Device = None,
     through: Annotated[
@@ -43,7 +56,7 @@ def federate(
         terms = read_config(run).override_all(training_changes(set_, seed, device))
     else:
         terms = read_settings(recipe or (None if config else "federated.demo"), config, set_, seed, device)
-    model = run_federation(terms, out, rounds=way, resume=resume, quiet=as_json)
+    model = run_federation(terms, out, prior=from_, rounds=way, resume=resume, quiet=as_json)
     account = FederationAccount.read(run)
     document = FederatedTraining(run=str(out), training=Training.read(run), **dict(account))
     done = trained_line(out, model.config.training_hash, document.training)

@@ -93,6 +93,14 @@ def read_settings(
     return config.override_all(changes)
 
 
+def whole_numbers(seeds: str) -> list[int]:
+    """Read what --seeds says."""
+    try:
+        return [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise SettingError(f"--seeds {seeds} are no whole numbers.", remedy="Write --seeds 1,2,3.") from None
+
+
 def run_path(argument: Path | None, option: Path | None) -> Path:
     if (argument is None) == (option is None):
         raise SettingError("no run directory, or two, are given.", remedy="Write `stobatch VERB RUN`.")

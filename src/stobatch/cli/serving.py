@@ -14,7 +14,7 @@ from stobatch.cli.app import app
 from stobatch.cli.options import Device
 from stobatch.errors import SettingError
 
-_PACKAGES = ("starlette", "uvicorn", "httptools")
+_PACKAGES = ("uvicorn", "httptools")
 
 
 @app.command(rich_help_panel="Publish")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stobatch.cli.app import app
-from stobatch.cli.options import Config, Device, Json, Recipe, Resume, Set, read_settings, show, training_changes
+from stobatch.cli.options import Config, Device, Json, Prior, Recipe, Resume, Set, read_settings, show, training_changes
 from stobatch.errors import SettingError
 
 if TYPE_CHECKING:
@@ -29,8 +29,11 @@ def tune(
     set_: Set = None,
     held_out: Annotated[
         int | None,
-        typer.Option(help="Training records that each candidate keeps aside to be scored on; a tenth if unset."),
+        typer.Option(
+            help="Training records, or persons, that each candidate keeps aside to be scored on; a tenth if unset."
+        ),
     ] = None,
+    from_: Prior = None,
     workers: Annotated[int, typer.Option(min=1, help="Candidates trained at once, each in a process of its own.")] = 1,
     device: Device = None,
     resume: Resume = False,
@@ -51,7 +54,7 @@ def tune(
         settings = _as_started(Search.read(directory)).override_all(training_changes(set_, None, device))
     else:
         settings = _settings(read_settings(recipe, config, set_, None, device), try_, held_out)
-    document = stobatch.tune(settings, out, workers=workers, resume=resume, quiet=as_json)
+    document = stobatch.tune(settings, out, prior=from_, workers=workers, resume=resume, quiet=as_json)
     private = f"all candidates, for the owner alone: {out}/private/candidates.json and candidates.svg"
     parts: list[Any] = [*document.lines()[1:], tables.guarantee_lines(document.guarantee, out / "winner"), private]
     show(document, as_json, *parts)
@@ -71,7 +74,8 @@ def _settings(config: RunConfig, tried: list[str] | None, held_out: int | None) 
     if held_out is not None:
         changes["data.held_out"] = held_out
     elif not config.data.held_out:
-        number = data.describe(config.data, data_root(config)).num_train
+        info = data.describe(config.data, data_root(config))
+        number = info.num_train if info.num_persons is None else info.num_persons
         changes["data.held_out"] = max(1, min(_MOST_HELD_OUT, number // 10))
     return config.override_all(changes)
 

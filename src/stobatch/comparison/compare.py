@@ -32,6 +32,7 @@ def compare(
     repeats: int = 1,
     dataset: Dataset | None = None,
     networks: Mapping[str, nn.Module] | None = None,
+    priors: Mapping[str, str | Path] | None = None,
     quiet: bool = False,
     device: str | None = None,
 ) -> Comparison:
@@ -39,24 +40,25 @@ def compare(
 
     Each is trained `repeats` times with secret seeds of its own; or, as an experiment whose privacy guarantees are
     void, once with each of the public `seeds`. `configs` maps the name of a row to a complete configuration, whose own
-    seed does not matter. Each training has its directory, `out/ROW/secret-1` or `out/ROW/seed-SEED`. What is there
-    already is reused if it is the same training, measured the same way; so a call that was interrupted continues, and a
-    second one only reads. Another training in a directory is refused.
+    seed does not matter; `networks` and `priors`, what a training starts from, go by the names of rows, too. Each
+    training has its directory, `out/ROW/secret-1` or `out/ROW/seed-SEED`. What is there already is reused if it is the
+    same training, measured the same way; so a call that was interrupted continues, and a second one only reads. Another
+    training in a directory is refused.
 
     Writes `comparison.json` (which is returned), `comparison.html` and `comparison.svg`. The first radius of the
     configurations is the one that the figure shows.
     """
-    from stobatch.comparison.page import write_comparison
+    from stobatch.reporting.comparison import write_comparison
 
     where = Path(out)
-    compared = plan_comparison(configs, where, seeds, repeats, dataset, networks or {}, device)
+    compared = plan_comparison(configs, where, seeds, repeats, dataset, networks or {}, priors or {}, device)
     if dataset is not None and not (where / f"{TEST_DATA}.json").exists():
         write_json(where / f"{TEST_DATA}.json", TEST_DATA, {"sha256": dataset.test.fingerprint()})
     started = time.monotonic()
     for place, one in enumerate(compared):
         if not quiet:
             _announce(one, place, len(compared), time.monotonic() - started)
-        _make(one, dataset, quiet)
+        make(one, dataset, quiet=quiet)
     with as_written(where):
         document = build_comparison(_by_name(compared), compared[0].config.evaluation.radii, where)
     write_json(where / "comparison.json", document.kind, document.to_dict())
@@ -71,10 +73,10 @@ def _by_name(compared: Sequence[Compared]) -> dict[str, dict[int, Facts]]:
     return found
 
 
-def _make(one: Compared, dataset: Dataset | None, quiet: bool) -> None:
-    """Whatever is missing of a training and of its measurements."""
+def make(one: Compared, dataset: Dataset | None = None, *, certificates: bool = True, quiet: bool = False) -> None:
+    """Make whatever is missing of a training and of its measurements, with or without certificates."""
     if not one.run.is_trained:
-        train(one.config, one.run.path, dataset=dataset, network=one.network, resume=True, quiet=quiet)
+        train(one.config, one.run.path, dataset=dataset, network=one.network, prior=one.prior, resume=True, quiet=quiet)
     asked = one.config.to_dict()
     common: dict[str, Any] = {
         "overrides": {f"{section}.{key}": value for section in _SECTIONS for key, value in asked[section].items()},
@@ -84,7 +86,7 @@ def _make(one: Compared, dataset: Dataset | None, quiet: bool) -> None:
         "quiet": quiet,
     }
     with as_written(one.run.path):
-        certified = not one.certifies or _is_certified(one)
+        certified = not (certificates and one.certifies) or _is_certified(one)
     if not certified:
         certify(one.run.path, **common)
     with as_written(one.run.path):
@@ -113,9 +115,7 @@ def _of_its_weights(one: Compared, document: CertificateSummary | Scores) -> boo
 
 
 def _is_evaluated(one: Compared) -> bool:
-    """Return whether there are scores of this model, made with these settings and beside the certificates that are
-    there.
-    """
+    """Return whether there are scores of this model, made with these settings and beside these certificates."""
     content = one.run.read("scores") if one.run.has("scores") else {}
     if "same_images" not in content:
         # None, or those of an older version, which lack more than that.

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from stobatch import data
 from stobatch.config import RunConfig
@@ -22,10 +22,12 @@ from stobatch.files import read_json
 from stobatch.loading import make_network, make_plan, name_network
 from stobatch.methods import can_certify, verifiers_of
 from stobatch.models import Classifier, hand_over
+from stobatch.prior import take_prior
 from stobatch.reporting.format import privacy_words
 from stobatch.results import StartedRun
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
+from stobatch.settings import names_of, unknown_key
 from stobatch.training.device import use_device
 
 TEST_DATA = "test_data"
@@ -45,6 +47,7 @@ class Compared:
     run: Run
     network: Classifier | None
     status: str
+    prior: Path | None = None
 
     @property
     def certifies(self) -> bool:
@@ -71,6 +74,28 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower().replace("ε", "eps")).strip("-.")
 
 
+def change_rows(configs: Mapping[str, RunConfig], changes: Mapping[str, Any]) -> dict[str, RunConfig]:
+    """Return every configuration with the changes that concern it; a method's setting goes to those that have it."""
+    names = {name: names_of(type(config.method)) for name, config in configs.items()}
+    for key in changes:
+        section, _, own = key.partition(".")
+        if section == "method" and not any(own in known for known in names.values()):
+            known = {f"method.{field}" for accepted in names.values() for field in accepted.values()}
+            raise unknown_key(key, sorted(known))
+    return {name: config.override_all(own_changes(config, changes)) for name, config in configs.items()}
+
+
+def own_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that concern a configuration: all but those of settings that its method does not have.
+
+    A setting that is given by both of its names is meant for this method by the one in files, which fewer have.
+    """
+    names = names_of(type(config.method))
+    given = {field for name, field in names.items() if name != field and f"method.{name}" in changes}
+    wanted = {f"method.{name}" for name in names if name not in given}
+    return {key: value for key, value in changes.items() if not key.startswith("method.") or key in wanted}
+
+
 def plan_comparison(
     configs: Mapping[str, RunConfig],
     out: Path,
@@ -78,10 +103,11 @@ def plan_comparison(
     repeats: int,
     dataset: Dataset | None,
     networks: Mapping[str, nn.Module],
+    priors: Mapping[str, str | Path],
     device: str | None,
 ) -> list[Compared]:
     """Return every training of a comparison in order, or an error; nothing is written."""
-    _require_names(configs, networks)
+    _require_names(configs, networks, priors)
     _require_seeds(seeds, repeats)
     if Run(out).exists:
         raise RunError(
@@ -91,30 +117,34 @@ def plan_comparison(
     placed = {name: name_network(config, networks.get(name)) for name, config in placed.items()}
     _require_one_measurement(placed)
     found: list[Compared] = []
-    for name, config in placed.items():
-        info = dataset.info if dataset else data.describe(config.data, data_root(config))
+    for name, given_config in placed.items():
+        info = dataset.info if dataset else data.describe(given_config.data, data_root(given_config))
         try:
             given = networks.get(name)
             network = None if given is None else hand_over(given, info.input_shape, info.num_classes)
+            prior = Path(priors[name]) if name in priors else None
+            config, start = take_prior(given_config, info, prior, network)
             the_plan = make_plan(config, info, network)
         except StobatchError as error:
             raise type(error)(f"row '{name}': {error.what}", why=error.why, remedy=error.remedy) from None
-        _require_answers(name, config, info, the_plan, network)
+        _require_answers(name, config, info, the_plan, network, start)
         use_device(config.machine)
         claim = the_plan.claim.started_from(the_plan.prior)
         status = str((claim if seeds is None else claim.with_public_seed()).status)
         for number in range(1, repeats + 1) if seeds is None else seeds:
             folder = f"secret-{number}" if seeds is None else f"seed-{number}"
             own = config.replace(seed=None if seeds is None else number)
-            found.append(Compared(name, number, own, Run(out / slug(name) / folder), network, status))
+            found.append(Compared(name, number, own, Run(out / slug(name) / folder), network, status, prior))
     for one in found:
-        _require_own_directory(one, dataset)
+        require_own_directory(one, dataset)
     if dataset is not None:
         _require_same_test_data(out, dataset)
     return found
 
 
-def _require_names(configs: Mapping[str, RunConfig], networks: Mapping[str, nn.Module]) -> None:
+def _require_names(
+    configs: Mapping[str, RunConfig], networks: Mapping[str, nn.Module], priors: Mapping[str, str | Path]
+) -> None:
     if not configs:
         raise SettingError(
             "there is nothing to compare.", remedy="Give at least one row: a name and its configuration."
@@ -130,9 +160,10 @@ def _require_names(configs: Mapping[str, RunConfig], networks: Mapping[str, nn.M
                 remedy="Give them names that differ in letters or digits.",
             )
         folders[folder] = name
-    for name in networks:
-        if name not in configs:
-            raise SettingError(f"there is no row '{name}' for this network.", remedy=f"Rows: {', '.join(configs)}.")
+    for given, what in ((networks, "network"), (priors, "prior")):
+        for name in given:
+            if name not in configs:
+                raise SettingError(f"there is no row '{name}' for this {what}.", remedy=f"Rows: {', '.join(configs)}.")
 
 
 def _require_seeds(seeds: Sequence[int] | None, repeats: int) -> None:
@@ -174,12 +205,17 @@ def _require_one_measurement(configs: Mapping[str, RunConfig]) -> None:
 
 
 def _require_answers(
-    name: str, config: RunConfig, info: DatasetInfo, the_plan: Plan, network: Classifier | None
+    name: str,
+    config: RunConfig,
+    info: DatasetInfo,
+    the_plan: Plan,
+    network: Classifier | None,
+    start: Mapping[str, Tensor] | None,
 ) -> None:
     """The functions asked for exist, and certificates are in the norm asked about; else training would be in vain."""
     settings = config.evaluation
     radii_of(settings, prod(info.input_shape))
-    untrained = make_network(config, info, Seeds.reproducible(0), network).eval()
+    untrained = make_network(config, info, Seeds.reproducible(0), network, start).eval()
     ways = verifiers_of(config, the_plan, untrained) if can_certify(config, untrained) else ()
     for kind in (kind for way in ways for kind in way.kinds):
         if kind.unit.norm != settings.norm:
@@ -196,7 +232,7 @@ def _require_answers(
         )
 
 
-def _require_own_directory(one: Compared, dataset: Dataset | None) -> None:
+def require_own_directory(one: Compared, dataset: Dataset | None) -> None:
     """What is there already is this very training, whole or begun."""
     run, wanted = one.run, one.config.training_hash
     if run.exists and (found := StartedRun.read(run).training_hash) != wanted:

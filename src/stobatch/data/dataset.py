@@ -179,7 +179,9 @@ class Dataset:
         for part, examples, count in parts:
             if not len(examples):
                 raise DataError(f"{self.info.name} has no {part} examples.", remedy="Give at least one.")
-            found = (len(examples), *examples.input_shape, examples.num_classes)
+            # Of persons some may be held out with their records, whose number nobody is told: there are fewer then.
+            fewer = part == "training" and self.info.num_persons is not None and len(examples) < count
+            found = (count if fewer else len(examples), *examples.input_shape, examples.num_classes)
             promised = (count, *self.info.input_shape, self.info.num_classes)
             if found != promised:
                 raise DataError(

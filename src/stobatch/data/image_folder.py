@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stobatch.config import DataConfig
 from stobatch.data.dataset import Chunk, DatasetInfo, Examples, Stream, rows_at_once
-from stobatch.data.person_manifest import codes_of_pictures
+from stobatch.data.persons import codes_of_pictures
 from stobatch.data.pixels import PictureRule, first_names, image_shape, in_turn, list_images, read_images
 from stobatch.data.sources import Source
 from stobatch.errors import DataError
@@ -64,9 +64,7 @@ def describe(config: DataConfig, root: Path) -> DatasetInfo:
 
 
 def picture_shape(config: DataConfig, first: Path) -> tuple[tuple[int, int, int], PictureRule]:
-    """Return the shape that the settings ask for, and how pictures are brought to it; what they leave open the first
-    has.
-    """
+    """Return the shape that the settings ask for, and how pictures get it; what they leave open the first has."""
     channels, height, width = image_shape(first)
     if config.height_and_width is not None:
         height, width = config.height_and_width

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -159,3 +161,23 @@ def _interpolation() -> Tensor:
     """Return the matrix [25, 784] from values at the knots to smooth values at the pixels."""
     basis = torch.eye(_KNOTS**2).view(-1, 1, _KNOTS, _KNOTS)
     return F.interpolate(basis, size=(SIDE, SIDE), mode="bicubic", align_corners=True).flatten(1)
+
+
+FOLDER = Path(__file__).parent / "font_digit_files"
+SHEET, NAMES = FOLDER / "digits.png", FOLDER / "FONTS.tsv"
+
+
+def list_fonts() -> list[str]:
+    """Return the names of the fonts, in the order of their rows."""
+    return [line.split("\t")[0] for line in NAMES.read_text("utf-8").splitlines()]
+
+
+@cache
+def read_font_glyphs() -> Glyphs:
+    """Return all digits of all fonts, font by font."""
+    from PIL import Image
+
+    with Image.open(SHEET) as picture:
+        ink = np.asarray(picture.convert("L")) > 0
+    pictures = ink.reshape(-1, PICTURE, 10, PICTURE).transpose(0, 2, 1, 3).reshape(-1, PICTURE, PICTURE)
+    return measure_glyphs(pictures, torch.arange(len(pictures)) % 10)

@@ -194,8 +194,9 @@ def disk(folder: Path, write: Write = write_atomically, free: Callable[[Path], i
 
 def embedded_mnist(folder: Path = mnist.FOLDER) -> Outcome:
     """Unpack every file and compare its digest; a difference is refused there."""
-    total = sum(mnist.unpack(folder, name).numel() for name in mnist.MD5)
-    return Outcome(Health.OK, f"{len(mnist.MD5)} files, {total / 1e6:.0f} MB unpacked, have the right digests")
+    files = mnist.FILES
+    total = sum(files.unpack(folder, name).numel() for name in files.md5)
+    return Outcome(Health.OK, f"{len(files.md5)} files, {total / 1e6:.0f} MB unpacked, have the right digests")
 
 
 def data_folder(root: str | None) -> Outcome:

@@ -217,9 +217,7 @@ def noise_multiplier(*, target_epsilon: float, poisson_sampling_rate: float, ste
 
 
 def grid_interval(mechanism: PoissonGaussian, delta: float) -> float:
-    """Return a sixteenth of the standard deviation of one step's privacy loss, within what is accurate and small
-    enough.
-    """
+    """Return a sixteenth of the standard deviation of a step's privacy loss, within what is accurate and small."""
     q, sigma = mechanism.sampling_rate, mechanism.noise_multiplier
     log_rest = math.log1p(-q) if q < 1 else -math.inf
     furthest = -float(ndtri(0.5 * math.exp(_log_tail(mechanism, delta))))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stobatch.config import CanaryConfig, RunConfig
 from stobatch.data import DatasetInfo, Examples
-from stobatch.dp.parts import TrainedPart
+from stobatch.dp.plan import TrainedPart
 from stobatch.errors import SettingError
 from stobatch.seeds import Seeds
 

@@ -441,3 +441,27 @@ def _try_out(module: nn.Module, losses: Losses, few: Batch) -> None:
                 why="What it writes down is a statement about private examples, without noise.",
                 remedy="Use layers that keep nothing: no running statistics or counters.",
             )
+
+
+def weigh_classes(losses: Losses, weights: Tensor | None) -> Losses:
+    """Return each loss times the public weight of its label, the second entry of the batch."""
+    if weights is None:
+        return losses
+    return lambda module, batch: losses(module, batch) * weights[batch[1]]
+
+
+def in_units(batch: Batch, losses: Losses, per: int) -> tuple[Batch, Losses]:
+    """Return the batch with one leading entry per unit of `per` consecutive rows, and the mean loss of each unit.
+
+    The gradient of that mean is one vector per unit, so whatever clips a sum of contributions clips it as one.
+
+    **Guarantee.** A unit's loss is a function of its own rows alone, if each row's loss is one of that row.
+    """
+    if per == 1:
+        return batch, losses
+
+    def mean(module: nn.Module, units: Batch) -> Tensor:
+        rows = losses(module, tuple(entry.flatten(0, 1) for entry in units))
+        return rows.reshape(-1, per).mean(1)
+
+    return tuple(entry.reshape(-1, per, *entry.shape[1:]) for entry in batch), mean

@@ -31,7 +31,9 @@ from stobatch.dp.selection import LEAST_DELTA, RenyiAccountant, RunLaw, Search
 _FINER = 8
 """A grid that laws have in common is so much finer than the coarsest that one of them asks for, at most."""
 _SHARES = (0.5, 0.1)
-"""Of δ, for searches that are composed as the (ε, δ) that they are."""
+"""Of δ, for searches that are composed as the (ε, δ) that they are, and for groups."""
+_MOST_OF_A_GROUP = 500.0
+"""An ε beyond it is none."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,41 @@ def compose_epsilon(costs: Sequence[Cost], delta: float) -> float:
     counted = Counter(cost for cost in costs if not isinstance(cost, Unbounded))
     merged = tuple(sorted(_merged(counted), key=repr))
     return min(_bounds(merged, float(delta)))
+
+
+def compose_groups(costs: Sequence[tuple[Cost, int]], delta: float) -> float:
+    """Return the ε of releases about somebody who is so many units of each, all of them added or removed together.
+
+    Releases of which it is as many units are composed first, and then counted for the group; groups of different sizes
+    are added.
+
+    >>> one = PoissonGaussian(1.0, 10.0, 1)
+    >>> 1 < compose_groups([(one, 2)], 1e-5) / PoissonGaussian(1.0, 5.0, 1).epsilon(1e-5) < 1.2  # twice as far apart
+    True
+    """
+    by_size: dict[int, list[Cost]] = {}
+    for cost, size in costs:
+        by_size.setdefault(size, []).append(cost)
+    alone = by_size.pop(1, [])
+    if not by_size:
+        return compose_epsilon(alone, delta)
+    found = []
+    for share in _SHARES if alone else (1.0,):
+        groups = [_of_group(own, size, share * delta / len(by_size)) for size, own in by_size.items()]
+        found.append(math.fsum([*groups, compose_epsilon(alone, (1 - share) * delta) if alone else 0.0]))
+    return min(found)
+
+
+def _of_group(costs: Sequence[Cost], size: int, delta: float) -> float:
+    """Return k ε' for some δ' with δ' (1 + e^ε' + ... + e^((k - 1) ε')) <= δ: k neighbours in a row."""
+    least = LEAST_DELTA * len(costs) / min(_SHARES) if any(isinstance(cost, Search) for cost in costs) else 1e-300
+    own = delta / size
+    while own >= least and (found := compose_epsilon(costs, own)) * size <= _MOST_OF_A_GROUP:
+        grown = own * math.fsum(math.exp(place * found) for place in range(size))
+        if grown <= delta:
+            return size * found
+        own *= 0.5 * delta / grown
+    return math.inf
 
 
 def _merged(counted: Mapping[PoissonGaussian | Search, int]) -> Iterator[tuple[PoissonGaussian | Search, int]]:

@@ -51,9 +51,7 @@ class Grid:
 
     @classmethod
     def for_noise(cls, stddev: float, scale: float = 1.0) -> Grid:
-        """Return the grid for noise of a planned standard deviation: fine enough that its step hardly counts beside
-        it.
-        """
+        """Return the grid for noise of a planned standard deviation: its step hardly counts beside it."""
         if not stddev > 0:
             return cls(FINEST, scale)
         step = 2.0 ** (math.frexp(stddev)[1] - 1 - _STEPS_PER_DEVIATION)

@@ -10,11 +10,19 @@ from typing import Any, final
 
 from stobatch.dp.accounting import LEAST_NOISE, MOST_NOISE, PoissonGaussian, check_delta, noise_for
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.dp.parts import TrainedPart
 from stobatch.dp.prior import Prior
 from stobatch.dp.selection import Search, Searched
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
+
+
+@dataclass(frozen=True)
+class TrainedPart:
+    """What is trained of a network, by name and by number of values; an adapter's values are not the network's own."""
+
+    names: tuple[str, ...]
+    trained: int
+    parameters: int
 
 
 @dataclass(frozen=True)
@@ -54,15 +62,11 @@ class Plan(ABC):
         return claim.with_public_seed() if self.public_seeds else claim
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
-        """Return the claim when so many steps have looked at the data, those that a crash made necessary again
-        included.
-        """
+        """Return the claim when so many steps have looked at the data, with those that a crash made necessary again."""
         return self.claim
 
     def recorded(self, rounds: Mapping[str, int], excluded: Mapping[str, str]) -> Plan:
-        """Return the plan in the light of what a finished federation says: answers counted by party, and who was
-        excluded.
-        """
+        """Return the plan in the light of a finished federation: answers counted by party, and who was excluded."""
         return self
 
     @property
@@ -403,7 +407,7 @@ class DpSgdPlan(Plan):
         return [
             PlanRow("candidates, on average", "", law.mean, str(law), ""),
             PlanRow("combinations of settings", "", number, "each candidate draws one", ""),
-            PlanRow("held-out records", "", self.searched.held_out, "drawn anew by each candidate", ""),
+            PlanRow(f"held-out {self.searched.word}s", "", self.searched.held_out, "drawn anew by each candidate", ""),
             PlanRow("noise on a score, standard deviation", "", self.searched.search.score_noise, "of a count", ""),
             PlanRow("accounted epsilon of the search", "ε", self.claim.epsilon, "Rényi accounting", "Definition 1"),
         ]

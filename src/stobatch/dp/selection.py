@@ -153,7 +153,8 @@ class Search:
     """A search: what its candidates may be, how each is scored, and the law of their number.
 
     A record is held out in a candidate, and moves its score by at most 1, or it is trained on, and the score is
-    computed from the model and from other records. So a candidate is a training or a noisy score, never both.
+    computed from the model and from other records. So a candidate is a training or a noisy score, never both. The same
+    is said of persons where they are what is held out as one.
 
     **Guarantee**: the best candidate's model, settings and noisy score are (epsilon(δ), δ)-differentially private when
     one record is added or removed, if the number of candidates and every other candidate stay secret.
@@ -206,6 +207,8 @@ class Searched:
     combinations: int
     held_out: int
     score: str
+    word: str = "record"
+    """What is held out as one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the public numbers of the search, ready for JSON."""
@@ -228,10 +231,11 @@ class Searched:
             "before the first of them and is told to nobody; of the others nothing is released",
             f"each of them drew its settings from {self.combinations} combinations, which were fixed before the data "
             "were read, like all other settings, without looking at the private data",
-            f"the best has the largest noisy score: {self.score}, of {self.held_out} training records that it held out "
-            f"by a secret draw, with Gaussian noise of standard deviation {self.search.score_noise:g} on their number; "
-            "a record is held out or trained on, never both",
-            "places of records are fixed: which are held out does not change when a record is added or removed",
+            f"the best has the largest noisy score: {self.score}, of {self.held_out} training {self.word}s that it "
+            f"held out by a secret draw, with Gaussian noise of standard deviation {self.search.score_noise:g} on "
+            f"their number; a {self.word} is held out or trained on, never both",
+            f"places of {self.word}s are fixed: which are held out does not change when a {self.word} is added or "
+            "removed",
         )
 
 

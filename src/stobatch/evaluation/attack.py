@@ -215,9 +215,7 @@ def _prior(opened: _Opened, function: str) -> PriorScores | None:
 
 
 def _probe(opened: _Opened, tables: list[AttackedTable]) -> tuple[Probe | None, ProbeRecords | None]:
-    """Return the sanity flags' own attacks on a few inputs, at the radius that breaks about half; and where the rows
-    are.
-    """
+    """Return the sanity flags' own attacks on a few inputs, at the radius that breaks about half; and their rows."""
     adaptive = probed(tables)
     if adaptive is None:
         return None, None

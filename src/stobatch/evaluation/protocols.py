@@ -41,9 +41,7 @@ def attacked_column(attack: str, radius: float, part: str = "prediction") -> str
 
 
 def radii_of(config: EvaluationConfig, values_per_input: int) -> list[Radius]:
-    """Return the radii asked for, smallest first, each with its unit; one that is wider than the whole range is
-    refused.
-    """
+    """Return the radii asked for, smallest first, each with its unit; refuse one wider than the whole range."""
     norm = Norm(config.norm)
     widest = {Norm.LINF: 1.0, Norm.L2: values_per_input**0.5, Norm.L1: float(values_per_input)}[norm]
     for size in config.radii:

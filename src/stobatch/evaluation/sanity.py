@@ -198,9 +198,7 @@ def flags(evidence: Evidence, *, lowest_input: float | None = None) -> list[Flag
 
 
 def _significantly_more(first: NDArray[Any], second: NDArray[Any], *, looks: int = 1) -> bool:
-    """Return whether the first is true where the second is not more often than chance allows, if one looks so many
-    times.
-    """
+    """Return whether the first is true where the second is not more often than chance allows in so many looks."""
     return sign_test(int((first & ~second).sum()), int((second & ~first).sum())) < FALSE_ALARM_RATE / looks
 
 

@@ -81,9 +81,7 @@ def paired_difference(first: Any, second: Any) -> Difference:
 
 
 def sign_test(first_only: int, second_only: int) -> float:
-    """Return the probability of at least `first_only` successes if both outcomes were equally likely (one-sided,
-    exact).
-    """
+    """Return P[at least `first_only` successes] if both outcomes were equally likely (one-sided, exact)."""
     total = first_only + second_only
     return float(stats.binom.sf(first_only - 1, total, 0.5)) if total else 1.0
 

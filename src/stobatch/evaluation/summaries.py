@@ -77,9 +77,7 @@ def attack_summary(table: AttackedTable) -> ProtocolTable:
 
 
 def score_summary(evidence: Evidence, lowest_input: float) -> ScoreSummary:
-    """Return every table of an evaluation, the gaps between protocols, accuracy class by class, and the sanity
-    flags.
-    """
+    """Return every table of an evaluation, gaps between protocols, accuracy by class, and the sanity flags."""
     first = evidence.tables[0]
     functions = dict.fromkeys(table.function for table in evidence.tables)
     unit = first.radii[0]

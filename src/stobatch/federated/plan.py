@@ -291,6 +291,7 @@ class Federated(Method):
     """Parties that never show their data, and one model."""
 
     config_class = FederatedConfig
+    takes_prior = True
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> FederatedPlan:
         if config.canaries.num:

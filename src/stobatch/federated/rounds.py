@@ -13,15 +13,16 @@ from typing import Protocol
 import torch
 
 from stobatch.config import RunConfig
-from stobatch.data import Dataset, Examples
+from stobatch.data import Dataset, Examples, describe
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.errors import SettingError
-from stobatch.evaluation.tables import read_data
+from stobatch.evaluation.tables import data_root, read_data
 from stobatch.federated.party import Party, Spent, Statement
 from stobatch.federated.plan import sizes_of
 from stobatch.federated.server import Federation, Said
 from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel, load
+from stobatch.prior import take_prior
 from stobatch.progress import progress
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
@@ -135,6 +136,7 @@ def federate(
     out: str | Path,
     *,
     dataset: Dataset | None = None,
+    prior: str | Path | None = None,
     rounds: Rounds = in_process,
     resume: bool = False,
     quiet: bool = False,
@@ -142,9 +144,13 @@ def federate(
     """Cut a data set among parties, let them train one model, and keep everyone's files apart.
 
     `OUT` becomes the server's run, to be certified, evaluated and reported like any other; `OUT.parties/NAME` is each
-    party's own. In earnest every party keeps its directory on its own machine.
+    party's own. In earnest every party keeps its directory on its own machine. `prior` is what the server starts from,
+    as in `train`; parties see it as the parameters of the first round.
     """
-    run = Run(Path(out))
+    run, start = Run(Path(out)), None
+    if prior is not None or terms.prior.name is not None:
+        info = dataset.info if dataset else describe(terms.data, data_root(terms))
+        terms, start = take_prior(terms, info, prior, None, run)
     run.require_new(terms, resume=resume)
     if run.is_trained:
         return load(run.path, threads=terms.machine.threads)
@@ -152,6 +158,6 @@ def federate(
     dataset = dataset or read_data(terms, Seeds.secret(), quiet)
     if own:
         require_apart(dataset, terms.data)
-    federation = Federation.found(run.path, terms, dataset.info, dataset.test, resume=resume)
+    federation = Federation.found(run.path, terms, dataset.info, dataset.test, start=start, resume=resume)
     directories = found_parties(terms, parties_of(run.path), dataset, resume=resume)
     return rounds(federation, directories, quiet=quiet)

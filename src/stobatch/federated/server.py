@@ -29,7 +29,7 @@ from stobatch.files import (
     write_atomically,
     write_tensors,
 )
-from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, seeds_of
+from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, read_start, seeds_of
 from stobatch.results import DataDigests, FederationAccount, HistoryRow, StartedRun, Training
 from stobatch.runs import Run, seal
 from stobatch.sound.averaged import make_descent
@@ -82,7 +82,14 @@ class Federation:
     So its directory, its logs and the model cost the parties nothing beyond their answers.
     """
 
-    def __init__(self, run: Path, terms: RunConfig, info: DatasetInfo, held_out: Examples) -> None:
+    def __init__(
+        self,
+        run: Path,
+        terms: RunConfig,
+        info: DatasetInfo,
+        held_out: Examples,
+        start: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.run, self.terms, self.info = Run(run), terms, info
         self.method = method_of_terms(terms)
         plan = make_plan(terms, info, None)
@@ -91,7 +98,8 @@ class Federation:
         self.parties = sizes_of(terms)
         self.agreed = terms_hash(terms, info.input_shape, info.num_classes, persons=info.num_persons is not None)
         self.seeds = seeds_of(terms, self.run)
-        self.network = make_network(terms, info, self.seeds, None).to(use_device(terms.machine))
+        start = start or read_start(terms, self.run)
+        self.network = make_network(terms, info, self.seeds, None, start).to(use_device(terms.machine))
         self.network.calibrate()
         self.optimiser = make_descent(self.network.parameters(), terms.training, self.method)
         self.descent = Descent(terms.training, dict(self.network.named_parameters()), [self.optimiser])
@@ -111,13 +119,20 @@ class Federation:
 
     @classmethod
     def found(
-        cls, run: Path, terms: RunConfig, info: DatasetInfo, held_out: Examples, *, resume: bool = False
+        cls,
+        run: Path,
+        terms: RunConfig,
+        info: DatasetInfo,
+        held_out: Examples,
+        *,
+        start: Mapping[str, Tensor] | None = None,
+        resume: bool = False,
     ) -> Federation:
-        """Make the server's directory, or continue with the one that is there."""
+        """Make the server's directory, or continue with the one that is there; `start` are the weights of a prior."""
         Run(run).require_new(terms, resume=resume)
         watched = held_out.limit(terms.training.monitor_examples)
-        federation = cls(run, terms, info, watched)
-        write_start(federation.run, terms, info, federation.plan, federation.seeds)
+        federation = cls(run, terms, info, watched, start)
+        write_start(federation.run, terms, info, federation.plan, federation.seeds, start)
         write_examples(run / WATCHED, watched)
         return federation
 

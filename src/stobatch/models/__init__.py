@@ -9,31 +9,3 @@ from stobatch.models.layered import Layered, Squash, build_layered
 from stobatch.models.network import Head, Network, ReferenceNorm, from_layers
 from stobatch.models.replacements import FrozenAffine, fix, replace_batch_norm
 from stobatch.models.validators import require_per_example
-
-__all__ = [
-    "AffineEncoder",
-    "Architecture",
-    "Classifier",
-    "ConvEncoder",
-    "DenseEncoder",
-    "FrozenAffine",
-    "HandedOver",
-    "Head",
-    "Layered",
-    "Network",
-    "OperatorNorms",
-    "ReferenceNorm",
-    "Squash",
-    "build",
-    "build_encoder",
-    "build_layered",
-    "bytes_per_row",
-    "fix",
-    "from_layers",
-    "hand_over",
-    "initialise",
-    "mixing_layers",
-    "replace_batch_norm",
-    "require_per_example",
-    "rows_in_memory",
-]

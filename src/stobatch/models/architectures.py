@@ -171,7 +171,7 @@ def build(
 ) -> Classifier:
     """Return a network with freshly drawn parameters: one of the paper's, or what a list of layers says."""
     if config.layers is not None:
-        return build_layered(config.layers, input_shape, num_classes, generator)
+        return build_layered(config.layers, input_shape, num_classes, generator, first_weights=config.first_weights)
     architecture: Architecture = ARCHITECTURES.require(config.architecture)
     encoder = architecture.encoder(_shape(input_shape))
     norm, hidden = NORMALISATIONS[config.normalisation], _shape(encoder.hidden_shape)

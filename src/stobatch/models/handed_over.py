@@ -1,6 +1,4 @@
-"""A torch module of somebody's own as a classifier: its sizes, found by a public probe, and its weights by its own
-names.
-"""
+"""A torch module of somebody's own as a classifier: sizes by a public probe, weights by its own names."""
 
 from __future__ import annotations
 

@@ -166,7 +166,14 @@ GRAMMAR = (
 _WINDOW = re.compile(r"(?P<size>[^/+]+)(?:/(?P<stride>[^/+]+))?(?:\+(?P<padding>[^/+]+))?")
 
 
-def build_layered(description: str, input_shape: Shape, num_classes: int, generator: torch.Generator) -> Layered:
+def build_layered(
+    description: str,
+    input_shape: Shape,
+    num_classes: int,
+    generator: torch.Generator,
+    *,
+    first_weights: str = "fan_in",
+) -> Layered:
     """Return a network from its description, with freshly drawn weights.
 
     >>> net = build_layered("squash 4, conv 8 7/3, relu, linear", (1, 28, 28), 10, torch.Generator())
@@ -197,7 +204,7 @@ def build_layered(description: str, input_shape: Shape, num_classes: int, genera
     network = Layered(layers, input_shape)
     if network.num_classes != num_classes:
         raise ModelError(f"'{description}' does not end with {num_classes} scores.", remedy="End it with `linear`.")
-    initialise_layered(network, generator, gains)
+    initialise_layered(network, generator, gains, first_weights)
     return network
 
 
@@ -225,12 +232,19 @@ def _layer(word: str, shape: Shape) -> nn.Module:
         ) from None
 
 
-def initialise_layered(network: Layered, generator: torch.Generator, gains: dict[nn.Module, float]) -> None:
-    """Weights of variance gain²/fan-in, from the given generator only, and zero biases."""
+def initialise_layered(
+    network: Layered, generator: torch.Generator, gains: dict[nn.Module, float], first_weights: str
+) -> None:
+    """Weights of variance gain²/fan-in, or 2π·gain²/fan-in² (`box`), from the given generator only, and zero biases.
+
+    Boxes of width 1 into n weights of deviation s come out n·s·√(2/π) wide, and half of that behind ReLU where values
+    are as often negative as not. So s = √(2π)/n keeps widths as they are (Shi et al., 2021). No data enters.
+    """
     for layer in network.layers:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="linear", generator=generator)
+            of_box = math.sqrt(2 * math.pi / layer.weight[0].numel())
             with torch.no_grad():
-                layer.weight.mul_(gains.get(layer, 1.0))
+                layer.weight.mul_(gains.get(layer, 1.0) * (of_box if first_weights == "box" else 1.0))
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)

@@ -99,9 +99,7 @@ class Head(nn.Module):
         self.grouped = any(isinstance(module, nn.GroupNorm) for module in self.modules())
 
     def scores_of_normalised(self, hidden: Tensor) -> Tensor:
-        """Return what follows the first normalisation; apart, because verified inference normalises once for many
-        draws.
-        """
+        """Return what follows the first normalisation; verified inference normalises once for many draws."""
         last_hidden: Tensor = self.body(hidden)
         scores: Tensor = self.output(last_hidden.clamp(-1, 1))
         return scores

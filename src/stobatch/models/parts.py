@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stobatch.config import ModelConfig
-from stobatch.dp.parts import TrainedPart
+from stobatch.dp.plan import TrainedPart
 from stobatch.errors import ModelError, SettingError
 from stobatch.models.handed_over import HandedOver
 from stobatch.models.low_rank import Adapted, adapt, adapter_size

@@ -118,9 +118,7 @@ def _tensors(network: nn.Module) -> dict[str, Tensor]:
 
 
 def _attributes(network: nn.Module) -> dict[str, object]:
-    """Return what modules keep beside parameters and buffers, as far as it is plain: numbers, tensors, and lists of
-    them.
-    """
+    """Return what modules keep beside parameters and buffers: numbers, tensors, and lists of them."""
     found: dict[str, object] = {}
     for prefix, module in network.named_modules():
         kept = {key: value for key, value in vars(module).items() if key not in _INTERNAL}

@@ -13,12 +13,11 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch import data
 from stobatch.config import DataConfig
 from stobatch.data import Examples
-from stobatch.data.font_digits import SHEET, list_fonts, read_font_glyphs
 from stobatch.data.generated import dead_leaves, untrained_generators
 from stobatch.data.image_folder import SUFFIXES
 from stobatch.data.mnist import shrink_to_small
 from stobatch.data.pixels import PictureRule, in_turn, list_images, read_images
-from stobatch.data.rendered_digits import Glyphs, RenderedDigits
+from stobatch.data.rendered_digits import SHEET, Glyphs, RenderedDigits, list_fonts, read_font_glyphs
 from stobatch.data.sources import is_public
 from stobatch.data.stroke_digits import WAYS, make_stroke_glyphs
 from stobatch.errors import DataError, SettingError
@@ -42,6 +41,7 @@ _SHIFT = 14
 KNOWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "mnist": ("CC BY-SA 3.0", ("mnist", "small_digits")),
     "small_digits": ("CC BY-SA 3.0", ("mnist", "small_digits")),
+    "fashion_mnist": ("MIT, copyright 2017 Zalando SE", ("fashion_mnist",)),
     "cifar10": ("none stated by its authors, who ask to be cited", ("cifar10",)),
     "tiny_imagenet": ("ImageNet's terms: research and teaching only", ("tiny_imagenet", "imagenet")),
 }

@@ -119,9 +119,7 @@ class ShiftScorer:
         return logits.reshape(len(shifts), len(base), -1)
 
     def _sum(self, base: Tensor, shifts: Tensor) -> Tensor:
-        """Return every input plus every shift, as one batch, in room that is used again: fresh pages cost as much as
-        sums.
-        """
+        """Return every input plus every shift, as one batch, in room that is used again: fresh pages cost as much."""
         shape = (len(shifts), *base.shape)
         if self._room is None or self._room.shape != shape:
             self._room = base.new_empty(shape)

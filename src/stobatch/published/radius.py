@@ -105,9 +105,7 @@ class PublishedRule:
         return composed_radius(kappa, phi)
 
     def largest_attack(self, score_lower: Floats, runner_up_upper: Floats) -> Floats:
-        """Return the largest attack radius that passes the rule: its radius falls as the attack grows, so they cross
-        once.
-        """
+        """Return the largest attack radius that passes the rule: its radius falls as the attack grows."""
         noise = self.input_noise_scale * published_robustness_epsilon(score_lower, runner_up_upper)
         # κφ/(κ+φ) = b ε_r / (μ d + (b/b_h) Δ_h) >= μ  is a quadratic in μ.
         half = self.hidden_attack_sensitivity * self.input_noise_scale / self.hidden_noise_scale

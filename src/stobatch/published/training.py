@@ -6,25 +6,32 @@ reasons why that claim does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
+from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from stobatch.attacks import Ball, craft, ensemble_slices, paper_ensemble
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples, TrainingExamples
 from stobatch.data.partition import fixed_disjoint_batches
+from stobatch.dp.noise import laplace
 from stobatch.dp.plan import Plan
-from stobatch.methods import Method, Release, encoder_of, require_per_example_at_size, split_network
+from stobatch.methods import Method, Release, Tuples, encoder_of, require_per_example_at_size, split_network
 from stobatch.models import Classifier, Network, require_per_example, rows_in_memory
+from stobatch.models.affine import DenseEncoder
 from stobatch.paper import implements
 from stobatch.published.losses import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
 from stobatch.published.noise import PrivateNoise
 from stobatch.published.plan import PublishedPlan
-from stobatch.published.releases import EncoderStep, LabelCoefficients, PerturbedInputs
 from stobatch.published.settings import PublishedConfig, schedule_of
 from stobatch.published.stack import PublishedStack
 from stobatch.published.verified_inference import VerifiedInference
@@ -32,10 +39,136 @@ from stobatch.seeds import Seeds
 from stobatch.training import Trainable, encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.engines.base import PIECES, DeviceRank, split_rows
-from stobatch.training.fused import frozen, fuse
 from stobatch.training.trainable import Reader
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.verifier import Verifier
+
+_HIDDEN = 32
+"""Neurons of the dense encoder whose step is looked at."""
+
+
+def _further(found: Tensor, first: Tensor, second: Tensor) -> float:
+    """Return how much nearer to the second than to the first."""
+    return float((found - first).norm() - (found - second).norm())
+
+
+@final
+@dataclass(frozen=True)
+class PerturbedInputs(Release):
+    """x̄ = x + χ1/m, from which Algorithm 1 trains and crafts."""
+
+    plan: PublishedPlan
+    name = "perturbed inputs"
+    source = "Lemma 3"
+    attack = "the difference of two perturbed inputs, in which the noise cancels"
+
+    def score(self, own: Tuples, pair: tuple[Tuples, Tuples], seeds: Seeds) -> float:
+        noise = laplace(tuple(own.inputs.shape[1:]), self.plan.input_noise_scale, seeds.generator("noise", "input"))
+        released = own.inputs + noise
+        first, second = (tuples.inputs[-1] - tuples.inputs[0] for tuples in pair)
+        return _further(released[-1] - released[0], first, second)
+
+
+@final
+@dataclass(frozen=True)
+class LabelCoefficients(Release):
+    """Σ h y_k + χ3 for each class k, for hidden values h that the proof calls public already."""
+
+    plan: PublishedPlan
+    name = "label coefficients"
+    source = "Theorem 3"
+    attack = "the difference of two classes' coefficients, in which the shared noise cancels"
+
+    def score(self, own: Tuples, pair: tuple[Tuples, Tuples], seeds: Seeds) -> float:
+        size, classes = self.plan.last_hidden_size, self.plan.num_classes
+        hidden = torch.rand(len(own.labels), size, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+        def coefficients(labels: Tensor) -> Tensor:
+            return F.one_hot(labels, classes).float().t() @ hidden / self.plan.batch_size
+
+        noise = laplace((size,), self.plan.label_noise_scale, seeds.generator("noise", "label"))
+        released = coefficients(own.labels) + noise
+        one, other = (int(tuples.labels[-1]) for tuples in pair)
+        first, second = (coefficients(tuples.labels) for tuples in pair)
+        return _further(released[other] - released[one], first[other] - first[one], second[other] - second[one])
+
+
+@final
+@dataclass(frozen=True)
+class EncoderStep(Release):
+    """∇R̄ of one batch at public first weights, for a dense encoder: the setting in which the paper proves Theorem 1.
+
+    It equals -Cθ1 + uwᵀ, with C the scatter matrix of the raw batch and all the noise in u and w. So for the data that
+    were used, and for no others, adding Cθ1 leaves a matrix of rank one.
+    """
+
+    plan: PublishedPlan
+    name = "a step on θ1"
+    source = "Theorem 1"
+    attack = "a rank test: all noise lies in a matrix of rank one"
+
+    def score(self, own: Tuples, pair: tuple[Tuples, Tuples], seeds: Seeds) -> float:
+        shape = tuple(own.inputs.shape[1:])
+        encoder = DenseEncoder(shape, _HIDDEN).double()
+        encoder.weight.data = torch.randn(
+            encoder.weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        encoder.limit_columns(self.plan.encoder_norm_bound)
+        plan = replace(
+            self.plan, inputs_per_neuron=prod(shape), neurons_per_map=_HIDDEN, batch_size=len(own.inputs),
+            num_examples=len(own.inputs),
+        )  # fmt: skip
+        shift = laplace(shape, plan.input_noise_scale, seeds.generator("noise", "input")).double()
+        hidden_shift = laplace((_HIDDEN,), plan.hidden_noise_scale, seeds.generator("noise", "hidden")).double()
+        with torch.no_grad():
+            noisy = own.inputs.double() + shift
+            gradient = reconstruction_gradient(encoder, noisy, encoder(noisy) + hidden_shift)
+            first, second = (self._second_singular(gradient, encoder, tuples) for tuples in pair)
+        return first - second
+
+    @staticmethod
+    def _second_singular(gradient: Tensor, encoder: DenseEncoder, tuples: Tuples) -> float:
+        flat = tuples.inputs.double().flatten(1)
+        centred = flat - flat.mean(0)
+        return float(torch.linalg.svdvals(gradient + encoder.weight @ (centred.t() @ centred))[1])
+
+
+Pass = Callable[[Tensor], Tensor]
+
+
+def fuse(function: Pass, *, backend: str | Callable[..., object] = "inductor") -> Pass:
+    """Return the function compiled at its first call; where PyTorch cannot compile it, as it is."""
+    # The compiler takes seconds to import.
+    from torch._dynamo.exc import TorchDynamoException
+
+    compiled: Pass | None = torch.compile(function, backend=backend)
+
+    def call(values: Tensor) -> Tensor:
+        nonlocal compiled
+        if compiled is not None:
+            try:
+                return compiled(values)
+            except TorchDynamoException as error:
+                reason = " ".join(str(error).split())[:200]
+                warnings.warn(f"passes are not fused, which costs time and nothing else: {reason}", stacklevel=2)
+                compiled = None
+        return function(values)
+
+    return call
+
+
+@contextmanager
+def frozen(network: nn.Module) -> Iterator[None]:
+    """Let no parameter want a gradient in the block: a compiled pass computes all that are wanted, asked for or not."""
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
 
 _CPU_CHUNK = 833
 """Examples of one pass on a CPU; larger chunks fall out of the cache."""

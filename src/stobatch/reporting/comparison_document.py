@@ -93,9 +93,7 @@ def _by_number(same: Sequence[Facts]) -> dict[int, Facts]:
 
 
 def _name(trained: Sequence[Facts]) -> str:
-    """Return a setting without its seed: method, the largest budget of its runs with its status, and a hash for the
-    rest.
-    """
+    """Return a setting without its seed: method, largest budget with its status, and a hash for the rest."""
     first, spent = trained[0], [facts.epsilon for facts in trained if facts.epsilon is not None]
     budget = f", {first.status} ε = {max(spent):g}" if spent else ""
     settings = first.started.config

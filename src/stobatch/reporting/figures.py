@@ -233,7 +233,7 @@ def draw(panels: Sequence[Panel], name: str, *, legend_in_panel: bool = False) -
     with canvas(len(panels), *_size(len(panels))) as (figure, places):
         for axes, panel in zip(places, panels, strict=False):
             for curve in panel.curves:
-                _plot(axes, curve)
+                plot(axes, curve)
             widest = max(row.radius for curve in panel.curves for row in curve.rows)
             axes.set(xlabel=panel.x_label, ylabel="accuracy, %", title=panel.title)
             axes.set(xlim=(-0.04 * widest, 1.04 * widest), ylim=(-2, 102))
@@ -244,7 +244,8 @@ def draw(panels: Sequence[Panel], name: str, *, legend_in_panel: bool = False) -
         return inline(figure, name)
 
 
-def _plot(axes: Axes, curve: Curve) -> None:
+def plot(axes: Axes, curve: Curve) -> None:
+    """Draw a curve, in percent, over its band."""
     radii = [row.radius for row in curve.rows]
     if curve.band:
         low, high = [100 * row.low for row in curve.rows], [100 * row.high for row in curve.rows]

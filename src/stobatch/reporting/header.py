@@ -1,14 +1,15 @@
-"""The top of a run's report: who it is, what is guaranteed, and the one number that matters most."""
+"""The top of a run's report: who it is, what is guaranteed, the number that matters most, and what looks too good."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stobatch.reporting.format import interval, percent, points, spoken
 from stobatch.reporting.guarantee import GuaranteeCard, card_of, guarantee_line
 from stobatch.reporting.page import Note
 from stobatch.reporting.summary import Facts
-from stobatch.results import Difference, Share, at_radius
+from stobatch.results import Difference, SanityFlag, Share, at_radius
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,7 @@ def opening(facts: Facts) -> Opening:
 
 
 def guarantee_card(facts: Facts) -> GuaranteeCard:
-    """Return what is guaranteed about the training data, by whom, and what speaks against it; never without its
-    status.
-    """
+    """Return what is guaranteed about the training data, by whom, and what speaks against it, with its status."""
     notes = [] if facts.guarantee.audits else [_not_audited(facts)]
     notes.append(Note(f"Accuracies assume: {facts.test_records}."))
     return card_of(facts.guarantee, "Privacy towards the training data", *notes)
@@ -128,3 +127,91 @@ def one_line(facts: Facts) -> str:
     parts = [facts.name, guarantee_line(facts.guarantee), f"clean {percent(facts.clean(function))}"]
     parts += [f"gap {points(gap.gap.value)} at radius {gap.radius:g}"] if gap else []
     return " · ".join(parts)
+
+
+def _probed(facts: Facts) -> bool:
+    return facts.entry("adaptive", "single_pass") is not None
+
+
+def _single_and_iterated(facts: Facts) -> bool:
+    return any({"fgsm", "ifgsm"} <= set(entry.attacks) for entry in facts.scores.under_attack)
+
+
+def _both_protocols(facts: Facts) -> bool:
+    return any(facts.entry("published", f) and facts.entry("adaptive", f) for f in facts.functions)
+
+
+def _adaptive(facts: Facts) -> bool:
+    return "adaptive" in facts.protocols
+
+
+def _certified(facts: Facts) -> bool:
+    return any(facts.kinds(function) for function in facts.functions)
+
+
+def _has_certificates(facts: Facts) -> bool:
+    return bool(facts.all_kinds) and _adaptive(facts)
+
+
+def _always(facts: Facts) -> bool:
+    return True
+
+
+CHECKS: dict[str, tuple[Callable[[Facts], bool], str]] = {
+    "more steps do not help": (_probed, "the adaptive protocol on the single pass"),
+    "attack has not converged": (_probed, "the adaptive protocol on the single pass"),
+    "the widest ball does not reach chance": (_probed, "the adaptive protocol on the single pass"),
+    "single-step beats iterative": (_single_and_iterated, "the attacks fgsm and ifgsm"),
+    "transfer beats white-box": (_both_protocols, "both protocols on one function"),
+    "zero gradients": (_adaptive, "the adaptive protocol"),
+    "a certified input was broken inside its radius": (_certified, "certificates for an attacked function, same units"),
+    "more is certified than survives": (_certified, "certificates for an attacked function, same units"),
+    "units of radius differ": (_has_certificates, "certificates and the adaptive protocol"),
+    "inputs look like [0, 1]": (_always, ""),
+}
+"""Each flag of stobatch.evaluation.sanity (which needs torch), whether a run could raise it, and what it takes."""
+
+
+@dataclass(frozen=True)
+class FlagCard:
+    """A flag that was raised, with everything it says."""
+
+    level: str
+    title: str
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What was raised, what was looked for and not found, and what could not be looked for."""
+
+    raised: tuple[FlagCard, ...]
+    quiet: str
+    left_out: str
+
+
+def raised_flags(facts: Facts) -> Flags:
+    flags = sorted(facts.scores.flags, key=lambda flag: flag.level != "error")
+    names = {flag.name for flag in flags}
+    quiet = [name for name, (possible, _) in CHECKS.items() if possible(facts) and name not in names]
+    left_out = [
+        f"{name} (needs {needs})"
+        for name, (possible, needs) in CHECKS.items()
+        if not possible(facts) and name not in names
+    ]
+    start = "Checked and not raised: " if flags else "No flag was raised. Checked: "
+    return Flags(
+        tuple(map(_card, flags)),
+        f"{start}{'; '.join(quiet)}.",
+        f"Not checked in this evaluation: {'; '.join(left_out)}." if left_out else "",
+    )
+
+
+def _card(flag: SanityFlag) -> FlagCard:
+    pairs = (
+        ("evidence", flag.evidence),
+        ("raised if", flag.raised_if),
+        ("what it means", flag.explanation),
+        ("what to do", flag.remedy),
+    )
+    return FlagCard(flag.level, f"{flag.level}: {flag.name}", pairs)

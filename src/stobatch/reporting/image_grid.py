@@ -49,7 +49,8 @@ def pictures_of(facts: Facts, *, images: bool | None) -> Pictures:
         return Pictures(Note("Pictures were left out of this report on request."))
     if kept is None:
         return Pictures(Note("The evaluation kept no pictures."))
-    if images is None and not _are_public(kept):
+    # Old runs do not say whether anybody can download their test images: those have to be asked for.
+    if images is None and not kept.public:
         note = "Pictures were left out: the test images are not those of a public data set. To show them:"
         return Pictures(Note(note, "stobatch report RUN --images"))
     if images is None and not _file(facts, kept).exists():
@@ -93,13 +94,6 @@ def _file(facts: Facts, kept: KeptPictures) -> Path:
     """In the private folder; older runs have it beside the others. Never anywhere else."""
     name = Path(kept.file)
     return facts.run.path / PRIVATE / name.name if name.parts[0] == PRIVATE else facts.run.path / name.name
-
-
-def _are_public(kept: KeptPictures) -> bool:
-    """Return whether anybody can download the test images; not said by old runs, whose pictures have to be asked
-    for.
-    """
-    return bool(kept.public)
 
 
 def _example(facts: Facts, kept: KeptPictures, pixels: dict[str, Pixels], place: int) -> Iterator[Picture]:

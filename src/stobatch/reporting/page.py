@@ -48,9 +48,7 @@ class Note:
 
 @cache
 def templates() -> Environment:
-    """Return the templates beside this file. Whatever they are given is escaped; a name they do not know is an
-    error.
-    """
+    """Return the templates beside this file; they escape what they are given, and refuse unknown names."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     found = Environment(

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from stobatch.errors import RunError, SettingError
 from stobatch.files import as_written, write_atomically
-from stobatch.reporting.accuracy import Accuracy, measured_accuracy
+from stobatch.reporting.accuracy import Accuracy, Measuring, measured_accuracy, measuring
 from stobatch.reporting.audits import Audits, audits_of
+from stobatch.reporting.comparison import several_runs
 from stobatch.reporting.comparison_document import compare_runs, settings_tests
-from stobatch.reporting.flags import Flags, raised_flags
-from stobatch.reporting.header import Opening, one_line, opening
+from stobatch.reporting.header import Flags, Opening, one_line, opening, raised_flags
 from stobatch.reporting.image_grid import Pictures, pictures_of
-from stobatch.reporting.methods import Measuring, measuring
 from stobatch.reporting.page import render
 from stobatch.reporting.provenance import Provenance, provenance
-from stobatch.reporting.several_runs import several_runs
 from stobatch.reporting.summary import Facts
 from stobatch.results import ReportSummary, Verification, is_old
 from stobatch.runs import MANIFEST, SIGNATURE_FILES, Run, seal

@@ -58,9 +58,7 @@ def trained_line(run: Path, training_hash: str, training: Training) -> str:
 
 
 def guarantee_lines(guarantee: PrivacyGuarantee, run: Path) -> RenderableType:
-    """Return what is guaranteed, what that is worth, and what speaks against it; the verb `guarantee` prints the
-    rest.
-    """
+    """Return what is guaranteed, what that is worth, and what speaks against it, in short."""
     style = STATUS_STYLES[guarantee.status]
     rest = f"{extent(guarantee)}: `stobatch guarantee {shlex.quote(str(run))}`"
     return Group(
@@ -159,9 +157,7 @@ def attack_parts(under: ProtocolTable) -> RenderableType:
 
 
 def score_parts(scores: Scores) -> RenderableType:
-    """Return the worst case under every protocol and what is certified, of the same images side by side; and the
-    flags.
-    """
+    """Return the worst case under every protocol beside what is certified, of the same images; and the flags."""
     statuses = {kind.name: str(kind.status) for kind in (scores.certificates.kinds if scores.certificates else ())}
     parts: list[RenderableType] = []
     for block in scores.same_images:

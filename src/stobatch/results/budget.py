@@ -1,4 +1,4 @@
-"""What `budget` says of a book: trainings, what records have spent, and what a planned training would add."""
+"""What `budget` says of a book: trainings, what records or persons have spent, and what a planned one would add."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ class BookedRun(Part):
 
 
 class SpentShare(Part):
-    """Records that the same trainings have read."""
+    """Records, or persons with all of theirs, that the same trainings have read."""
 
-    records: Count
+    count: Count
+    word: Text
+    """What is counted: records or persons."""
     runs: tuple[Count, ...]
+    records: tuple[Count, ...]
+    """For each of the runs: how many records of one it took for records of different owners, at most."""
     proved_epsilon: Size | None
 
 
@@ -55,7 +59,7 @@ class Budget(Document):
 
     def lines(self) -> list[str]:
         found = [f"{len(self.runs)} trainings at δ = {self.delta:g}, {epsilon_words(self.proved_epsilon)} in all"]
-        found += [f"{share.records} records: {epsilon_words(share.proved_epsilon)}" for share in self.spent]
+        found += [f"{share.count} {share.word}: {epsilon_words(share.proved_epsilon)}" for share in self.spent]
         if self.planned is not None:
             found.append(f"with the planned one: {epsilon_words(self.planned.proved_epsilon_after)}")
         return found

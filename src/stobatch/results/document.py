@@ -159,9 +159,7 @@ class Document(Part):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], file: Path | str | None = None) -> Self:
-        """Return the inverse of `to_dict`; raises one sentence that names the file and the first field that is
-        wrong.
-        """
+        """Return the inverse of `to_dict`; raise one sentence with the file and the first field that is wrong."""
         try:
             return cls.model_validate(dict(content))
         except ValidationError as error:

@@ -89,9 +89,7 @@ def require_new_prior(prior: Path) -> None:
 
 
 def write_prior(prior: Path, tensors: dict[str, Any], card: PriorCard) -> PriorCard:
-    """Write the weights, then the card, which says that all is there, each file whole or not at all; return the card
-    with the weights' digest.
-    """
+    """Write the weights, then the card, each whole or not at all; return the card with the weights' digest."""
     weights, beside = prior_files(prior)
     blob = serialise_tensors(tensors, {"stobatch": PriorCard.kind})
     card = card.replace(weights_sha256=tensors_sha256(blob))

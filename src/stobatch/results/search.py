@@ -36,7 +36,8 @@ class Search(Document):
         found = [str(self.guarantee)]
         if self.winner is not None:
             drawn = ", ".join(f"{key}={value}" for key, value in self.winner.settings.items())
-            score = f"{self.winner.noisy_score:.1f} of {self.winner.held_out} held-out records, with noise"
+            unit = "persons" if self.guarantee.unit.startswith("person") else "records"
+            score = f"{self.winner.noisy_score:.1f} of {self.winner.held_out} held-out {unit}, with noise"
             found += [f"winner: {self.winner.run}", f"settings: {drawn}", f"score: {score}"]
         elif self.finished:
             found.append("no winner: no candidate was drawn, or none was left")

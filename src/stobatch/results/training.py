@@ -1,4 +1,4 @@
-"""What a training leaves for others: config.json, plan.json, training.json, and manifest.json with all digests."""
+"""What a training, alone or of a federation, leaves for others: settings, plan, numbers, and a manifest of digests."""
 
 from __future__ import annotations
 
@@ -229,3 +229,69 @@ def is_old(run: Run) -> bool:
     """Return whether there is nothing to compare with because an older version made the run."""
     training = Training.read_if_there(run)
     return not run.has(Manifest.kind) and (training is None or training.weights_sha256 is None)
+
+
+class PartyAccount(Part):
+    """What one party has promised and done, in public numbers: a line of the table behind the guarantee."""
+
+    name: Text
+    records: Count
+    expected_batch_size: Count
+    sampling_rate: Number
+    noise_multiplier: Number
+    clip_norm: Number
+    most_rounds: Count
+    rounds: Count
+    epsilon: Number
+    """To be shown with the status of the federation's guarantee only."""
+    delta: Number
+
+
+class FederationAccount(Document):
+    """federation.json: the parties' accounts, their answers, and the guarantee for everyone who sees all messages."""
+
+    kind: ClassVar[str] = "federation"
+
+    parties: tuple[PartyAccount, ...]
+    answers_received: dict[Text, Count]
+    answers_clipped: dict[Text, Count]
+    answer_bounds: dict[Text, Number]
+    excluded: dict[Text, Text]
+    guarantee: Guarantee
+
+    def lines(self) -> list[str]:
+        status = self.guarantee.status
+        spent = [f"{party.name}: {party.rounds} rounds, {status} ε = {party.epsilon:g}" for party in self.parties]
+        return [str(self.guarantee), *spent]
+
+
+class Participation(Document):
+    """participation.json: what one party has said of itself, and its own guarantee."""
+
+    kind: ClassVar[str] = "participation"
+
+    name: Text
+    terms: Text
+    sizes: Settings
+    noise_multiplier: Number
+    rounds: Count
+    epsilon: Number
+    """To be shown with the status of the guarantee only."""
+    seed_mark: Text | None = None
+    guarantee: Guarantee
+
+    def lines(self) -> list[str]:
+        return [f"{self.name}, {self.rounds} rounds", str(self.guarantee)]
+
+
+class FederatedTraining(Document):
+    """What `federate` prints: the training, and the account of the federation."""
+
+    run: Text
+    training: Training
+    parties: tuple[PartyAccount, ...]
+    answers_received: dict[Text, Count]
+    answers_clipped: dict[Text, Count]
+    answer_bounds: dict[Text, Number]
+    excluded: dict[Text, Text]
+    guarantee: Guarantee

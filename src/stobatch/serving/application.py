@@ -11,23 +11,15 @@ import hashlib
 import hmac
 import json
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from importlib.metadata import version
 from time import monotonic
 from typing import Any
-
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stobatch.errors import StobatchError
 from stobatch.serving.batching import Answer, Batcher, QueueFullError, ServedModel
@@ -58,7 +50,6 @@ SECURITY = {
 }
 _DISCARD_BYTES = 2**28
 _DISCARD_S = 3.0
-_READ = "stobatch.body_read"
 CONNECTION = "stobatch.connection"
 """In the scope of a request: what it came by, whose `on_lost` is called when the client goes away."""
 _LARGE = 2**17
@@ -80,6 +71,35 @@ class Limits:
     """Requests of one address that are being answered."""
 
 
+@dataclass
+class Exchange:
+    """A request as it came, and what its address names."""
+
+    scope: dict[str, Any]
+    receive: Callable[[], Awaitable[dict[str, Any]]]
+    named: dict[str, str] = field(default_factory=dict)
+    is_read: bool = False
+    """Whether nothing more of its body is to come."""
+
+    def __post_init__(self) -> None:
+        self.path: str = self.scope["path"]
+        self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer to a request."""
+
+    content: bytes
+    kind: str = "application/json"
+    code: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def _json(content: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(json.dumps(content, separators=(",", ":")).encode(), code=code, headers=headers or {})
+
+
 class HttpError(Exception):
     """An answer that is an error."""
 
@@ -88,7 +108,7 @@ class HttpError(Exception):
         self.code, self.headers = code, {name.replace("_", "-"): value for name, value in headers.items()}
 
     def response(self) -> Response:
-        return JSONResponse({"error": str(self)}, self.code, self.headers)
+        return _json({"error": str(self)}, self.code, self.headers)
 
 
 class Service:
@@ -101,12 +121,23 @@ class Service:
         self.reader = ThreadPoolExecutor(1, "stobatch-reader")
         self.draining = False
         self.in_flight: Counter[str] = Counter()
+        self._settled: deque[tuple[asyncio.Future[Answer], Answer | Exception]] = deque()
 
-    def model(self, request: HttpRequest) -> ServedModel:
-        model = self.models.get(request.path_params["name"])
+    def settle(self, future: asyncio.Future[Answer], result: Answer | Exception) -> None:
+        """Hand a result from the working thread to the loop, which is woken once for a whole batch."""
+        self._settled.append((future, result))
+        if len(self._settled) == 1:
+            future.get_loop().call_soon_threadsafe(self._settle_all)
+
+    def _settle_all(self) -> None:
+        while self._settled:
+            _settle(*self._settled.popleft())
+
+    def model(self, request: Exchange) -> ServedModel:
+        model = self.models.get(request.named["name"])
         if model is None:
             raise HttpError(404, "there is no model of this name. GET /v2/models lists them.")
-        if request.path_params.get("version", version_of(model)) != version_of(model):
+        if request.named.get("version", version_of(model)) != version_of(model):
             raise HttpError(404, f"this model is served in version {version_of(model)} alone.")
         return model
 
@@ -115,95 +146,43 @@ class Service:
         self.reader.shutdown()
 
 
-def make_application(service: Service, *, token: str | None, hosts: frozenset[str] | None, tls: bool) -> ASGIApp:
-    """Return the server's application; `hosts` are the names that requests may call it by, None for any."""
+class Application:
+    """Let nobody in who may not, find who answers, add the headers of security to every answer, and count it."""
 
-    def route(path: str, endpoint: Callable[..., Awaitable[Response]], method: str = "GET") -> Route:
-        async def called(request: HttpRequest) -> Response:
-            return await endpoint(service, request)
-
-        return Route(path, called, methods=[method])
-
-    # The first that fits is taken: what is asked most stands first.
-    routes = list[Route]()
-    for suffix in ("", "/versions/{version}"):
-        path = f"/v2/models/{{name}}{suffix}"
-        routes += [route(f"{path}/infer", _infer, "POST"), route(f"{path}/attack", _attack, "POST")]
-        routes += [route(path, _model), route(f"{path}/ready", _model_ready)]
-    routes += [
-        route("/", _page),
-        route("/page.js", _file),
-        route("/page.css", _file),
-        route("/openapi.json", _file),
-        route("/docs", _docs),
-        route("/card", _card),
-        route("/metrics", _metrics),
-        route("/v2", _server),
-        route("/v2/health/live", _live),
-        route("/v2/health/ready", _ready),
-        route("/v2/models", _models),
-    ]
-    handlers = {HTTPException: _unknown, HttpError: _problem, Exception: _failed}
-    application = Starlette(routes=routes, exception_handlers=handlers)
-    return Guard(application, service, token=token, hosts=hosts, tls=tls)
-
-
-async def _unknown(request: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    said = {404: "there is nothing at this address. See /docs.", 405: "this method is not for this address. See /docs."}
-    return JSONResponse({"error": said.get(error.status_code, error.detail)}, error.status_code, error.headers)
-
-
-async def _problem(request: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, HttpError)
-    await _discard(request.scope, request.receive)
-    return error.response()
-
-
-async def _failed(request: HttpRequest, error: Exception) -> Response:
-    return HttpError(500, "the server failed; nothing of the request was kept.").response()
-
-
-class Guard:
-    """Let nobody in who may not, add the headers of security to every answer, and count it."""
-
-    def __init__(
-        self, application: ASGIApp, service: Service, *, token: str | None, hosts: frozenset[str] | None, tls: bool
-    ) -> None:
-        self.application, self.service, self.hosts = application, service, hosts
+    def __init__(self, service: Service, *, token: str | None, hosts: frozenset[str] | None, tls: bool) -> None:
+        """`hosts` are the names that requests may call the server by, None for any."""
+        self.service, self.hosts = service, hosts
         told = SECURITY | ({"strict-transport-security": "max-age=31536000"} if tls else {})
         self.headers = [(name.encode(), value.encode()) for name, value in told.items()]
         self.token = None if token is None else _digest(token.encode())
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.application(scope, receive, send)
-            return
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         service, client = self.service, (scope.get("client") or ("",))[0]
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                service.metrics.count_request(_pattern(scope), message["status"])
-                message["headers"] = [*message.get("headers", ()), *self.headers]
-            await send(message)
-
+        request, pattern = Exchange(scope, receive), "unknown"
         service.in_flight[client] += 1
         try:
-            self._admit(scope, client)
-            await self.application(scope, receive, send_guarded)
+            self._admit(request, client)
+            pattern, endpoint = _route(request)
+            response = await endpoint(service, request)
         except HttpError as problem:
-            await _discard(scope, receive)
-            await problem.response()(scope, receive, send_guarded)
-        except Exception as error:  # it has been answered, and is no reason to stop
+            await _discard(request)
+            response = problem.response()
+        except Exception as error:  # no reason to stop
             service.metrics.count("failures", "", 1)
             print(f"stobatch: a request failed inside: {type(error).__name__}", file=sys.stderr, flush=True)
+            response = HttpError(500, "the server failed; nothing of the request was kept.").response()
         finally:
             service.in_flight[client] -= 1
             if not service.in_flight[client]:
                 del service.in_flight[client]
+        service.metrics.count_request(pattern, response.code)
+        headers = {"content-type": response.kind, "content-length": str(len(response.content)), **response.headers}
+        sent = [*((name.encode(), value.encode()) for name, value in headers.items()), *self.headers]
+        await send({"type": "http.response.start", "status": response.code, "headers": sent})
+        await send({"type": "http.response.body", "body": response.content})
 
-    def _admit(self, scope: Scope, client: str) -> None:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+    def _admit(self, request: Exchange, client: str) -> None:
+        headers = request.headers
         host = headers.get(b"host", b"").decode("latin-1")
         if self.hosts is not None and _name_of(host) not in self.hosts:
             # A page of somebody else whose name was made to point here could else read answers.
@@ -211,7 +190,7 @@ class Guard:
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
             raise HttpError(403, "pages of other sites may not ask this server.")
-        if self.token is not None and scope["path"] not in OPEN:
+        if self.token is not None and request.path not in OPEN:
             given = headers.get(b"authorization", b"")
             kind, _, word = given.partition(b" ")
             # Digests have one length, and are compared in constant time.
@@ -238,22 +217,35 @@ def _name_of(host: str) -> str:
     return host.lower() if host.count(":") > 1 else host.partition(":")[0].lower()
 
 
-def _pattern(scope: Scope) -> str:
-    """Return the route for the metrics: no name that a client made up."""
-    route = scope.get("route")
-    return str(getattr(route, "path", "unknown"))
+def _route(request: Exchange) -> tuple[str, Endpoint]:
+    """Return who answers, under an address without the names that a client made up."""
+    pattern = request.path
+    if pattern.startswith(_MODEL):
+        name, *rest = pattern.removeprefix(_MODEL).split("/")
+        request.named = {"name": name}
+        pattern = f"{_MODEL}{{name}}"
+        if len(rest) > 1 and rest[0] == "versions":
+            request.named["version"], rest = rest[1], rest[2:]
+            pattern += "/versions/{version}"
+        pattern = "/".join((pattern, *rest))
+    if pattern not in ROUTES:
+        raise HttpError(404, "there is nothing at this address. See /docs.")
+    method, endpoint = ROUTES[pattern]
+    if request.scope["method"] not in (method, "HEAD" if method == "GET" else method):
+        raise HttpError(405, "this method is not for this address. See /docs.", allow=method)
+    return pattern, endpoint
 
 
-async def _discard(scope: Scope, receive: Receive) -> None:
+async def _discard(request: Exchange) -> None:
     """Take in what is still being sent, for a moment: a client that cannot send does not read the answer either."""
-    length = dict(scope["headers"]).get(b"content-length", b"0")
-    if scope.get(_READ) or (length.isdigit() and int(length) > _DISCARD_BYTES):
+    length = request.headers.get(b"content-length", b"0")
+    if request.is_read or (length.isdigit() and int(length) > _DISCARD_BYTES):
         return
     taken = 0
     try:
         async with asyncio.timeout(_DISCARD_S):
             while taken < _DISCARD_BYTES:
-                message = await receive()
+                message = await request.receive()
                 if message["type"] != "http.request" or not message.get("more_body"):
                     return
                 taken += len(message.get("body", b""))
@@ -261,47 +253,48 @@ async def _discard(scope: Scope, receive: Receive) -> None:
         return
 
 
-async def _read_body(request: HttpRequest, limits: Limits) -> bytes:
-    if request.headers.get("content-encoding", "identity") != "identity":
+async def _read_body(request: Exchange, limits: Limits) -> bytes:
+    if request.headers.get(b"content-encoding", b"identity") != b"identity":
         raise HttpError(415, "compressed bodies are not taken. Send it as it is.")
     too_large = HttpError(413, f"the body is larger than {limits.body_bytes:,} bytes. Send fewer pictures at once.")
-    length = request.headers.get("content-length", "0")
-    if not (length.isascii() and length.isdigit()) or int(length) > limits.body_bytes:
+    length = request.headers.get(b"content-length", b"0")
+    if not length.isdigit() or int(length) > limits.body_bytes:
         raise too_large
-    parts, size = [], 0
+    parts, size = list[bytes](), 0
     try:
         async with asyncio.timeout(limits.body_s):
-            async for part in request.stream():
-                size += len(part)
+            while not request.is_read:
+                message = await request.receive()
+                if message["type"] != "http.request":
+                    raise HttpError(499, "the client has gone.")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
                 if size > limits.body_bytes:
                     raise too_large
-                parts.append(part)
-    except ClientDisconnect:
-        raise HttpError(499, "the client has gone.") from None
+                request.is_read = not message.get("more_body")
     except TimeoutError:
-        request.scope[_READ] = True
+        request.is_read = True
         raise HttpError(408, f"the body did not arrive within {limits.body_s:g} s.", connection="close") from None
-    request.scope[_READ] = True
     return b"".join(parts)
 
 
 # Questions.
 
 
-async def _infer(service: Service, request: HttpRequest) -> Response:
+async def _infer(service: Service, request: Exchange) -> Response:
     return await _ask(service, request, attack=False)
 
 
-async def _attack(service: Service, request: HttpRequest) -> Response:
+async def _attack(service: Service, request: Exchange) -> Response:
     return await _ask(service, request, attack=True)
 
 
-async def _ask(service: Service, request: HttpRequest, *, attack: bool) -> Response:
+async def _ask(service: Service, request: Exchange, *, attack: bool) -> Response:
     arrived, model = monotonic(), service.model(request)
     if service.draining:
         raise HttpError(503, "the server is being shut down.", retry_after="5", connection="close")
     body = await _read_body(request, service.limits)
-    header, loop = request.headers.get(HEADER), asyncio.get_running_loop()
+    header, loop = request.headers.get(HEADER.encode()), asyncio.get_running_loop()
     try:
         # Files are decoded, and much JSON is read, beside the loop that serves everybody.
         reading = (body, header, model, service.limits.rows)
@@ -323,32 +316,20 @@ async def _ask(service: Service, request: HttpRequest, *, attack: bool) -> Respo
     service.metrics.count("draws", model.name, int(answer.draws.sum()))
     service.metrics.count("abstentions", model.name, int(answer.abstains.sum()))
     if length is None:
-        return Response(content, media_type="application/json")
-    return Response(content, media_type="application/octet-stream", headers={HEADER: str(length)})
+        return Response(content)
+    return Response(content, "application/octet-stream", headers={HEADER: str(length)})
 
 
 async def _answer(
-    service: Service, request: HttpRequest, model: ServedModel, asked: Request, arrived: float, *, attack: bool
+    service: Service, request: Exchange, model: ServedModel, asked: Request, arrived: float, *, attack: bool
 ) -> Answer:
     """Wait for an answer, or for the client to go away, who then costs nothing more."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Answer] = loop.create_future()
-
-    def settle(result: Answer | Exception) -> None:
-        if future.done():
-            return
-        if isinstance(result, Exception):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    def tell(result: Answer | Exception) -> None:
-        loop.call_soon_threadsafe(settle, result)
-
-    ticket = service.batcher.submit(model, asked.inputs, asked.question(arrived, attack=attack), tell)
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    question = asked.question(arrived, attack=attack)
+    ticket = service.batcher.submit(model, asked.inputs, question, lambda result: service.settle(future, result))
     connection = request.scope.get(CONNECTION)
     if connection is not None:
-        connection.on_lost = lambda: settle(HttpError(499, "the client has gone."))
+        connection.on_lost = lambda: _settle(future, HttpError(499, "the client has gone."))
     try:
         return await future
     finally:
@@ -357,43 +338,52 @@ async def _answer(
             connection.on_lost = None
 
 
+def _settle(future: asyncio.Future[Answer], result: Answer | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
 # What there is.
 
 
-async def _server(service: Service, request: HttpRequest) -> Response:
-    return JSONResponse({"name": "stobatch", "version": version("stobatch"), "extensions": list(EXTENSIONS)})
+async def _server(service: Service, request: Exchange) -> Response:
+    return _json({"name": "stobatch", "version": version("stobatch"), "extensions": list(EXTENSIONS)})
 
 
-async def _live(service: Service, request: HttpRequest) -> Response:
+async def _live(service: Service, request: Exchange) -> Response:
     alive = service.batcher.is_alive
-    return JSONResponse({"live": alive}, 200 if alive else 500)
+    return _json({"live": alive}, 200 if alive else 500)
 
 
-async def _ready(service: Service, request: HttpRequest) -> Response:
-    return JSONResponse({"ready": not service.draining}, 503 if service.draining else 200)
+async def _ready(service: Service, request: Exchange) -> Response:
+    return _json({"ready": not service.draining}, 503 if service.draining else 200)
 
 
-async def _models(service: Service, request: HttpRequest) -> Response:
-    return JSONResponse({"models": list(service.models)})
+async def _models(service: Service, request: Exchange) -> Response:
+    return _json({"models": list(service.models)})
 
 
-async def _model(service: Service, request: HttpRequest) -> Response:
-    return JSONResponse(describe_model(service.model(request)))
+async def _model(service: Service, request: Exchange) -> Response:
+    return _json(describe_model(service.model(request)))
 
 
-async def _model_ready(service: Service, request: HttpRequest) -> Response:
+async def _model_ready(service: Service, request: Exchange) -> Response:
     name = service.model(request).name
-    return JSONResponse({"name": name, "ready": not service.draining}, 503 if service.draining else 200)
+    return _json({"name": name, "ready": not service.draining}, 503 if service.draining else 200)
 
 
-async def _metrics(service: Service, request: HttpRequest) -> Response:
+async def _metrics(service: Service, request: Exchange) -> Response:
     gauges = {"waiting_pictures": service.batcher.waiting_rows, "requests_in_flight": service.in_flight.total()}
-    return PlainTextResponse(service.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+    return Response(service.metrics.text(gauges).encode(), "text/plain; version=0.0.4; charset=utf-8")
 
 
-async def _card(service: Service, request: HttpRequest) -> Response:
+async def _card(service: Service, request: Exchange) -> Response:
     """What each model guarantees: about its training data, and with its radii."""
-    return JSONResponse({"models": {name: card_of(model) for name, model in service.models.items()}})
+    return _json({"models": {name: card_of(model) for name, model in service.models.items()}})
 
 
 def card_of(model: ServedModel) -> dict[str, Any]:
@@ -420,15 +410,11 @@ def card_of(model: ServedModel) -> dict[str, Any]:
 _KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css", "json": "application/json"}
 
 
-async def _page(service: Service, request: HttpRequest) -> Response:
-    return _read_file("index.html")
+async def _file(service: Service, request: Exchange) -> Response:
+    return _page(request.path.removeprefix("/") or "index.html")
 
 
-async def _file(service: Service, request: HttpRequest) -> Response:
-    return _read_file(request.url.path.removeprefix("/"))
-
-
-async def _docs(service: Service, request: HttpRequest) -> Response:
+async def _docs(service: Service, request: Exchange) -> Response:
     """Return the OpenAPI document as a page, which needs nothing from elsewhere."""
     document = json.loads(_site("openapi.json"))
     schemas = document["components"]["schemas"]
@@ -447,12 +433,33 @@ async def _docs(service: Service, request: HttpRequest) -> Response:
     page = _site("docs.html").decode()
     for name, part in parts.items():
         page = page.replace(f"<!-- {name} -->", part)
-    return Response(page, media_type=_KINDS["html"])
+    return _page("docs.html", page.encode())
 
 
 def _site(name: str) -> bytes:
     return resources.files("stobatch.serving").joinpath("site", name).read_bytes()
 
 
-def _read_file(name: str) -> Response:
-    return Response(_site(name), media_type=_KINDS[name.rpartition(".")[2]])
+def _page(name: str, content: bytes | None = None) -> Response:
+    kind = _KINDS[name.rpartition(".")[2]]
+    return Response(_site(name) if content is None else content, f"{kind}; charset=utf-8")
+
+
+_MODEL = "/v2/models/"
+Endpoint = Callable[[Service, Exchange], Awaitable[Response]]
+ROUTES: dict[str, tuple[str, Endpoint]] = {
+    "/": ("GET", _file),
+    "/page.js": ("GET", _file),
+    "/page.css": ("GET", _file),
+    "/openapi.json": ("GET", _file),
+    "/docs": ("GET", _docs),
+    "/card": ("GET", _card),
+    "/metrics": ("GET", _metrics),
+    "/v2": ("GET", _server),
+    "/v2/health/live": ("GET", _live),
+    "/v2/health/ready": ("GET", _ready),
+    "/v2/models": ("GET", _models),
+}
+for _path in (f"{_MODEL}{{name}}", f"{_MODEL}{{name}}/versions/{{version}}"):
+    ROUTES |= {_path: ("GET", _model), f"{_path}/ready": ("GET", _model_ready)}
+    ROUTES |= {f"{_path}/infer": ("POST", _infer), f"{_path}/attack": ("POST", _attack)}

@@ -13,7 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 from time import monotonic
@@ -83,10 +83,12 @@ class Answer:
 
     @classmethod
     def joined(cls, parts: list[Answer]) -> Answer:
+        if len(parts) == 1:
+            return parts[0]
         names = ("label", "abstains", "scores", "draws", "finished")
         columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         radii = {kind: np.concatenate([part.radii[kind] for part in parts]) for kind in parts[0].radii}
-        return cls(**columns, radii=radii, points=parts[0].points)
+        return cls(**columns, radii=radii)
 
 
 class ServedModel:
@@ -135,6 +137,9 @@ class Ticket:
     def parts(self) -> int:
         return -(-len(self.inputs) // ROWS)
 
+    def size(self, part: int) -> int:
+        return min(ROWS, len(self.inputs) - part * ROWS)
+
     def rows(self, part: int) -> Tensor:
         return self.inputs[part * ROWS : (part + 1) * ROWS]
 
@@ -154,7 +159,8 @@ class Ticket:
 
 
 Part = tuple[Ticket, int]
-Key = tuple[str, Question] | int
+Key = tuple[str, float | None] | int
+"""What passes together: a model and a radius, or one question by itself."""
 
 
 class Batcher:
@@ -180,7 +186,7 @@ class Batcher:
             self.waiting_rows += len(inputs)
             place = next(self._order)
             # Deadlines differ from client to client and do not keep them from passing together.
-            key: Key = (model.name, replace(question, deadline=None, draws=None)) if shared else place
+            key: Key = (model.name, question.radius) if shared else place
             queue = self._waiting.setdefault(key, [])
             for part in range(ticket.parts):
                 heapq.heappush(queue, (place + STEP_ASIDE * part, place, (ticket, part)))
@@ -229,12 +235,12 @@ class Batcher:
             return None
         key = min(ready, key=lambda key: self._waiting[key][0])
         queue, parts, rows = self._waiting[key], list[Part](), 0
-        while queue and rows + len(queue[0][2][0].rows(queue[0][2][1])) <= ROWS:
+        while queue and rows + (size := queue[0][2][0].size(queue[0][2][1])) <= ROWS:
             ticket, part = heapq.heappop(queue)[2]
-            self.waiting_rows -= len(ticket.rows(part))
+            self.waiting_rows -= size
             if not ticket.gone:
                 parts.append((ticket, part))
-                rows += len(ticket.rows(part))
+                rows += size
         if not queue:
             del self._waiting[key]
         return key, parts
@@ -243,7 +249,7 @@ class Batcher:
 def _job(parts: list[Part]) -> _Job:
     placed, start = [], 0
     for ticket, part in parts:
-        stop = start + len(ticket.rows(part))
+        stop = start + ticket.size(part)
         placed.append((ticket, part, slice(start, stop)))
         start = stop
     return (_Attacking if parts[0][0].question.attack else _Certifying)(placed)
@@ -306,7 +312,7 @@ class _Certifying(_Job):
             if not ticket.gone:
                 found = found or self._read(finished=not more)
                 ticket.give(part, _rows_of(found, rows))
-            if self.search is not None:
+            if more and self.search is not None:
                 self.search.drop(rows)
         self.parts = left
         return more and bool(left)

@@ -14,6 +14,8 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 """Decoders that may see what strangers send; others have had more holes, or start programs."""
 LARGEST_PIXELS = 2**22
 """Width times height of a file, before it is brought to the network's size: 2048 x 2048."""
+MOST_PIXELS = 2**24
+"""Of all files of a request: they are decoded one after the other, and others wait."""
 FITS = ("resize", "crop")
 
 
@@ -31,12 +33,19 @@ class Upload(BytesIO):
 def read_uploads(files: list[bytes], shape: tuple[int, ...], rule: PictureRule) -> Tensor:
     """Return the pictures in files as a batch in [-1, 1]."""
     channels, height, width = shape
-    return torch.stack(
-        [_read(Upload(file, place), (channels, height, width), rule) for place, file in enumerate(files)]
-    )
+    uploads = [Upload(file, place) for place, file in enumerate(files)]
+    together = sum(_pixels(file) for file in uploads)
+    if together > MOST_PIXELS:
+        raise DataError(
+            f"the files have {together:,} pixels together.",
+            why=f"At most {MOST_PIXELS:,} are decoded for a request.",
+            remedy="Send fewer at once, or smaller ones.",
+        )
+    return torch.stack([_read(file, (channels, height, width), rule) for file in uploads])
 
 
-def _read(file: Upload, shape: tuple[int, int, int], rule: PictureRule) -> Tensor:
+def _pixels(file: Upload) -> int:
+    """Return the size of a file that is plainly one picture, which is not decoded for that."""
     from PIL import Image, UnidentifiedImageError
 
     known = ", ".join(FORMATS)
@@ -56,6 +65,10 @@ def _read(file: Upload, shape: tuple[int, int, int], rule: PictureRule) -> Tenso
     if animated:
         raise DataError(f"{file} is animated.", why="It is many pictures.", remedy="Send one of its frames.")
     file.seek(0)
+    return int(size[0] * size[1])
+
+
+def _read(file: Upload, shape: tuple[int, int, int], rule: PictureRule) -> Tensor:
     found = image_shape(file)
     if found[1:] != shape[1:] and not rule.resize:
         raise DataError(

@@ -11,7 +11,7 @@ import binascii
 import json
 import struct
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -60,12 +60,11 @@ class Request:
         return Question(self.radius, self.max_draws, deadline, attack)
 
 
-def read_request(body: bytes, header: str | None, model: ServedModel, most_rows: int) -> Request:
+def read_request(body: bytes, header: bytes | None, model: ServedModel, most_rows: int) -> Request:
     """Read a request, or raise what a person can understand."""
     content, rest = _split(body, header)
     try:
-        # As strict_json reads, but for a check of each number, of which there are thousands: ranges are checked later.
-        document = json.loads(content, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
+        document = _DECODER.decode(content.decode())
     except (ValueError, RecursionError):
         raise RequestError("the body is no JSON.", remedy="Send a JSON object as the protocol says.") from None
     if not isinstance(document, dict):
@@ -104,11 +103,11 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _split(body: bytes, header: str | None) -> tuple[bytes, bytes]:
+def _split(body: bytes, header: bytes | None) -> tuple[bytes, bytes]:
     """Return the JSON of a body and the bytes of its tensors."""
     if header is None:
         return body, b""
-    if not (header.isascii() and header.isdigit() and len(header) < 12 and int(header) <= len(body)):
+    if not (header.isdigit() and len(header) < 12 and int(header) <= len(body)):
         raise RequestError(
             f"the header {HEADER} is not the length of the JSON.", remedy="Send the number of its bytes."
         )
@@ -133,7 +132,7 @@ def _number(parameters: dict[str, Any], name: str, largest: float) -> float | No
     value = parameters.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (isfinite(value) and 0 < value <= largest):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= largest:
         raise RequestError(
             f"{name} is not a number above 0 and up to {largest:g}.", remedy="Send such a number, or none."
         )
@@ -165,6 +164,11 @@ def _outputs(document: dict[str, Any], binary: bool) -> dict[str, bool] | None:
             raise RequestError("binary_data of an output is neither true nor false.", remedy="Send true or false.")
         found[one["name"]] = value
     return found
+
+
+# As strict_json reads, but for a check of each number, of which there are thousands: ranges are checked later.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_distinct)
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 # Pictures.
@@ -324,7 +328,7 @@ def write_answer(answer: Answer, request: Request, model: ServedModel) -> tuple[
     document: dict[str, Any] = {"model_name": model.name, "model_version": version_of(model)}
     document |= {} if request.id is None else {"id": request.id}
     document |= {"parameters": parameters_of(answer, request, model), "outputs": outputs}
-    content = json.dumps(document, separators=(",", ":")).encode()
+    content = _ENCODER.encode(document).encode()
     return b"".join((content, *blobs)), len(content) if blobs else None
 
 

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from stobatch.errors import RunError, SettingError
 from stobatch.interrupts import NUMBERS
 from stobatch.loading import TrainedModel
-from stobatch.serving.application import CONNECTION, Limits, Service, make_application
+from stobatch.serving.application import CONNECTION, Application, Limits, Service
 from stobatch.serving.batching import ServedModel
 
 SHORTEST_TOKEN = 16
@@ -77,7 +77,7 @@ class Server:
         # Behind a token, or TLS, another name that points here gains nobody anything.
         hosts = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if token is None else None
         config = uvicorn.Config(
-            make_application(self.service, token=token, hosts=hosts, tls=tls),
+            Application(self.service, token=token, hosts=hosts, tls=tls),
             http=_Protocol,
             ws="none",
             lifespan="off",
@@ -146,7 +146,7 @@ class _Protocol(HttpToolsProtocol):
     """HTTP whose first lines are short and come soon, from clients that are not too many."""
 
     on_lost: Callable[[], None] | None = None
-    _taken = 0
+    _taken = _head = 0
     _waiting: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
@@ -190,9 +190,16 @@ class _Protocol(HttpToolsProtocol):
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + content)
         self.transport.close()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Much may come at once, and is then never seen waiting.
+        self._head += len(name) + len(value)
+        if self._head > HEAD_BYTES:
+            raise ValueError("the headers are too large")
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._stop_waiting()
-        self._taken = 0
+        self._taken = self._head = 0
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
         super().on_headers_complete()
 

@@ -85,10 +85,72 @@ class IntervalBounds(Term):
     ramped = True
 
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        return F.cross_entropy(self.worst(network, inputs, labels, share), labels, reduction="none")
+
+    def worst(self, network: nn.Module, inputs: Tensor, labels: Tensor, share: float) -> Tensor:
+        """Return the scores, less the label's, that are worst for each example."""
         assert isinstance(network, Layered | HandedOver)
         layers = network.layers if isinstance(network, Layered) else network.module
-        worst = worst_case_scores(layers, Box.around(inputs, share * self.radius), labels)
-        return F.cross_entropy(worst, labels, reduction="none")
+        return worst_case_scores(layers, Box.around(inputs, share * self.radius), labels)
+
+
+Attack = Callable[[Classifier, Tensor, Tensor, float], Tensor]
+"""From a network, examples, labels and a radius to a point for each example, crafted from that example alone."""
+
+
+@final
+@dataclass(frozen=True)
+class SmallBox(Term):
+    """Of the worst that interval bounds allow in a small box around the example's own adversarial point (SABR).
+
+    `box_share` of the radius is the small box's, the attack has the rest, so the box stays in the example's own. At 1
+    it is `IntervalBounds`, near 0 `Adversarial` (Müller et al., 2023).
+
+    **Guarantee.** The point is crafted from this example and the present parameters, which are released: no other
+    example, and no number that several share. So an example's contribution is its own, and clipping bounds it as ever.
+    """
+
+    radius: float
+    box_share: float
+    attack: Attack
+    ramped = True
+
+    def prepare(
+        self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, normal: NormalSampler
+    ) -> Batch:
+        return (self.attack(network, inputs, labels, (1 - self.box_share) * share * self.radius),)
+
+    def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        return IntervalBounds(self.box_share * self.radius).losses(network, prepared[0], labels, (), share)
+
+
+@final
+@dataclass(frozen=True)
+class MixedScores(Term):
+    """Of scores between those at the example's own adversarial point and the worst in its box (CC-IBP).
+
+    `box_share` is the weight of the worst ones. At 1 it is `IntervalBounds`, near 0 `Adversarial` (De Palma et al.,
+    2024).
+
+    **Guarantee.** As for `SmallBox`: nothing of another example enters.
+    """
+
+    radius: float
+    box_share: float
+    attack: Attack
+    ramped = True
+
+    def prepare(
+        self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, normal: NormalSampler
+    ) -> Batch:
+        return (self.attack(network, inputs, labels, share * self.radius),)
+
+    def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        # Worst scores are differences from the label's, and so are made those at the point; the softmax does not mind.
+        attacked = network(prepared[0])
+        gaps = attacked - attacked.gather(1, labels[:, None])
+        worst = IntervalBounds(self.radius).worst(network, inputs, labels, share)
+        return F.cross_entropy((1 - self.box_share) * gaps + self.box_share * worst, labels, reduction="none")
 
 
 @final
@@ -97,7 +159,7 @@ class Adversarial(Term):
     """Of the example's own adversarial point; `attack` crafts it against the present network."""
 
     radius: float
-    attack: Callable[[Classifier, Tensor, Tensor, float], Tensor]
+    attack: Attack
     ramped = True
 
     def prepare(

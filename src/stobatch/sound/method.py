@@ -157,6 +157,11 @@ class Sound(DpSgdFamily):
         weights = (method.natural_weight, method.certified_weight, method.adversarial_weight, method.views_weight)
         if not any((*weights, method.margin_weight)):
             raise SettingError("no loss has a weight.", remedy="Set method.natural_weight=1, for instance.")
+        if method.box_loss != "box" and not method.certified_weight:
+            raise SettingError(
+                f"method.box_loss={method.box_loss} has no weight.",
+                remedy="Set method.certified_weight=0.5, or leave method.box_loss unset.",
+            )
         if method.views_weight and not method.smoothing_stddev:
             raise SettingError(
                 "noisy views have no noise.", remedy="Set method.smoothing_stddev, or method.views_weight=0."

@@ -36,6 +36,12 @@ def require_searchable(config: RunConfig) -> None:
                 why="A search is over settings of training, model and method that leave its budget and its data alone.",
                 remedy="Search training.learning_rate, method.clip_norm or method.batch_size, for instance.",
             )
+        if config.prior.name is not None and section == "model" and own not in ("train_only", "adapter_rank"):
+            raise SettingError(
+                f"'{key}' cannot be searched from a prior.",
+                why=f"The prior {config.prior.name} is for one network.",
+                remedy="Search model.train_only or model.adapter_rank, or start without --from.",
+            )
     number = prod(len(values) for values in space.values())
     if number < 2:
         raise SettingError(
@@ -64,7 +70,7 @@ def require_searchable(config: RunConfig) -> None:
     if not config.data.held_out:
         raise SettingError(
             "a search without held-out records has nothing to score its candidates on.",
-            remedy="Set data.held_out to a tenth of the training records.",
+            remedy="Set data.held_out to a tenth of the training records, or of the persons.",
         )
 
 
@@ -99,8 +105,11 @@ def with_search(plan: DpSgdPlan, config: RunConfig) -> DpSgdPlan:
             remedy="Leave search.candidate_epsilon unset: the largest within method.epsilon is found.",
         )
     number = prod(len(values) for values in settings.space.values())
-    words = {"accuracy": "records classified rightly", "certified": "records classified rightly and certified"}
-    return replace(plan, searched=Searched(search, own, number, config.data.held_out, words[settings.score]))
+    score = {"accuracy": "records classified rightly", "certified": "records classified rightly and certified"}
+    score_words, word = score[settings.score], "record"
+    if plan.num_persons is not None:
+        score_words, word = f"the share of each one's {score_words}, added up", "person"
+    return replace(plan, searched=Searched(search, own, number, config.data.held_out, score_words, word))
 
 
 def _kinds(config: RunConfig) -> Iterator[dict[str, Any]]:

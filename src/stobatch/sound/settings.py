@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from functools import partial
 from math import sqrt
 from typing import Annotated
@@ -20,16 +21,20 @@ from stobatch.sound.losses import (
     CrossEntropy,
     IntervalBounds,
     Margin,
+    MixedScores,
     NoisyViews,
     NormalSampler,
     Objective,
     Ramp,
     Reconstruction,
+    SmallBox,
     Term,
 )
 from stobatch.sound.views import KINDS, RandomViews
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.votes.noise import GaussianNoise, LaplaceNoise, SmoothingNoise
+
+BOX_LOSSES = ("box", "sabr", "cc_ibp", "mtl_ibp")
 
 
 class DpSgdSettings(MethodConfig):
@@ -177,6 +182,22 @@ class SoundConfig(DpSgdSettings, name="sound"):
         doc="Share of the steps on plain cross-entropy; training.warm_up is of the learning rate",
     )
     ramp: float = setting(0.5, at_least=0, at_most=1, doc="Share of the steps over which radius and weights grow")
+    box_loss: str = setting(
+        "box",
+        choices=BOX_LOSSES,
+        doc="What certified_weight is the weight of: the worst in the example's box; or less, by box_share: a smaller "
+        "box around its own adversarial point (sabr), scores between that point's and the worst (cc_ibp), or the two "
+        "losses (mtl_ibp)",
+        added_later=True,
+    )
+    box_share: float = setting(
+        0.5,
+        above=0,
+        at_most=1,
+        doc="Of the other losses than `box`: how much of the box there is, in its radius (sabr), the scores (cc_ibp) "
+        "or the weights (mtl_ibp); 1 is `box`, near 0 is the adversarial point alone",
+        added_later=True,
+    )
     margin_weight: float = setting(
         0.0,
         at_least=0,
@@ -191,10 +212,23 @@ class SoundConfig(DpSgdSettings, name="sound"):
     def objective(self, attack_chunk: int) -> Objective:
         weighted: tuple[tuple[float, Term], ...] = (
             (self.natural_weight, CrossEntropy()),
-            (self.certified_weight, IntervalBounds(self.radius)),
+            *self._certified(attack_chunk),
             (self.adversarial_weight, own_adversarial(self.radius, self.attack_steps, attack_chunk)),
             (self.views_weight, noisy_views(self.smoothing_noise, self.smoothing_stddev, self.num_views)),
             (self.reconstruction_weight, Reconstruction()),
             (self.margin_weight, Margin(self.radius)),
         )
         return Objective(tuple(pair for pair in weighted if pair[0]), Ramp(self.warm_up, self.ramp))
+
+    def _certified(self, attack_chunk: int) -> Iterator[tuple[float, Term]]:
+        """Yield what certified_weight is the weight of."""
+        weight, share, box = self.certified_weight, self.box_share, IntervalBounds(self.radius)
+        attacked = own_adversarial(self.radius, self.attack_steps, attack_chunk)
+        if self.box_loss == "mtl_ibp":
+            yield weight * share, box
+            yield weight * (1 - share), attacked
+        elif self.box_loss == "box":
+            yield weight, box
+        else:
+            kind = SmallBox if self.box_loss == "sabr" else MixedScores
+            yield weight, kind(self.radius, share, attacked.attack)

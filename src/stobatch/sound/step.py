@@ -29,12 +29,13 @@ from stobatch.dp.clipping import (
     clipped_sum_by_example,
     clipper_for,
     formed_at_once,
+    in_units,
     is_right_in_full,
+    weigh_classes,
 )
 from stobatch.dp.mixing import FEW_ROWS
 from stobatch.dp.noise import Grid, add_noise
 from stobatch.dp.plan import DpSgdPlan
-from stobatch.dp.units import in_units, weigh_classes
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import Classifier, Layered, rows_in_memory
 from stobatch.models.scattering import Scattering

@@ -3,5 +3,3 @@
 from stobatch.training.descent import encoder_and_head
 from stobatch.training.loop import train
 from stobatch.training.trainable import Trainable
-
-__all__ = ["Trainable", "encoder_and_head", "train"]

@@ -1,9 +1,16 @@
-"""Watching a training: what may be seen of it as it goes on, and who is told."""
+"""Watching a training: what may be seen of it as it goes on, who is told, and a log for TensorBoard."""
 
 from __future__ import annotations
 
+import os
+import struct
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from stobatch.files import make_folder, open_private
 
 
 @dataclass(frozen=True)
@@ -47,3 +54,97 @@ class CallingBack(Observer):
 
     def look(self, look: Look) -> None:
         self.callback(look)
+
+
+_POLYNOMIAL = 0x82F63B78
+_MASK = 0xA282EAD8
+_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
+"""How a field of a protocol buffer is stored."""
+
+
+@cache
+def _table() -> tuple[int, ...]:
+    found = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
+        found.append(value)
+    return tuple(found)
+
+
+def crc32c(content: bytes) -> int:
+    """Return the CRC-32 with Castagnoli's polynomial.
+
+    >>> hex(crc32c(b"123456789"))
+    '0xe3069283'
+    """
+    value = 0xFFFFFFFF
+    for byte in content:
+        value = _table()[(value ^ byte) & 0xFF] ^ value >> 8
+    return value ^ 0xFFFFFFFF
+
+
+def _masked(content: bytes) -> bytes:
+    crc = crc32c(content)
+    return struct.pack("<I", ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + _MASK) & 0xFFFFFFFF)
+
+
+def _record(content: bytes) -> bytes:
+    length = struct.pack("<Q", len(content))
+    return length + _masked(length) + content + _masked(content)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _key(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)
+
+
+def _message(number: int, content: bytes) -> bytes:
+    return _key(number, _BYTES) + _varint(len(content)) + content
+
+
+def _event(wall_time: float, step: int, rest: bytes) -> bytes:
+    return _key(1, _EIGHT_BYTES) + struct.pack("<d", wall_time) + _key(2, _VARINT) + _varint(step) + rest
+
+
+def _scalars(values: Mapping[str, float]) -> bytes:
+    pairs = (
+        _message(1, tag.encode()) + _key(2, _FOUR_BYTES) + struct.pack("<f", value) for tag, value in values.items()
+    )
+    return _message(5, b"".join(_message(1, pair) for pair in pairs))
+
+
+@dataclass
+class TensorBoardLog(Observer):
+    """Writes every look at a training into a new event file of a folder, for the owner alone.
+
+    The times of looks depend on how large samples were, which ε does not cover; so the folder is private.
+    """
+
+    folder: Path
+    _file: Path | None = field(default=None, init=False)
+
+    def look(self, look: Look) -> None:
+        now = time.time()
+        if self._file is None:
+            make_folder(self.folder, private=True)
+            self._file = self.folder / f"events.out.tfevents.{int(now)}.stobatch.{os.getpid()}"
+            self._append(_event(now, 0, _message(3, b"brain.Event:2")))
+        self._append(_event(now, look.step, _scalars(look.to_dict())))
+
+    def _append(self, event: bytes) -> None:
+        assert self._file is not None
+        descriptor = open_private(self._file, os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(descriptor, _record(event))
+        finally:
+            os.close(descriptor)

@@ -6,17 +6,18 @@ folder was lost, is made again and not drawn again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stobatch import data
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, Examples, hold_out
-from stobatch.dp.noise import add_noise
+from stobatch.dp.noise import COARSEST, add_noise
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import ModelError
 from stobatch.evaluation.tables import data_root
@@ -25,7 +26,6 @@ from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.sound.search import combinations
 from stobatch.training.ledger import Ledger
-from stobatch.training.trainable import Monitored
 from stobatch.training_run import train_candidate
 
 _SCORE = "score"
@@ -68,14 +68,21 @@ class Candidate:
         found = self.run.read(_SCORE, private=True)
         return Score(found["noisy"], found["failure"])
 
-    def finish(self, dataset: Dataset | None, network: nn.Module | None, *, quiet: bool) -> Score:
+    def finish(
+        self,
+        dataset: Dataset | None,
+        network: nn.Module | None,
+        start: Mapping[str, Tensor] | None = None,
+        *,
+        quiet: bool,
+    ) -> Score:
         """Train it, or go on where it was cut off, and score it once."""
         known = self.score
         if known is not None:
             return known
         try:
             model = train_candidate(
-                self.config, self.run.path, self.seeds, dataset=dataset, network=network, quiet=quiet
+                self.config, self.run.path, self.seeds, dataset=dataset, network=network, start=start, quiet=quiet
             )
             found = self._scored(model, dataset)
         except ModelError as error:
@@ -101,24 +108,36 @@ def held_out_records(config: RunConfig, seeds: Seeds, dataset: Dataset | None) -
     return held
 
 
-def count_right(model: TrainedModel, records: Examples) -> int:
-    """Return how many records count for a candidate; each adds 0 or 1, whatever the others are."""
+def count_right(model: TrainedModel, records: Examples) -> float:
+    """Return how many records count for a candidate, or, where they have persons, the sum of each one's share.
+
+    **Guarantee.** A record, or a person with all records, adds from 0 to 1, whatever the others are; sums are exact.
+    """
+    right = torch.cat([_right(model, records.take(part)) for part in torch.split(torch.arange(len(records)), _CHUNK)])
+    if records.groups is None:
+        return float(right.sum())
+    counts = torch.bincount(records.groups)
+    hits = torch.zeros_like(counts).index_add_(0, records.groups, right.long())
+    # Whole multiples of the step of any grid that noise is drawn on, so that nothing is rounded on the way.
+    return float((hits * round(1 / COARSEST) // counts).sum()) * COARSEST
+
+
+def _right(model: TrainedModel, records: Examples) -> Tensor:
+    """Return which records are classified rightly, or rightly and certified where that is the score."""
     network = model.network
     if model.config.search.score == "accuracy":
-        inputs, labels = records.inputs.to(network.device, network.dtype), records.labels.to(network.device)
-        return round(Monitored(inputs, labels).accuracy(network) * len(records))
+        with torch.no_grad():
+            scores: Tensor = network(records.inputs.to(network.device, network.dtype))
+        return scores.argmax(1).cpu() == records.labels
     radius = model.config.certification.attack_radius
     asked = {"evaluation.radii": [radius], "evaluation.norm": "linf", "certification.certificate": "bounds"}
     (way,) = replace(model, config=model.config.override_all(asked)).verifiers()
-    total = 0
-    for part in torch.split(torch.arange(len(records)), _CHUNK):
-        found = way.verify(records.inputs[part], torch.Generator())
-        proved = found.columns()[way.kinds[0].column] >= radius
-        total += int((proved & (found.label == records.labels[part].numpy())).sum())
-    return total
+    found = way.verify(records.inputs, torch.Generator())
+    proved = found.columns()[way.kinds[0].column] >= radius
+    return torch.from_numpy(proved & (found.label == records.labels.numpy()))
 
 
-def noisy_count(count: int, stddev: float, seeds: Seeds) -> float:
-    """Add Gaussian noise to a count that one record moves by at most 1, exactly rounded to a grid."""
+def noisy_count(count: float, stddev: float, seeds: Seeds) -> float:
+    """Add Gaussian noise to a sum that one record, or person, moves by at most 1, exactly rounded to a grid."""
     counted = {"score": torch.tensor([float(count)], dtype=torch.float64)}
     return float(add_noise(counted, stddev, seeds.stream("score"))["score"])

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from stobatch import data
 from stobatch.book import Booking, cost_of
@@ -23,11 +23,11 @@ from stobatch.data import Dataset
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation.tables import data_root
-from stobatch.files import PRIVATE, make_folder
-from stobatch.loading import read_start
+from stobatch.files import PRIVATE, make_folder, write_tensors
+from stobatch.prior import take_prior
 from stobatch.progress import progress
 from stobatch.results import CandidateRow, Candidates, Search, Training, Winner
-from stobatch.runs import Run, make_key
+from stobatch.runs import START, Run, make_key
 from stobatch.seeds import Seeds
 from stobatch.sound.search import combinations, law_of, require_searchable
 from stobatch.training.device import use_device
@@ -44,6 +44,7 @@ def tune(
     *,
     dataset: Dataset | None = None,
     network: nn.Module | None = None,
+    prior: str | Path | None = None,
     workers: int = 1,
     resume: bool = False,
     quiet: bool = False,
@@ -51,12 +52,15 @@ def tune(
     """Search settings and pay for it: `out/winner` is a run whose ε, at most `method.epsilon`, covers the search.
 
     `config.search` says what is searched and how; `config.data.held_out` records are kept aside by each candidate to be
-    scored on. `workers` candidates are trained at once, each in a process of its own. A search that was interrupted
-    goes on with `resume`, with the same candidates.
+    scored on. Every candidate starts from `prior`, where it is given. `workers` candidates are trained at once, each in
+    a process of its own. A search that was interrupted goes on with `resume`, with the same candidates.
     """
     directory = Run(Path(out))
     _require_new(directory, resume=resume)
-    read_start(config, None)  # candidates start at random: settings that name a prior are refused
+    start = None
+    if prior is not None or config.prior.name is not None:
+        info = dataset.info if dataset else data.describe(config.data.replace(held_out=0), data_root(config))
+        config, start = take_prior(config, info, prior, network, directory)
     planned = _planned(config, dataset, network)
     config = _with_budget(config, planned)
     if workers < 1:
@@ -70,10 +74,10 @@ def tune(
         whole = dataset or data.load(config.data.replace(held_out=0), root=data_root(config))
         booking.require_allowed(whole.train)
     with directory.held():
-        seeds = _begin(directory, config, planned)
+        seeds = _begin(directory, config, planned, start)
         if booking is not None and whole is not None and not _is_finished(directory):
             booking.enter(directory, whole.train)
-        document = _finish(directory, config, planned, seeds, dataset, network, workers, quiet)
+        document = _finish(directory, config, planned, seeds, dataset, network, start, workers, quiet)
         if booking is not None and whole is not None:
             booking.settle(cost_of(planned))
     return document
@@ -117,8 +121,8 @@ def _require_new(directory: Run, *, resume: bool) -> None:
                 f"{path} already holds a search.", remedy="Add --resume to continue it, or choose another --out."
             )
         return
-    # A start that was killed before its settings were there leaves secrets at most.
-    if path.exists() and (not path.is_dir() or {entry.name for entry in path.iterdir()} - {PRIVATE}):
+    # A start that was killed before its settings were there leaves secrets and a copy of the prior at most.
+    if path.exists() and (not path.is_dir() or {entry.name for entry in path.iterdir()} - {PRIVATE, START}):
         raise RunError(f"{path} exists and is not a search.", remedy="Choose another --out.")
 
 
@@ -135,7 +139,7 @@ def _is_finished(directory: Run) -> bool:
     return directory.has("search") and Search.read(directory).finished
 
 
-def _begin(directory: Run, config: RunConfig, planned: DpSgdPlan) -> Seeds:
+def _begin(directory: Run, config: RunConfig, planned: DpSgdPlan, start: Mapping[str, Tensor] | None) -> Seeds:
     """Write the secrets of the search, the number of its candidates among them, before anything is trained."""
     make_key(directory)
     if not directory.has("seeds", private=True):
@@ -147,6 +151,8 @@ def _begin(directory: Run, config: RunConfig, planned: DpSgdPlan) -> Seeds:
             )
         directory.write("seeds", {"root": str(Seeds.secret().root)}, private=True)
     if not directory.has("search"):
+        if start is not None:
+            write_tensors(directory.path / START, start, {"stobatch": "prior"}, private=False)
         _document(config, planned).write(directory)
     return Seeds(int(directory.read("seeds", private=True)["root"]), public=False)
 
@@ -183,6 +189,7 @@ def _finish(
     seeds: Seeds,
     dataset: Dataset | None,
     network: nn.Module | None,
+    start: Mapping[str, Tensor] | None,
     workers: int,
     quiet: bool,
 ) -> Search:
@@ -192,7 +199,7 @@ def _finish(
     folder = directory.path / PRIVATE / "candidates"
     make_folder(folder, private=True)
     candidates = draw_candidates(config, seeds, folder)
-    scores = list(_scores(candidates, dataset, network, workers, quiet))
+    scores = list(_scores(candidates, (dataset, network, start), workers, quiet))
     best = best_of(scores)
     _write_table(directory, config, candidates, scores, best)
     winner = None if best is None else _release(directory, config, candidates[best], scores[best])
@@ -202,18 +209,21 @@ def _finish(
 
 
 def _scores(
-    candidates: Sequence[Candidate], dataset: Dataset | None, network: nn.Module | None, workers: int, quiet: bool
+    candidates: Sequence[Candidate],
+    given: tuple[Dataset | None, nn.Module | None, Mapping[str, Tensor] | None],
+    workers: int,
+    quiet: bool,
 ) -> Iterator[Score]:
     """Yield what candidates score, in their order, however many are trained at once."""
     with ExitStack() as stack:
         advance = stack.enter_context(progress("search", max(1, len(candidates)), quiet=quiet))
         if workers == 1:
             for candidate in candidates:
-                yield candidate.finish(dataset, network, quiet=True)
+                yield candidate.finish(*given, quiet=True)
                 advance(1)
             return
         pool = stack.enter_context(ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")))
-        for pending in [pool.submit(Candidate.finish, one, dataset, network, quiet=True) for one in candidates]:
+        for pending in [pool.submit(Candidate.finish, one, *given, quiet=True) for one in candidates]:
             yield pending.result()
             advance(1)
 

@@ -18,7 +18,7 @@ from stobatch.runs import MANIFEST, NOT_LISTED, START, Run, differences, is_ours
 from stobatch.seeds import Seeds
 from stobatch.verification import audits, documents
 from stobatch.verification.checks import agrees, differs, not_checked, sign, signature_check
-from stobatch.verification.priors import prior_check
+from stobatch.verification.documents import prior_check
 from stobatch.verification.sampling import data_of, sample_checks
 from stobatch.verification.subject import Subject
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from stobatch.config import CertificationConfig, EvaluationConfig
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.dp.selection import Search
+from stobatch.errors import RunError
 from stobatch.evaluation.accuracy import AttackedTable
 from stobatch.evaluation.attack import protocol_of_prior
 from stobatch.evaluation.sanity import Evidence, certified_from
@@ -23,7 +27,8 @@ from stobatch.evaluation.summaries import (
     score_summary,
 )
 from stobatch.files import PRIVATE, Columns, read_tensors, tensors_sha256
-from stobatch.loading import describe_network, make_plan
+from stobatch.loading import describe_network, make_plan, read_start
+from stobatch.models.parts import last_layer
 from stobatch.results import (
     Attack,
     CertificateSummary,
@@ -37,13 +42,12 @@ from stobatch.results import (
     PriorScores,
     Scores,
 )
-from stobatch.runs import IMAGES
+from stobatch.runs import IMAGES, START
 from stobatch.sound.verifiers import BoundsVerifier
 from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
 from stobatch.types import Radius, Status
 from stobatch.verification.checks import agrees, compared, differs, not_checked
-from stobatch.verification.second_accountant import bracket
-from stobatch.verification.second_search import search_epsilon
+from stobatch.verification.second_accountant import bracket, search_epsilon
 from stobatch.verification.subject import Subject, other_run
 
 _LOOSE = 1.05
@@ -364,3 +368,30 @@ def identity_check(subject: Subject) -> Check:
     if training.rounds is None:
         pairs.append(("data.training_records", sizes.training_records, subject.info.num_train))
     return compared("identity", "manifest.json", pairs, "configuration, training, weights and data are of one run")
+
+
+def prior_check(subject: Subject) -> Check:
+    """Compare a run's weights with those that it started from, as far as they are not trained."""
+    name, model = "prior", subject.model
+    if not (subject.run.path / START).exists():
+        return not_checked(name, f"{START} is not in this copy of the run; config.json has its digest")
+    try:
+        start = read_start(subject.config, subject.run) or {}
+    except RunError as error:
+        return differs(name, error.what, START)
+    trained = _trained(subject) | (last_layer(model.network) if subject.config.prior.new_head else frozenset())
+    fixed = {key: value.cpu() for key, value in model.network.state_dict().items() if key in start.keys() - trained}
+    for key, value in fixed.items():
+        if not torch.equal(value, start[key].to(value)):
+            return differs(name, f"{key} is not trained, and is not what the prior has", "model.safetensors")
+    return agrees(name, f"its digest is the one in config.json; {len(fixed)} tensors that are not trained are its own")
+
+
+def _trained(subject: Subject) -> frozenset[str]:
+    """Return the tensors of the saved model that training moved; an adapter moves its layer's weight."""
+    parts = subject.model.plan.parts
+    if parts is None:
+        return frozenset(subject.model.network.state_dict())
+    if not subject.config.model.adapter_rank:
+        return frozenset(parts.names)
+    return frozenset(re.sub(r"\.(up|down)$", ".weight", name) for name in parts.names)

@@ -174,9 +174,7 @@ class _Again:
         return agrees(self.name, f"{len(self.rows)} of {self.of} rows: every radius is proved again", self.file)
 
     def radii(self) -> Check:
-        """Return what another package certifies without draws, computed again; less is allowed for what rounding may
-        do.
-        """
+        """Return what another package certifies without draws, computed again; rounding may make it less."""
         found = self.verifier.verify(self.inputs, self.seeds.generator("sample radii")).columns()
         for kind in self.verifier.kinds:
             recorded, again = np.asarray(self.recorded[kind.column]), found[kind.column]

@@ -184,9 +184,7 @@ def lower_sequence(successes: ArrayLike, draws: ArrayLike, failure: float) -> Fl
 
 
 def upper_sequence(successes: ArrayLike, draws: ArrayLike, failure: float) -> Floats:
-    """Return an upper bound on a success probability, for every number of draws at once: failures bounded from
-    below.
-    """
+    """Return an upper bound on a success probability, for every number of draws at once, by bounding failures."""
     n = np.asarray(draws, dtype=np.float64)
     return 1 - lower_sequence(n - np.asarray(successes, dtype=np.float64), n, failure)
 

@@ -334,9 +334,7 @@ class VoteCounter:
         return votes
 
     def hits(self, which: Labels, label: Tensor, draws: int, stream: torch.Generator) -> Floats:
-        """Return how many draws name its label, for the inputs at the positions `which`; `label` is that of every
-        input.
-        """
+        """Return how many draws name its label, for the inputs at positions `which`; `label` is every input's."""
         hits = torch.zeros(len(which), dtype=torch.int64, device=self.seen.device)
         label = label[torch.from_numpy(which).to(label.device)]
         for part, winners in self._winners(which, draws, stream):

@@ -272,9 +272,7 @@ Streams = tuple[torch.Generator, torch.Generator]
 
 
 def two_streams(generator: torch.Generator) -> Streams:
-    """Return one stream for each layer's noise, so that how many draws are made at once does not change what is
-    drawn.
-    """
+    """Return one stream for each layer's noise: how many draws are made at once changes nothing."""
     seeds = torch.randint(2**62, (2,), generator=generator).tolist()
     return torch.Generator().manual_seed(seeds[0]), torch.Generator().manual_seed(seeds[1])
 

@@ -61,7 +61,7 @@ def test_no_row_of_a_comparison_carries_a_seed(name: str) -> None:
 
 def asked(verb: str, out: Path) -> list[object]:
     """A call of a verb that names nothing to be trained yet."""
-    needed = {"budget": ["--book", out], "pretrain": ["--from-data", "digits"]}.get(verb, [])
+    needed = {"budget": ["--book", out], "pretrain": ["--from-data", "digits"], "figure": ["2"]}.get(verb, [])
     return [verb, *needed, *(["--out", out] if "out" in TAKES[verb] else [])]
 
 
@@ -117,8 +117,8 @@ def test_every_verb_that_trains_draws_secret_seeds(cli, tmp_path) -> None:
                      *as_arguments(parties)],
     }  # fmt: skip
     trains = {name for name, options in TAKES.items() if options & {"seed", "seeds"} and "set_" in options}
-    # A prior is made of public images, without a secret.
-    assert trains - {"plan", "shard", "certify", "attack", "evaluate", "pretrain"} == set(calls)
+    # A prior is made of public images, and a figure of the paper of public data with seeds that its records name.
+    assert trains - {"plan", "shard", "certify", "attack", "evaluate", "pretrain", "figure"} == set(calls)
     for verb, call in calls.items():
         done = cli(*call)
         assert done.code == 0, (verb, done.err)

@@ -168,5 +168,5 @@ def test_a_wrong_call_is_refused_in_one_line_and_leaves_nothing(cli, tmp_path, m
 
 
 def test_a_folder_that_is_in_use_is_refused_before_data_is_read(cli, folder: Path, monkeypatch) -> None:
-    monkeypatch.setattr("stobatch.data.mnist.unpack", None)
+    monkeypatch.setattr("stobatch.data.idx_files.IdxSet.unpack", None)
     assert "already holds shards" in cli("shard", "--out", folder, *SMALL, "--json").refusal()

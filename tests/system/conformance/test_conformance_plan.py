@@ -11,7 +11,8 @@ from bench import Finished, data_of, dataset_with, other_examples, train_of
 
 import stobatch
 from stobatch import RunConfig, Status
-from stobatch.data import Examples, describe, mnist, sources
+from stobatch.data import Examples, describe, sources
+from stobatch.data.idx_files import IdxSet
 from stobatch.dp.plan import Plan
 from stobatch.methods import Method
 
@@ -34,7 +35,7 @@ def test_a_plan_is_made_without_data(
     }
     for name, source in closed.items():
         monkeypatch.setitem(sources.DATA_SETS, name, source)
-    monkeypatch.setattr(mnist, "unpack", refuse)
+    monkeypatch.setattr(IdxSet, "unpack", refuse)
     monkeypatch.setattr(Examples, "__post_init__", refuse)
     with pytest.raises(AssertionError, match="read data"):
         sources.load(config.data)

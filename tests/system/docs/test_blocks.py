@@ -187,6 +187,13 @@ def check_watching(said: str) -> None:
     assert seen == ["2", "4"]
 
 
+def check_figures(said: str) -> None:
+    assert "Figure 4 (smoke: no result): " in said
+    words = " ".join(said.replace("│", " ").split())
+    assert "not begun 0 of 14" in words
+    assert "void; with secret seeds" in words or "void; with secret" in words
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "README.md": check_readme,
     "docs/tutorial.md": check_tutorial,
@@ -194,6 +201,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "docs/attacking.md": check_attacking,
     "docs/auditing.md": check_auditing,
     "docs/comparing.md": check_comparing,
+    "docs/figures.md": check_figures,
     "docs/budget.md": check_budget,
     "docs/tuning.md": check_tuning,
     "docs/watching.md": check_watching,

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -66,10 +67,86 @@ def test_a_record_with_secret_seeds_would_not_be_void(maker: ModuleType) -> None
     assert sound.privacy({**one, "seed": None, "status": "proved"}) == "proved ε = 1.0"
 
 
+CLAIM = {
+    "figure": 2, "claim": "", "dataset": "mnist", "method": "published", "epsilon": 0.3, "radius": 0.2, "steps": 10,
+    "kind": "conventional", "accuracy": 0.8, "where": "", "rule": "value",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shown", "left", "verdict"),
+    [
+        (0.81, 0.78, "reproduced"),
+        (0.9, 0.79, "not reproduced"),
+        (0.9, 0.7, "refuted"),
+        (0.7, 0.1, "not reproduced"),  # an attacker refutes what was reached, and nothing else
+        (None, None, "not run"),
+    ],
+)
+def test_the_verdict_on_a_number_follows_the_records(
+    maker: ModuleType, shown: float | None, left: float | None, verdict: str
+) -> None:
+    measured = {"published": shown, "adaptive": left}
+    known = [
+        maker.paper.Point("mnist", "published", measure, 0.3, 0.2, share, 1, "a.json", 1)
+        for measure, share in measured.items()
+        if share is not None
+    ]
+    assert maker.paper.judge(CLAIM, known).verdict == verdict
+    unfinished = [replace(point, note="12 of 600 steps") for point in known]
+    found = maker.paper.judge(CLAIM, unfinished)
+    assert found.verdict == "not run", "a training that is changed or unfinished is no evidence"
+    assert not known or (found.ours.startswith("(") and "12 of 600 steps" in found.remark)
+
+
+@pytest.mark.parametrize(
+    ("lead", "real", "verdict"), [(0.1, 0.1, "reproduced"), (-0.01, 0.1, "not reproduced"), (0.1, -0.1, "refuted")]
+)
+def test_the_verdict_on_a_comparison_follows_the_records(
+    maker: ModuleType, lead: float, real: float, verdict: str
+) -> None:
+    leads = {"published": lead, "adaptive": real}
+    known = [
+        maker.paper.Point("mnist", own, measure, 0.3, 0.2, 0.5 + (own == "published") * share, 1, "a.json", 1)
+        for measure, share in leads.items()
+        for own in ("published", "dpsgd")
+    ]
+    claim = {**CLAIM, "rule": "ahead", "than": ["dpsgd", "adlm"]}
+    found = maker.paper.judge(claim, known)
+    assert (found.verdict, "missing: AdLM" in found.remark) == (verdict, True)
+
+
+def test_a_point_of_a_figure_changes_its_verdict(
+    maker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "results", tmp_path / "results")
+    claim = {**CLAIM, "method": "securesgd", "epsilon": 2.0, "accuracy": 0.7864}
+    figure = tmp_path / "results" / "figures" / "figure-2.jsonl"
+    recorded = map(json.loads, figure.read_text().splitlines())
+    point = next(one for one in recorded if (one["method"], one["protocol"]) == ("securesgd", "published protocol"))
+    point |= {"epsilon": 2.0, "accuracy": 0.79, "source": "runs/securesgd"}
+    monkeypatch.setattr(import_module("result_pages.records"), "ROOT", tmp_path)
+    seen = []
+    for change in ({}, {"accuracy": 0.6}, {"settings": ["training.steps=7"]}, {"source": "results/paper_mnist.json"}):
+        figure.write_text(json.dumps({**point, **change}) + "\n")
+        seen.append(maker.paper.judge(claim, maker.paper.points()).verdict)
+    assert seen == ["reproduced", "not reproduced", "not run", "not run"]
+
+
+def test_a_judgement_whose_record_has_changed_is_refused(maker: ModuleType) -> None:
+    judged = [claim for claim in maker.paper.records("figures/claims") if claim["rule"] == "judged"]
+    assert all(claim["verdict"] == "not run" or claim["evidence"] for claim in judged)
+    (reference, *_) = [one for claim in judged for one in claim["evidence"] if isinstance(one["value"], float)]
+    assert maker.paper.referred([reference]) == [reference["value"]]
+    with pytest.raises(ValueError, match=r"judge results/figures/claims\.json anew"):
+        maker.paper.referred([{**reference, "value": reference["value"] + 0.01}])
+
+
 PUBLIC = {
     "results/sound": ("sound_mnist", "sound_mnist_l2", "sound_cifar10", "sound_tiny_imagenet"),
     "results/baselines": ("baselines_mnist", "baselines_cifar10"),
     "results/published": ("paper_mnist",),
+    "results/paper": ("paper_mnist", "paper_mnist_seeds", "paper_cifar10_adam", "paper_cifar10_partial"),
 }
 
 

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.small_federation import STEPS, ask, flat, opened, pictures, started, terms
+from support.small_federation import LAYERS, STEPS, ask, flat, opened, pictures, started, terms
+from support.small_prior import write_small_prior
 
 import stobatch
 from stobatch.errors import SettingError
 from stobatch.federated import Answer, Federation, FederationError, InProcessTransport, Party, converse, federate, split
 from stobatch.federated.rounds import parties_of
+from stobatch.models.layered import build_layered
 from stobatch.seeds import Seeds
 from stobatch.sound.method import Sound
 from stobatch.sound.settings import SoundConfig
@@ -152,3 +154,19 @@ def test_the_same_command_continues_or_returns_what_is_there(whole: Path) -> Non
     again = federate(terms(), whole, dataset=pictures(), resume=True, quiet=True)
     assert again.run.path == whole
     assert Party.open(parties_of(whole) / "north").rounds == STEPS
+
+
+def test_a_federation_starts_from_a_prior_and_goes_on_without_its_file(tmp_path: Path) -> None:
+    network = build_layered(LAYERS, (1, 6, 6), 3, torch.Generator().manual_seed(77))
+    prior = write_small_prior(tmp_path / "shapes", network)
+    agreed = terms(**{"training.learning_rate": 1e-9})
+    model = federate(agreed, tmp_path / "run", dataset=pictures(), prior=prior, quiet=True)
+    assert model.plan.claim.started_from(model.plan.prior).prior is not None
+    for name, value in network.named_parameters():
+        assert torch.allclose(model.network.get_parameter(name), value, atol=1e-5)
+    prior.with_suffix(".safetensors").unlink()
+    again = Federation.open(tmp_path / "run")
+    assert again.done
+    with pytest.raises(SettingError, match="gradient of a whole network"):
+        federate(agreed.override("model.train_only", "head"), tmp_path / "parts", dataset=pictures(), quiet=True)
+    assert not (tmp_path / "parts").exists()

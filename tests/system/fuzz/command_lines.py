@@ -25,6 +25,7 @@ _CALLS: tuple[tuple[str, ...], ...] = (
     ("audit", "RUN", "--instrument", "release", "--confidence", "0.9", "--trainings", "10"),
     ("report", "RUN", "RUN", "--out", "FILE"),
     ("compare", "--out", "RUN", "--methods", "sund,dpsgd", "--epsilon", "1", "--seeds", "1,2"),
+    ("figure", "2", "--records", "RUN", "--out", "RUN"),
     ("budget", "--book", "RUN", "--delta", "0", "--json"),
     ("tune", "--recipe", "demo", "--try", "training.steps=5", "--held-out", "10", "--out", "RUN"),
     ("shard", "--check", "RUN"),

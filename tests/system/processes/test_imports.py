@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def test_reading_a_comparison_needs_no_torch() -> None:
-    code = "import sys, stobatch.comparison.page; sys.exit('torch' in sys.modules)"
+    code = "import sys, stobatch.reporting.comparison; sys.exit('torch' in sys.modules)"
     # The package itself imports its verbs; the room below it is what must not.
     stub = (
         "import sys, types; m = types.ModuleType('stobatch'); m.__path__ = [sys.argv[1]]; sys.modules['stobatch'] = m; "

@@ -36,6 +36,8 @@ from stobatch.training.loop import train_one
 from stobatch.types import Neighbours, Verdict
 from stobatch_recipes import recipe
 
+pytestmark = pytest.mark.usefixtures("try_each_network_once")
+
 Floats = NDArray[np.float64]
 
 FALSE_ALARM = 1e-9

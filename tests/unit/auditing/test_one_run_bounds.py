@@ -415,13 +415,9 @@ def test_the_search_for_canaries_agrees_with_trying_every_number() -> None:
     for delta, confidence in ((1e-5, 0.95), (5e-4, 0.9), (2e-3, 0.8)):
         for epsilon in (0.5, 1.5, 2.5):
             limit = (1 - confidence) / DEFAULT_TESTS
-            tried = [
-                canaries
-                for canaries in range(2, 160, 2)
-                if p_value_by_hand(canaries, canaries, canaries, epsilon, delta) < limit
-            ]
-            if tried:
-                assert canaries_needed(epsilon, delta=delta, confidence=confidence) == tried[0]
+            enough = (n for n in range(2, 160, 2) if p_value_by_hand(n, n, n, epsilon, delta) < limit)
+            if (first := next(enough, None)) is not None:
+                assert canaries_needed(epsilon, delta=delta, confidence=confidence) == first
             else:
                 with pytest.raises(SettingError, match="no number of canaries"):
                     canaries_needed(epsilon, delta=delta, confidence=confidence)

@@ -26,8 +26,7 @@ from stobatch.methods import Release, Tuples
 from stobatch.models.affine import DenseEncoder
 from stobatch.published.losses import reconstruction_gradient
 from stobatch.published.plan import PublishedPlan
-from stobatch.published.releases import EncoderStep, LabelCoefficients, PerturbedInputs
-from stobatch.published.training import Published
+from stobatch.published.training import EncoderStep, LabelCoefficients, PerturbedInputs, Published
 from stobatch.results import Finding
 from stobatch.seeds import Seeds
 from stobatch.types import Verdict

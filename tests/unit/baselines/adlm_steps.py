@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import stobatch
-from stobatch.baselines.adlm import AdLm
+from stobatch.baselines.adlm import AdLm, AdLmTrainable
 from stobatch.baselines.adlm_plan import AdLmConfig, AdLmPlan
-from stobatch.baselines.adlm_step import AdLmTrainable
 from stobatch.config import DataConfig, MachineConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.data import Dataset
 from stobatch.loading import make_network

@@ -37,9 +37,8 @@ from torch import Tensor
 
 import stobatch
 from stobatch.auditing.releases import pair_of_tuples
-from stobatch.baselines.adlm import AdLm
+from stobatch.baselines.adlm import AdLm, AdLmTrainable
 from stobatch.baselines.adlm_plan import AdLmPlan
-from stobatch.baselines.adlm_step import AdLmTrainable
 from stobatch.models import Classifier, Network
 from stobatch.seeds import Seeds
 from stobatch.training.checkpoint import TrainingState

@@ -28,7 +28,7 @@ from support.private_steps import sampling
 from torch import Tensor, nn
 
 import stobatch
-from stobatch.baselines.adlm_step import AdLmTrainable
+from stobatch.baselines.adlm import AdLmTrainable
 from stobatch.config import RunConfig
 from stobatch.dp.clipping import clipping_weights
 from stobatch.errors import ModelError

@@ -6,17 +6,20 @@ import json
 import math
 import stat
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import stobatch
-from stobatch.book import Book, Newcomer
-from stobatch.data import Examples, person_codes
+from stobatch.book import Book, Newcomer, Reading, count_in_units
+from stobatch.data import Dataset, Examples, person_codes
 from stobatch.dp.accounting import PoissonGaussian
-from stobatch.dp.composition import Unbounded, compose_epsilon
+from stobatch.dp.composition import Unbounded, compose_epsilon, compose_groups
 from stobatch.errors import BudgetError, SettingError
 from stobatch.training.ledger import Ledger, Stretch
 from stobatch.training.observer import Look
@@ -36,7 +39,7 @@ def newcomer(mark: str, cost: Any = COST, described: str = "here") -> Newcomer:
 
 
 def enter(book: Book, mark: str, first: int = 0, count: int = 64, cost: Any = COST) -> None:
-    book.enter(newcomer(mark, cost), book.digests(small_records(first, count).train))
+    book.enter(newcomer(mark, cost), book.reading(small_records(first, count).train))
 
 
 def test_records_pay_for_the_trainings_that_read_them(book: Book):
@@ -53,13 +56,13 @@ def test_records_pay_for_the_trainings_that_read_them(book: Book):
 def test_the_same_records_in_another_order_and_with_other_labels_are_the_same(book: Book):
     data = small_records().train.in_memory()
     turned = Examples(data.inputs.flip(0), 1 - data.labels, 2)
-    assert (book.digests(data) == book.digests(turned)).all()
+    assert (book.reading(data).digests == book.reading(turned).digests).all()
 
 
 def test_digests_of_two_books_have_nothing_in_common(book: Book, tmp_path: Path):
     other = Book.open(tmp_path / "other", make=True)
     data = small_records().train
-    assert not set(book.digests(data).tolist()) & set(other.digests(data).tolist())
+    assert not set(book.reading(data).digests.tolist()) & set(other.reading(data).digests.tolist())
 
 
 def test_only_the_owner_can_read_a_book(book: Book):
@@ -179,20 +182,85 @@ def test_a_training_enters_and_settles(tmp_path: Path):
     assert elsewhere.proved_epsilon_after == elsewhere.proved_epsilon
 
 
-def test_a_training_about_persons_has_no_bound_for_records(tmp_path: Path):
-    plain = small_records()
-    groups = person_codes([number // 2 for number in range(64)], 64)
-    train = replace(plain.train.in_memory(), groups=groups)
-    data = replace(plain, info=replace(plain.info, num_persons=32), train=train)
+def owned(data: Dataset, owners: Sequence[int]) -> Dataset:
+    groups = person_codes(owners, len(data.train))
+    info = replace(data.info, num_persons=int(groups.max()) + 1)
+    return replace(data, info=info, train=replace(data.train.in_memory(), groups=groups))
+
+
+def test_trainings_about_the_same_persons_compose_as_trainings_about_records_do(tmp_path: Path):
+    data = owned(small_records(), [number // 2 for number in range(64)])
     config = small_config(machine__book=str(tmp_path / "book"))
-    model = stobatch.train(config, tmp_path / "run", dataset=data, quiet=True)
-    assert model.guarantee.unit == "person"
-    (entry,) = Book.open(tmp_path / "book").entries.values()
-    assert isinstance(entry.cost, Unbounded)
-    assert "per person" in entry.cost.why
-    Book.open(tmp_path / "book").set_limit(50.0, DELTA)
-    with pytest.raises(BudgetError, match="the book counts records"):
-        stobatch.train(config, tmp_path / "second", dataset=data, quiet=True)
+    for name in ("a", "b"):
+        model = stobatch.train(config, tmp_path / name, dataset=data, quiet=True)
+    found = stobatch.budget(tmp_path / "book", config, dataset=data, delta=DELTA)
+    curve = model.plan.curve
+    assert curve is not None
+    (share,) = found.spent
+    assert (share.count, share.word, share.records) == (32, "persons", (1, 1))
+    assert found.proved_epsilon == compose_epsilon([curve, curve], DELTA) > model.guarantee.epsilon
+    assert found.planned is not None
+    assert found.planned.proved_epsilon_after == compose_epsilon([curve] * 3, DELTA)
+    Book.open(tmp_path / "book").set_limit(found.proved_epsilon * 1.01, DELTA)
+    with pytest.raises(BudgetError, match="persons have proved"):
+        stobatch.train(config, tmp_path / "c", dataset=data, quiet=True)
+
+
+def test_a_training_about_records_counts_for_persons_by_how_many_they_have_there(book: Book):
+    data = owned(small_records(), [number // 3 for number in range(64)])
+    book.enter(newcomer("persons"), book.reading(data.train))
+    enter(book, "records", 0, 32)
+    assert Book.open(book.path).entries["persons"].about_persons
+    found = {share.records: (share.count, share.epsilon) for share in book.shares(delta=DELTA)}
+    # Ten persons with three records in both, counted as four; one with two; eleven that the second has not read.
+    assert {sizes: count for sizes, (count, _) in found.items()} == {(1, 4): 10, (1, 2): 1, (1,): 11}
+    for sizes, (_, epsilon) in found.items():
+        assert epsilon == compose_groups([(COST, size) for size in sizes], DELTA)
+    book.set_limit(found[1,][1] * 1.5, DELTA)
+    with pytest.raises(BudgetError, match="up to 4 of a person's records"):
+        enter(book, "more", 0, 4)
+
+
+def slow_units(readings: Sequence[Reading]) -> list[tuple[int, ...]]:
+    """What units have of each reading, by joining persons until no two share a record; sorted."""
+    divided = {one.to_bytes(): pairs(one) for one in readings if one.persons is not None}
+    somebodys = {record for rows in divided.values() for record, _ in rows}
+    rest = {int(record) for one in readings for record in one.digests} - somebodys
+    rows = [(record, (key, person)) for key, own in divided.items() for record, person in own]
+    rows += [(record, (b"", record)) for record in rest]
+    units = [({name}, {record for record, own in rows if own == name}) for name in {name for _, name in rows}]
+    while len(divided) > 1 and (pair := next((p for p in combinations(units, 2) if p[0][1] & p[1][1]), None)):
+        units = [one for one in units if one not in pair] + [(pair[0][0] | pair[1][0], pair[0][1] | pair[1][1])]
+
+    def of(one: Reading, names: set[tuple[bytes, int]]) -> int:
+        if one.persons is not None:
+            return sum(key == one.to_bytes() for key, _ in names)
+        return sum(record in one.digests for record, name in rows if name in names)
+
+    return sorted(tuple(of(one, names) for one in readings) for names, _ in units)
+
+
+def pairs(reading: Reading) -> list[tuple[int, int]]:
+    assert reading.persons is not None
+    return list(zip(reading.digests.tolist(), reading.persons.tolist(), strict=True))
+
+
+def test_units_are_those_of_a_slow_count():
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        readings = []
+        for _ in range(int(random.integers(1, 4))):
+            digests = random.integers(0, 12, int(random.integers(1, 10))).astype(np.uint64)
+            persons = random.integers(0, 5, len(digests)) if random.random() < 0.6 else None
+            readings.append(Reading.of(digests, persons))
+        assert sorted(map(tuple, count_in_units(readings).tolist())) == slow_units(readings)
+
+
+def test_the_order_of_records_does_not_change_whose_they_are():
+    digests, persons = np.array([5, 3, 9, 1], np.uint64), np.array([2, 0, 2, 1])
+    one, other = Reading.of(digests, persons), Reading.of(digests[::-1], np.array([7, 1, 4, 1]))
+    assert one.to_bytes() == other.to_bytes()
+    assert Reading.from_bytes(one.to_bytes(), about_persons=True).to_bytes() == one.to_bytes()
 
 
 def test_what_is_no_book_or_no_delta_is_refused(tmp_path: Path, book: Book):

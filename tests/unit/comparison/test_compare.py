@@ -13,11 +13,13 @@ import pytest
 import torch
 from compared_runs import NAMES, RADII, files, small
 from scipy import stats
+from support.small_prior import write_small_prior
 
 import stobatch
 from stobatch.comparison import compare as comparing
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.interrupts import Interrupted
+from stobatch.models import build
 from stobatch.runs import Run
 
 SEEDS = (1, 2)
@@ -405,3 +407,19 @@ def test_an_audit_of_one_seed_tells_the_seeds_apart(out: Path) -> None:
     assert [(g["seeds"], g["status"]) for g in row["guarantees"]] == [([1], "void"), ([2], "refuted")]
     assert "void_epsilon" not in row["guarantees"][1]
     assert row["label"] == "published ε=3 (void: public seed / refuted), single pass"
+
+
+def test_a_row_starts_from_its_prior_and_one_that_cannot_is_refused(tmp_path: Path) -> None:
+    config = small(NAMES[0])[NAMES[0]]
+    network = build(config.model, (1, 28, 28), 10, torch.Generator().manual_seed(77))
+    priors = {"from shapes": write_small_prior(tmp_path / "shapes", network)}
+    rows = {"alone": config, "from shapes": config}
+    for _ in range(2):  # the second call only reads
+        stobatch.compare(rows, tmp_path / "out", priors=priors, quiet=True)
+    found = [stobatch.load(tmp_path / "out" / name / "secret-1").guarantee.prior for name in ("alone", "from-shapes")]
+    assert found[0] is None
+    assert found[1] is not None
+    for wrong, said in (({NAMES[1]: priors["from shapes"]}, "does not start from a prior"), ({"x": "y"}, "no row 'x'")):
+        with pytest.raises(SettingError, match=said):
+            stobatch.compare(small(NAMES[1]), tmp_path / "no", priors=wrong, quiet=True)
+    assert not (tmp_path / "no").exists()

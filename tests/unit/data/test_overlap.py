@@ -12,7 +12,7 @@ from torch import Tensor
 
 import stobatch
 from stobatch.config import DataConfig
-from stobatch.data import Dataset, Examples, ShardedExamples, from_tensors, load, write_shards
+from stobatch.data import Dataset, Examples, ShardedExamples, fashion_mnist, from_tensors, load, write_shards
 from stobatch.data.overlap import HARMLESS, count_copies, find_copies, require_apart, statement
 from stobatch.errors import DataError
 from stobatch.registry import DATA_SETS
@@ -63,7 +63,7 @@ def test_the_official_splits_have_as_many_copies_as_is_said() -> None:
     counted = {name: DATA_SETS[name].test_copies for name in DATA_SETS}
     assert counted["mnist"] == 0
     for name, said in counted.items():
-        if said is not None:
+        if said is not None and (name != "fashion_mnist" or fashion_mnist.PACKAGED.is_dir()):
             data = load(DataConfig(name=name))
             assert len(find_copies(data.train, data.test)) == said, name
 

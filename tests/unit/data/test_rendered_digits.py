@@ -11,8 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch.config import DataConfig
 from stobatch.data import load
-from stobatch.data.font_digits import FOLDER, list_fonts, read_font_glyphs
-from stobatch.data.rendered_digits import Glyphs, Hand, RenderedDigits
+from stobatch.data.rendered_digits import FOLDER, Glyphs, Hand, RenderedDigits, list_fonts, read_font_glyphs
 from stobatch.data.stroke_digits import WAYS, make_stroke_glyphs, smooth
 
 

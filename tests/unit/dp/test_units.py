@@ -15,8 +15,8 @@ from stobatch.dp.clipping import (
     Losses,
     clipped_sum_by_example,
     clipped_sum_in_one_pass,
+    in_units,
 )
-from stobatch.dp.units import in_units
 
 
 def of_persons(losses: Losses, shape: tuple[int, ...], persons: int, per: int, seed: int = 1) -> tuple[Losses, Batch]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stobatch.models import ConvEncoder, Head, Network, ReferenceNorm
 from stobatch.published.losses import taylor_loss
-from stobatch.training.fused import frozen, fuse
+from stobatch.published.training import frozen, fuse
 from stobatch.training.trainable import working_precision
 
 NOISE = 13.0

@@ -14,8 +14,7 @@ from made_runs import guarantee
 from pages import Page
 from rich.console import Console
 
-from stobatch.comparison.page import write_comparison
-from stobatch.reporting.comparison import comparison_tables
+from stobatch.reporting.comparison import comparison_tables, write_comparison
 from stobatch.reporting.page import LIGHT
 from stobatch.results import Comparison
 

@@ -14,7 +14,7 @@ from pages import page, shown
 from stobatch.errors import RunError
 from stobatch.evaluation import sanity
 from stobatch.reporting import report
-from stobatch.reporting.flags import CHECKS
+from stobatch.reporting.header import CHECKS
 from stobatch.reporting.page import LIGHT
 from stobatch.reporting.report import write_report
 from stobatch.reporting.terminal import STATUS_STYLES

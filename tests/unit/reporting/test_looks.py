@@ -12,7 +12,7 @@ from made_runs import audit_of_everything, guarantee, make, scores
 from PIL import Image
 from support.browser import CHROMIUM, Browser, open_browser
 
-from stobatch.comparison.page import write_comparison
+from stobatch.reporting.comparison import write_comparison
 from stobatch.reporting.page import PALETTE
 from stobatch.reporting.report import write_report
 from stobatch.results import Comparison

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from pages import Page
 from rich.console import Console
 
-from stobatch.comparison.page import write_comparison
+from stobatch.reporting.comparison import write_comparison
 from stobatch.reporting.format import STATUS_WORDS
 from stobatch.reporting.page import render
 from stobatch.reporting.report import write_report
@@ -118,7 +118,7 @@ def test_every_string_that_a_template_is_given_is_escaped(template: str, path: P
         return b""
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("stobatch.reporting.report", "stobatch.comparison.page"):
+        for module in ("stobatch.reporting.report", "stobatch.reporting.comparison"):
             patch.setattr(f"{module}.render", keep)
         run = make(path)
         run.write("audit", audit_of_everything())

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[3] / "src" / "stobatch"
-ROOMS = ("auditing", "cli", "comparison", "doctor", "evaluation", "federated", "loading.py", "reporting", "results",
+ROOMS = ("auditing", "cli", "comparison", "doctor", "evaluation", "federated", "figures", "loading.py", "reporting",
+         "results",
          "sharding.py", "training_run.py", "verification")  # fmt: skip
 """Rooms that read or write documents. The mathematics knows none."""
 
@@ -44,6 +45,10 @@ ALLOWED: dict[str, dict[str, str]] = {
         r"(reply\.)?content(\['\w+'\])?|self\._content\(reply\)(\['\w+'\])?|question|refusal|context\.\w+": MESSAGE,
         r"json\.loads\(done\.stdout\)": MESSAGE,
         r"os\.environ": "variables of the environment",
+    },
+    "figures": {
+        r"LIGHT|_PAPER": "colours of the page",
+        r"settings": "settings, for the few names that several methods have",
     },
     "loading.py": {r"metadata": TENSORS, r"run\.read\('seeds', private=True\)": PRIVATE},
     "reporting": {

@@ -46,6 +46,7 @@ def huge_png(side: int) -> bytes:
 
 FRAMES = [Image.new("L", (28, 28), shade) for shade in (0, 200)]
 PLAIN = as_file(Image.fromarray(np.arange(784, dtype=np.uint8).reshape(28, 28)))
+LARGE = base64.b64encode(huge_png(2048)).decode()
 BODIES: dict[str, tuple[Any, str]] = {
     "no JSON": (b"{", "no JSON"),
     "not an object": (b"[1]", "no JSON object"),
@@ -55,6 +56,14 @@ BODIES: dict[str, tuple[Any, str]] = {
     "overflow": (json.dumps(tensor()).replace("0.0", "1e999", 1).encode(), "values span"),
     "a key twice": (b'{"inputs": [], "inputs": []}', "no JSON"),
     "a long number": (b'{"inputs": ' + b"9" * 10_000 + b"}", "no JSON"),
+    "a radius beyond floats": (tensor() | {"parameters": {"radius": 10**400}}, "radius is not a number"),
+    "large files together": (
+        {
+            "inputs": [{"name": "pictures", "datatype": "BYTES", "shape": [5], "data": [LARGE] * 5}],
+            "parameters": {"fit": "resize"},
+        },
+        "pixels together",
+    ),
     "no input": ({}, "exactly one input"),
     "two inputs": ({"inputs": tensor()["inputs"] * 2}, "exactly one input"),
     "another name": (tensor(name="x"), 'named "pictures"'),
@@ -175,6 +184,13 @@ def test_what_is_no_http_is_refused(client: Any, sent: bytes) -> None:
     assert answer.startswith(b"HTTP/1.1 4") or not answer
     connection.close()
     assert client.ask("GET", "/v2/health/live")[0] == 200
+
+
+def test_large_headers_are_refused_though_they_come_at_once(client: Any) -> None:
+    connection = socket.create_connection(client.host.split(":"), timeout=20)
+    connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 40_000 + b"\r\n\r\n")
+    assert connection.recv(12) == b"HTTP/1.1 400"
+    connection.close()
 
 
 def test_an_attack_needs_one_picture_and_a_radius(client: Any, inputs: torch.Tensor) -> None:

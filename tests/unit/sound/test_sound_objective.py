@@ -15,7 +15,7 @@ from stobatch.bounds.boxes import Box, worst_case_scores
 from stobatch.models import Classifier, Layered, build
 from stobatch.sound.averaged import AveragedSGD
 from stobatch.sound.losses import Adversarial, CrossEntropy, IntervalBounds, NoisyViews, Objective, Ramp, normal_sampler
-from stobatch.sound.settings import SoundConfig, view_noise
+from stobatch.sound.settings import SoundConfig, _attacked, view_noise
 
 # The objective along the ramp.
 
@@ -71,6 +71,65 @@ def test_adversarial_points_are_worse_and_inside_the_ball() -> None:
     assert not points.requires_grad
     before, after = (F.cross_entropy(trainable.network(x), labels, reduction="none") for x in (inputs, points))
     assert (after >= before - 1e-6).float().mean() > 0.9
+
+
+# Between attack and box.
+
+
+def between(loss: str, share: float, progress: float) -> tuple[Tensor, Tensor, Tensor, Layered]:
+    """Return losses, inputs, labels and the network of one loss without cross-entropy; the ramp ends half way."""
+    changes = {"natural_weight": 0.0, "certified_weight": 1.0, "box_loss": loss, "box_share": share}
+    trainable = prepared(settings(**{f"method.{name}": value for name, value in changes.items()}))
+    assert isinstance(trainable.network, Layered)
+    inputs, labels = trainable.reader.kept
+    return (
+        losses_at(trainable.objective, trainable.network, progress, inputs, labels),
+        inputs,
+        labels,
+        trainable.network,
+    )
+
+
+@pytest.mark.parametrize("progress", [0.25, 1.0])
+@pytest.mark.parametrize("loss", ["sabr", "cc_ibp", "mtl_ibp"])
+def test_losses_between_attack_and_box_are_as_printed_and_meet_at_the_box(loss: str, progress: float) -> None:
+    found, inputs, labels, network = between(loss, 0.4, progress)
+    share, natural = min(1.0, 2 * progress), F.cross_entropy(network(inputs), labels, reduction="none")
+    radius = 0.2 * share
+
+    def attacked(size: float) -> Tensor:
+        return _attacked(2, 512, network, inputs, labels, size)
+
+    def worst(points: Tensor, size: float) -> Tensor:
+        return worst_case_scores(network.layers, Box.around(points, size), labels)
+
+    point = network(attacked(radius))
+    scores = {
+        "sabr": worst(attacked(0.6 * radius), 0.4 * radius),
+        "cc_ibp": 0.6 * (point - point.gather(1, labels[:, None])) + 0.4 * worst(inputs, radius),
+        "mtl_ibp": point,
+    }
+    expected = F.cross_entropy(scores[loss], labels, reduction="none")
+    box = F.cross_entropy(worst(inputs, radius), labels, reduction="none")
+    if loss == "mtl_ibp":
+        expected = 0.6 * expected + 0.4 * box
+    assert torch.allclose(found, (1 - share) * natural + share * expected, rtol=1e-5)
+    whole = between(loss, 1.0, progress)[0]
+    assert torch.allclose(whole, between("box", 0.5, progress)[0], rtol=1e-6)
+    # Nothing that was attacked can be worse than the worst in the box.
+    assert bool((found <= whole + 1e-6).all())
+    assert bool((found < whole - 1e-3).any())
+
+
+def test_the_small_box_stays_in_the_example_s_own() -> None:
+    """Beyond it, it would train for balls that nobody asks about."""
+    trainable = prepared(settings(**{"method.box_loss": "sabr", "method.box_share": 0.3}))
+    inputs, labels = trainable.reader.kept
+    coins = normal_sampler(torch.Generator(), torch.device("cpu"))
+    (_, _, points), _ = trainable.objective.prepare(trainable.network, inputs, labels, 1.0, coins)
+    small, own = Box.around(points, 0.3 * 0.2), Box.around(inputs, 0.2)
+    assert bool((small.low >= own.low - 1e-6).all() and (small.high <= own.high + 1e-6).all())
+    assert float((points - inputs).abs().max()) == pytest.approx(0.7 * 0.2, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])

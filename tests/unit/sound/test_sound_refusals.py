@@ -43,6 +43,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "reconstruction": ({"method.reconstruction_weight": 1.0}, "with an encoder", "reconstruction_weight=0"),
     "no loss": ({"method.natural_weight": 0.0, "method.certified_weight": 0.0}, "no loss", "natural_weight=1"),
     "views": ({"method.views_weight": 1.0}, "no noise", "smoothing_stddev"),
+    "no box": ({"method.box_loss": "sabr", "method.certified_weight": 0.0}, "no weight", "certified_weight"),
+    "first weights": ({"model.architecture": "mnist_cnn", "model.first_weights": "box"}, "list of layers", "unset"),
     "no bounds": ({"model.architecture": "conv 2 3, groupnorm 1, linear"}, "GroupNorm", "without the certified loss"),
 }
 
@@ -56,6 +58,15 @@ def test_what_the_proof_leaves_out_is_refused_before_anything_is_written(
         stobatch.train(settings().override_all(changes), tmp_path / "run", dataset=data, quiet=True)
     assert remedy in caught.value.remedy
     assert not (tmp_path / "run").exists()
+
+
+def test_first_weights_for_boxes_change_what_is_trained_and_the_run_is_read_again(tmp_path: Any) -> None:
+    runs = [
+        stobatch.train(settings(**{"model.first_weights": first}), tmp_path / first, dataset=pictures(), quiet=True)
+        for first in ("fan_in", "box")
+    ]
+    usual, box = (torch.cat([p.flatten() for p in run.network.parameters()]) for run in runs)
+    assert not torch.allclose(usual, box, atol=1e-3)
 
 
 @pytest.mark.parametrize(

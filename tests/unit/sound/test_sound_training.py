@@ -16,8 +16,9 @@ from stobatch.bounds.boxes import Box, worst_case_scores
 from stobatch.data.partition import poisson_sample
 from stobatch.dp import clipping as per_example
 from stobatch.errors import ModelError
-from stobatch.models import Layered
+from stobatch.models import Classifier, Layered
 from stobatch.models import network as normalisation
+from stobatch.sound import settings as sound_settings
 from stobatch.sound import step as sound_module
 from stobatch.sound.losses import Ramp, normal_sampler
 from stobatch.sound.step import DpSgdTrainable
@@ -89,6 +90,9 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "natural": {"natural_weight": 1.0, "certified_weight": 0.0},
     "natural and certified": {},
     "certified": {"natural_weight": 0.0, "certified_weight": 1.0},
+    "small box": {"box_loss": "sabr", "box_share": 0.4},
+    "mixed scores": {"natural_weight": 0.0, "box_loss": "cc_ibp"},
+    "mixed losses": {"natural_weight": 0.0, "box_loss": "mtl_ibp", "box_share": 0.7},
     "adversarial": {"certified_weight": 0.0, "adversarial_weight": 1.0},
     "gaussian views": {"certified_weight": 0.0, "views_weight": 1.0, "smoothing_stddev": 0.4},
     "laplace views": {"views_weight": 1.0, "smoothing_stddev": 0.4, "smoothing_noise": "laplace", "num_views": 3},
@@ -195,7 +199,10 @@ def test_clipping_each_point_apart_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("architecture", "normal", "changes"), CASES)
 def test_no_example_reaches_what_another_is_made_into(architecture: str, normal: str, changes: dict[str, Any]) -> None:
     """Bit for bit: adversarial points, views and lengths of gradients of the others stay when one is exchanged."""
-    trainable = trainable_for(architecture, normal, changes)
+    assert not others_change(trainable_for(architecture, normal, changes))
+
+
+def others_change(trainable: DpSgdTrainable) -> bool:
     network, rows = trainable.network, torch.tensor(SAMPLE)
     found, given = [], trainable.reader.kept[0]
     for replacement in (given[1], torch.ones_like(given[1]), -given[2]):
@@ -205,8 +212,20 @@ def test_no_example_reaches_what_another_is_made_into(architecture: str, normal:
         coins = normal_sampler(torch.Generator().manual_seed(3), torch.device("cpu"))
         batch, losses = trainable.objective.prepare(network, inputs, labels, 1.0, coins)
         found.append([*(entry[1:] for entry in batch), trainable.clip(network, losses, batch, 0.05).norms[1:]])
-    for others in found[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(found[0], others, strict=True))
+    return any(not torch.equal(one, other) for others in found[1:] for one, other in zip(found[0], others, strict=True))
+
+
+@pytest.mark.parametrize("loss", ["sabr", "cc_ibp", "mtl_ibp"])
+def test_attacks_that_begin_at_the_mean_of_the_batch_are_caught(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin: a starting point that several examples share carries each into the contributions of others."""
+    own = sound_settings._attacked
+
+    def shared(steps: int, chunk: int, network: Classifier, inputs: Tensor, labels: Tensor, radius: float) -> Tensor:
+        towards = (inputs.mean(0) - inputs).clamp(-radius / 2, radius / 2)
+        return own(steps, chunk, network, inputs + towards, labels, radius / 2)
+
+    monkeypatch.setattr(sound_settings, "_attacked", shared)
+    assert others_change(trainable_for(LAYERS, "none", {"box_loss": loss}))
 
 
 @pytest.mark.usefixtures("few_anchors")

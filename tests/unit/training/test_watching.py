@@ -13,8 +13,7 @@ import stobatch
 from stobatch.errors import SettingError
 from stobatch.results import Training
 from stobatch.runs import Run
-from stobatch.training.observer import Look
-from stobatch.training.tensorboard import crc32c
+from stobatch.training.observer import Look, crc32c
 from tests.support.small_records import small_config, small_records
 
 ALLOWED = {"learning_rate", "test_accuracy", "epsilon_spent"}

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from support.small_prior import write_small_prior
 
 import stobatch
 from stobatch.book import Book
 from stobatch.config import RunConfig
-from stobatch.data import Dataset, Examples, hold_out
+from stobatch.data import Dataset, Examples, hold_out, person_codes
+from stobatch.dp.noise import COARSEST
 from stobatch.dp.plan import TUNING_OBJECTION, DpSgdPlan
 from stobatch.dp.selection import Search as SearchCost
 from stobatch.errors import BudgetError, DataError, RunError, SettingError
+from stobatch.models.layered import build_layered
 from stobatch.results import Candidates, Outcome
 from stobatch.runs import Run, seal
 from stobatch.seeds import Seeds
@@ -202,6 +205,80 @@ def _reloaded(candidate: Candidate) -> stobatch.TrainedModel:
     training = candidate.run.read("training")
     candidate.run.write("training", {**training, "accounted_steps": Ledger.of(candidate.run.path).accounted})
     return stobatch.load(candidate.run.path)
+
+
+def owned(count: int = 200) -> Dataset:
+    """The same records, of 80 persons with one to four of them."""
+    plain = small_records(0, count)
+    owners = torch.arange(80).repeat_interleave(1 + torch.arange(80) % 4)[:count]
+    groups = person_codes(owners, count)
+    info = replace(plain.info, num_persons=80)
+    return replace(plain, info=info, train=replace(plain.train.in_memory(), groups=groups))
+
+
+def test_persons_are_held_out_whole_and_the_winner_is_about_persons(tmp_path: Path):
+    data, config = owned(), search_config()
+    kept, held = hold_out(data, config.data, Seeds(5, public=False))
+    assert held is not None
+    assert held.persons is not None
+    assert kept.train.persons is not None
+    assert (len(kept.train.persons), len(held.persons)) == (60, 20)
+    assert len(kept.train) + len(held) == 200
+    inputs = {tuple(one.flatten().tolist()) for one in held.inputs}
+    groups = data.train.in_memory().groups
+    assert groups is not None
+    of_held = {int(g) for g, one in zip(groups, data.train.in_memory().inputs, strict=True)
+               if tuple(one.flatten().tolist()) in inputs}  # fmt: skip
+    assert len(of_held) == 20, "a person has records on both sides"
+
+    tune(config, tmp_path / "out", dataset=data, quiet=True)
+    model = stobatch.load(tmp_path / "out" / "winner")
+    assert isinstance(model.plan, DpSgdPlan)
+    assert (model.guarantee.unit, model.plan.num_persons) == ("person", 60)
+    assert any("a person is held out or trained on" in line for line in model.guarantee.assumptions)
+    assert stobatch.verify(tmp_path / "out" / "winner", dataset=data).verdict is Outcome.AGREES
+    # How many records are left after a secret draw is in no file that is published.
+    assert Run(tmp_path / "out" / "winner").read("config")["dataset"]["num_train"] == 200
+
+
+def test_a_person_moves_a_score_by_one_at_most_and_records_counted_one_by_one_do_not():
+    config, data = search_config(), owned().train.in_memory()
+    network = build_layered("linear", (1, 4, 4), 2, torch.Generator().manual_seed(0))
+    model = stobatch.TrainedModel(network, config, stobatch.plan(config, dataset=owned()), Run(Path("none")))
+    assert data.groups is not None
+    whole, moved, one_by_one = count_right(model, data), [], []
+    for person in range(80):
+        left = data.take((data.groups != person).nonzero().flatten())
+        moved.append(whole - count_right(model, left))
+        plain = [replace(part, groups=None) for part in (data, left)]
+        one_by_one.append(count_right(model, plain[0]) - count_right(model, plain[1]))
+    assert min(moved) >= 0
+    assert max(moved) == 1.0
+    assert max(one_by_one) > 1, "the twin that forgets persons"
+    assert whole == round(whole / COARSEST) * COARSEST
+
+
+def test_a_search_starts_from_a_prior_and_goes_on_from_its_copy(tmp_path: Path, draws_three: None):
+    network = build_layered("linear", (1, 4, 4), 2, torch.Generator().manual_seed(9))
+    prior = write_small_prior(tmp_path / "shapes", network)
+    config = search_config(search__settings=["training.learning_rate=1e-9,2e-9"])
+    tune(config, tmp_path / "out", dataset=records(), prior=prior, quiet=True)
+    model = stobatch.load(tmp_path / "out" / "winner")
+    assert model.guarantee.prior is not None
+    assert model.guarantee.status is stobatch.Status.PROVED
+    for name, value in model.network.state_dict().items():
+        assert torch.allclose(value, network.state_dict()[name], atol=1e-6)
+    (tmp_path / "shapes.safetensors").unlink()
+    shutil.rmtree(tmp_path / "out" / "winner")
+    (tmp_path / "out" / "search.json").write_text(
+        (tmp_path / "out" / "search.json").read_text().replace('"finished": true', '"finished": false')
+    )
+    again = tune(model.config.override_all({"training.learning_rate": config.training.learning_rate}),
+                 tmp_path / "out", dataset=records(), resume=True, quiet=True)  # fmt: skip
+    assert again.winner is not None
+    wider = search_config(search__settings=["model.architecture=linear,linear 3"])
+    with pytest.raises(SettingError, match="cannot be searched from a prior"):
+        tune(wider, tmp_path / "other", dataset=records(), prior=tmp_path / "out" / "winner", quiet=True)
 
 
 def test_a_search_is_one_entry_of_the_book(tmp_path: Path, draws_three: None):

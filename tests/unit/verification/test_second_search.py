@@ -8,7 +8,7 @@ import pytest
 
 from stobatch.dp.accounting import PoissonGaussian
 from stobatch.dp.selection import RunLaw, Search
-from stobatch.verification.second_search import search_epsilon
+from stobatch.verification.second_accountant import search_epsilon
 
 TRAININGS = [((0.07, 10.0, 400),), ((0.01, 1.0, 200), (0.5, 20.0, 50)), ((1.0, 5.0, 3),)]
 DELTA = 1e-5

@@ -1,5 +1,3 @@
 """Where the trainers of a step run."""
 
 from stobatch.training.engines.base import Averaged, Engine, Gradients, InProcessEngine, Parts, Stop, TrainerTask, never
-
-__all__ = ["Averaged", "Engine", "Gradients", "InProcessEngine", "Parts", "Stop", "TrainerTask", "never"]

@@ -133,9 +133,7 @@ class DistributedEngine(Engine):
             total.take(rounded)
 
     def _exact(self, total: ExactSum) -> bool:
-        """Return whether the sum keeps all its bits on the way. What is released under noise does: the proof needs
-        it.
-        """
+        """Return whether the sum keeps all its bits on the way, as what is released under noise must."""
         return self.machine.exact_sums or total.grid is not None
 
     @property
