@@ -149,8 +149,8 @@ def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network:
         raise ModelError(
             f"this model has no certificate of the kind '{wanted}'.",
             why="Votes need a model trained with method.smoothing_stddev; bounds need a list of layers without "
-            "normalisation, or a network of your own that they can follow."
-            if wanted in ("best", "bounds", "votes")
+            "normalisation, or a network of your own that they can follow; margins need `scatter 8, linear`."
+            if wanted in ("best", "bounds", "votes", "margins")
             else f"'{wanted}' has nothing to say about this network, or about radii in {config.evaluation.norm}.",
             remedy="Train with `--recipe sound.mnist`"
             + (", or set certification.certificate=best." if wanted != "best" else "."),

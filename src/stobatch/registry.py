@@ -233,7 +233,11 @@ ATTACKS = Registry(
 CERTIFICATES = Registry(
     "certificate",
     "stobatch.certificates",
-    {"bounds": "stobatch.sound.verifiers:bounds", "votes": "stobatch.sound.verifiers:votes"},
+    {
+        "bounds": "stobatch.sound.verifiers:bounds",
+        "votes": "stobatch.sound.verifiers:votes",
+        "margins": "stobatch.sound.verifiers:margins",
+    },
 )
 """Ways to certify what a method trained: from a configuration, a plan and a network to a `Verifier`, or to None where
 they have nothing to say about such a model."""

@@ -303,7 +303,8 @@ _DIVERGED = 1000
 
 
 def _warn_if_diverged(before: float, after: float) -> None:
-    if not after <= _DIVERGED * before:
+    # Parameters that start at 0 have no size to compare with.
+    if before and not after <= _DIVERGED * before:
         print(
             f"stobatch: the training has diverged: its parameters are {after / before:.2g} times as large as at the "
             "start. Its privacy holds, its accuracy is luck. Lower training.learning_rate.",

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from stobatch.errors import ModelError
+from stobatch.models.scattering import Scattering
 
 _SWITCHES = {"cpu": ("mkldnn.matmul", "mkldnn.conv"), "cuda": ("cuda.matmul", "cudnn.conv")}
 """Where `torch.backends` says, from PyTorch 2.9 on, in which precision float32 products are made."""
@@ -74,7 +75,7 @@ def require_plain_float32(layers: Iterable[nn.Module], device: torch.device) -> 
     cudnn = torch.backends.cudnn
     if device.type == "cuda" and cudnn.enabled and cudnn.is_available():  # type: ignore[no-untyped-call]
         for layer in layers:
-            if isinstance(layer, nn.Conv2d) and layer.stride == (1, 1):
+            if isinstance(layer, Scattering) or (isinstance(layer, nn.Conv2d) and layer.stride == (1, 1)):
                 raise ModelError(
                     "a convolution of stride 1 may be computed by Winograd or FFT on this device.",
                     why="cuDNN chooses the algorithm and does not say which; their rounding is not bounded.",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from stobatch.errors import ModelError
 from stobatch.models.classifier import Classifier
+from stobatch.models.scattering import Scattering
 
 
 class _Clamp(torch.autograd.Function):
@@ -133,6 +134,15 @@ def _linear(shape: Shape, size: float) -> nn.Module:
     return nn.Linear(shape[0], _whole(size))
 
 
+def _scatter(shape: Shape, angles: float, *gains: float, even: bool) -> nn.Module:
+    first, second = gains or (1.0, 1.0)
+    if not all(0 < gain < math.inf for gain in (first, second)):
+        raise ValueError(gains)
+    count = _whole(angles)
+    require_size(math.prod(shape) * (1 + count) ** 2, 16 * math.prod(shape) * (1 + count) ** 2)
+    return Scattering(shape, count, (1.0, first, second), even=even)
+
+
 _MAKERS: dict[str, Callable[..., nn.Module]] = {
     "squash": _squash,
     "conv": _conv,
@@ -142,11 +152,14 @@ _MAKERS: dict[str, Callable[..., nn.Module]] = {
     "maxpool": partial(_pool, nn.MaxPool2d),
     "groupnorm": _group_norm,
     "linear": _linear,
+    "scatter": partial(_scatter, even=False),
+    "scatter_even": partial(_scatter, even=True),
 }
 
 GRAMMAR = (
     "squash SLOPE THRESHOLD..., conv MAPS SIZE/STRIDE+PADDING, relu, tanh, avgpool SIZE/STRIDE, maxpool SIZE/STRIDE, "
-    "groupnorm GROUPS, linear N; *GAIN after a layer scales its first weights"
+    "groupnorm GROUPS, linear N, scatter ANGLES GAIN GAIN, scatter_even ANGLES GAIN GAIN; "
+    "*GAIN after a layer scales its first weights"
 )
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch.bounds.boxes import Box, worst_case_scores
 from stobatch.dp.clipping import Batch
 from stobatch.models import Classifier, HandedOver, Layered, Network
+from stobatch.models.scattering import Scattering
 from stobatch.published.losses import reconstruction_losses
 
 
@@ -47,6 +48,8 @@ class Term(ABC):
 
     ramped: bool = False
     """Whether it waits for the ramp; until then its weight belongs to plain cross-entropy."""
+    takes_features: bool = False
+    """Whether features of a fixed first layer may stand in the examples' place."""
 
     def prepare(
         self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, normal: NormalSampler
@@ -66,6 +69,8 @@ NormalSampler = Callable[[tuple[int, ...]], Tensor]
 @final
 class CrossEntropy(Term):
     """Of the example as it is."""
+
+    takes_features = True
 
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
         return F.cross_entropy(network(inputs), labels, reduction="none")
@@ -168,6 +173,36 @@ class Adversarial(Term):
 
 @final
 @dataclass(frozen=True)
+class Margin(Term):
+    """Of the example with its scattering moved against it, as far in l2 as a picture within the radius could, about."""
+
+    radius: float
+    ramped = True
+    takes_features = True
+
+    @torch.no_grad()
+    def prepare(
+        self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, normal: NormalSampler
+    ) -> Batch:
+        assert isinstance(network, Layered)
+        front, head = network.layers[0], network.layers[-1]
+        assert isinstance(front, Scattering)
+        assert isinstance(head, nn.Linear)
+        features = front(inputs)
+        scores = head(features.flatten(1))
+        errors = scores.softmax(1) - F.one_hot(labels, scores.shape[1])
+        against = front.lifted(errors @ head.weight)
+        lengths = against.flatten(1).norm(dim=1).clamp(min=torch.finfo(against.dtype).tiny)
+        moved = front.folded(against * (share * self.radius / lengths).view(-1, 1, 1, 1))
+        return ((features + moved).flatten(1),)
+
+    def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
+        assert isinstance(network, Layered)
+        return F.cross_entropy(network.layers[-1](prepared[0]), labels, reduction="none")
+
+
+@final
+@dataclass(frozen=True)
 class NoisyViews(Term):
     """The mean over several noisy views of the example, as a smoothed classifier will see it."""
 
@@ -226,6 +261,11 @@ class Objective:
 
     terms: tuple[tuple[float, Term], ...]
     ramp: Ramp
+
+    @property
+    def takes_features(self) -> bool:
+        """Whether features of a fixed first layer may stand in the examples' place."""
+        return all(term.takes_features for _, term in self.terms)
 
     def prepare(
         self, network: Classifier, inputs: Tensor, labels: Tensor, progress: float, normal: NormalSampler

@@ -21,6 +21,7 @@ from stobatch.errors import ModelError, SettingError
 from stobatch.methods import Method, make_verifiers, require_per_example_at_size
 from stobatch.models import Classifier, HandedOver, Layered, Network, build_layered, require_per_example
 from stobatch.models.low_rank import as_deployed
+from stobatch.models.scattering import is_linear_behind
 from stobatch.seeds import Seeds
 from stobatch.sound.search import with_search
 from stobatch.sound.settings import DpSgdSettings, SoundConfig
@@ -33,7 +34,7 @@ class DpSgdFamily(Method):
 
     has_trainers = True
     trains_parts = True
-    certificates: ClassVar[tuple[str, ...]] = ("bounds", "votes")
+    certificates: ClassVar[tuple[str, ...]] = ("bounds", "votes", "margins")
     trainable: ClassVar[type[DpSgdTrainable]] = DpSgdTrainable
 
     def require_sense(self, config: RunConfig) -> None:
@@ -153,7 +154,8 @@ class Sound(DpSgdFamily):
     def require_sense(self, config: RunConfig) -> None:
         method = config.method
         assert isinstance(method, SoundConfig)
-        if not any((method.natural_weight, method.certified_weight, method.adversarial_weight, method.views_weight)):
+        weights = (method.natural_weight, method.certified_weight, method.adversarial_weight, method.views_weight)
+        if not any((*weights, method.margin_weight)):
             raise SettingError("no loss has a weight.", remedy="Set method.natural_weight=1, for instance.")
         if method.box_loss != "box" and not method.certified_weight:
             raise SettingError(
@@ -180,6 +182,11 @@ class Sound(DpSgdFamily):
             raise ModelError(
                 "the certified loss needs a plain stack of layers.",
                 remedy="Set model.architecture to a list of layers, or method.certified_weight=0.",
+            )
+        if method.margin_weight and not (isinstance(network, Layered) and is_linear_behind(network.layers)):
+            raise ModelError(
+                "the margin loss needs scattering followed by one linear layer.",
+                remedy="Set model.architecture='scatter 8, linear', or method.margin_weight=0.",
             )
         if method.reconstruction_weight and not isinstance(network, Network):
             raise ModelError(

@@ -20,6 +20,7 @@ from stobatch.sound.losses import (
     Adversarial,
     CrossEntropy,
     IntervalBounds,
+    Margin,
     MixedScores,
     NoisyViews,
     NormalSampler,
@@ -197,6 +198,12 @@ class SoundConfig(DpSgdSettings, name="sound"):
         "or the weights (mtl_ibp); 1 is `box`, near 0 is the adversarial point alone",
         added_later=True,
     )
+    margin_weight: float = setting(
+        0.0,
+        at_least=0,
+        doc="Of cross-entropy on features of `scatter` that are moved against the example by radius, which is l2 then",
+        added_later=True,
+    )
 
     @property
     def noise(self) -> SmoothingNoise | None:
@@ -209,6 +216,7 @@ class SoundConfig(DpSgdSettings, name="sound"):
             (self.adversarial_weight, own_adversarial(self.radius, self.attack_steps, attack_chunk)),
             (self.views_weight, noisy_views(self.smoothing_noise, self.smoothing_stddev, self.num_views)),
             (self.reconstruction_weight, Reconstruction()),
+            (self.margin_weight, Margin(self.radius)),
         )
         return Objective(tuple(pair for pair in weighted if pair[0]), Ramp(self.warm_up, self.ramp))
 

@@ -37,7 +37,8 @@ from stobatch.dp.mixing import FEW_ROWS
 from stobatch.dp.noise import Grid, add_noise
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import DataError, ModelError, SettingError
-from stobatch.models import Classifier, rows_in_memory
+from stobatch.models import Classifier, Layered, rows_in_memory
+from stobatch.models.scattering import Scattering
 from stobatch.models.validators import unchanged
 from stobatch.seeds import Seeds, Stream
 from stobatch.sound.averaged import make_descent
@@ -53,6 +54,9 @@ from stobatch.training.trainable import BEFORE_AVERAGING, Reader, working_precis
 
 _CPU_CHUNK = 512
 """Examples of one pass on a CPU; larger chunks fall out of the cache."""
+
+_FEATURES_AT_ONCE = 100
+"""Examples whose features are computed in one pass; fixed, so that every process keeps the same bits."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,9 @@ class DpSgdTrainable(Trainable):
         self._repeated = 0
         self.pieces = pieces
         self.examples = train
-        self._read()
         self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
         self.objective, self.views = config.objective(self.chunk), config.random_views
+        self._read()
         weights = config.class_weights
         self.class_weights = None if weights is None else torch.tensor(weights).to(network.device, network.dtype)
         self.recalibrate()
@@ -113,6 +117,9 @@ class DpSgdTrainable(Trainable):
 
     def _read(self) -> None:
         self.reader = Reader(self.examples, self.network.device, self.network.dtype)
+        front = self.network.layers[0] if isinstance(self.network, Layered) else None
+        if isinstance(front, Scattering) and self.objective.takes_features and not self.views.kinds:
+            self.reader.keep_features(front, _FEATURES_AT_ONCE)
         self.persons = self._persons()
         self.holdings = holdings((self.persons or self.examples).shards, self.trainers.num)
 

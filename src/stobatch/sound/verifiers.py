@@ -16,10 +16,12 @@ from torch import Tensor
 from stobatch.attacks.expectation import Sample
 from stobatch.bounds.branching import PLAIN, Effort
 from stobatch.bounds.certifier import BoundCertificates, BoxCertifier, RadiusSearch
+from stobatch.bounds.margins import MarginCertifier, margin_kind
 from stobatch.config import RunConfig
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError
 from stobatch.models import Classifier, HandedOver, Layered, rows_in_memory
+from stobatch.models.scattering import Scattering
 from stobatch.models.validators import unchanged
 from stobatch.results import Chosen
 from stobatch.sound.settings import DpSgdSettings
@@ -71,6 +73,25 @@ class BoundsVerifier(Verifier):
             return super().search(inputs, generator, farthest=farthest, anytime=anytime)
         largest, tolerance = (PAPER_RANGE.width, _FINEST) if farthest else (self.radii[0], self.radii[0])
         return RadiusSearch(self.certifier, inputs, self._unit, largest=largest, tolerance=tolerance)
+
+
+@final
+class MarginsVerifier(Verifier):
+    """Margins of a linear layer behind scattering: deterministic, for l2 (`bounds.margins`).
+
+    **Guarantee.** That of `MarginCertifier`; an l1 ball lies in the l2 ball of the same radius, an l-infinity ball in
+    one that is larger by the root of the number of pixels.
+    """
+
+    def __init__(self, network: Classifier, norm: Norm) -> None:
+        self.network, self.norm, self.certifier = network, norm, MarginCertifier(network)
+
+    @property
+    def kinds(self) -> tuple[CertificateKind, ...]:
+        return (margin_kind(self.norm),)
+
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
+        return self.certifier.certificates(inputs, self.norm)
 
 
 @final
@@ -183,6 +204,18 @@ def bounds(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | Non
         return BoundsVerifier(network, norm, _asked_about(config), config.machine.memory_mb, effort)
     except ModelError:
         if settings.certificate == "bounds":
+            raise
+        return None
+
+
+def margins(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None:
+    """Margins over the norm of scattering; None for a network that does not start with it."""
+    if not isinstance(network, Layered) or not isinstance(network.layers[0], Scattering):
+        return None
+    try:
+        return MarginsVerifier(network, Norm(config.evaluation.norm))
+    except ModelError:
+        if config.certification.certificate == "margins":
             raise
         return None
 

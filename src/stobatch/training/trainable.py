@@ -32,6 +32,8 @@ BEFORE_AVERAGING = "the parameters of that step, before averaging"
 """Whose accuracy is monitored where the saved model is an average over steps."""
 _CHUNK = 1000
 """Images that pass at once."""
+_MOST_FEATURES = 8
+"""Features of an example that are kept for each of its values, which take twice as many bytes."""
 
 
 class Trainable(ABC):
@@ -190,6 +192,22 @@ class Reader:
         if isinstance(examples, Examples):
             self.kept = examples.inputs.to(device, dtype), examples.labels.to(device)
 
+    @torch.no_grad()
+    def keep_features(self, front: nn.Module, rows_at_once: int) -> None:
+        """Keep what a fixed layer makes of the examples in their place, if they are in memory; in half precision.
+
+        Nothing of it is written anywhere. Features that take much more memory than the examples are computed anew.
+        """
+        if not isinstance(self.examples, Examples) or self.dtype is not torch.float32:
+            return
+        inputs, labels = self.kept
+        each = front(inputs[:1])[0]
+        if each.numel() <= _MOST_FEATURES * inputs[0].numel():
+            features = torch.empty(len(inputs), *each.shape, dtype=torch.float16, device=self.device)
+            for rows in torch.split(torch.arange(len(inputs), device=self.device), rows_at_once):
+                features[rows] = front(inputs[rows]).half()
+            self.kept = features, labels
+
     def beside(self, rows: Tensor) -> Tensor:
         """Return positions where the examples are: a copy at each step would wait until a GPU has nothing to do."""
         return rows.to(self.device) if isinstance(self.examples, Examples) else rows
@@ -198,7 +216,7 @@ class Reader:
         """Return inputs and labels at these positions."""
         if isinstance(self.examples, Examples):
             there = rows.to(self.device)
-            return self.kept[0][there], self.kept[1][there]
+            return self.kept[0][there].to(self.dtype), self.kept[1][there]
         inputs, labels = self.examples.fetch(rows)
         return inputs.to(self.device, self.dtype), labels.to(self.device)
 

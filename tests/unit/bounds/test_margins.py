@@ -1,0 +1,193 @@
+"""Scattering against direct sums; its norm bound and its certificates against searches that try to beat them."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stobatch.bounds.margins import MarginCertifier, Stretch, _Falls, largest
+from stobatch.errors import DataError, ModelError
+from stobatch.models.layered import Layered, build_layered
+from stobatch.models.scattering import Scattering
+from stobatch.types import Norm, Status
+
+SIDE = 12
+GAINS = (1.0, 2.0, 3.0)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def pictures(count: int, channels: int = 1, seed: int = 0) -> Tensor:
+    return torch.rand(count, channels, SIDE, SIDE, generator=seeded(seed)) * 2 - 1
+
+
+def direct(picture: Tensor, filters: Tensor, stride: int) -> Tensor:
+    """Every sum one by one, with zeros outside; samples lie in the middle of their blocks."""
+    side, outputs = filters.shape[-1], picture.shape[-1] // stride
+    margin = (side - stride) // 2 if stride > 1 else side // 2
+    wide = torch.zeros(picture.shape[0] + 2 * margin, picture.shape[1] + 2 * margin, dtype=picture.dtype)
+    wide[margin : margin + picture.shape[0], margin : margin + picture.shape[1]] = picture
+    windows = [
+        [wide[i * stride : i * stride + side, j * stride : j * stride + side] for j in range(outputs)]
+        for i in range(outputs)
+    ]
+    return torch.stack([torch.stack([(window * filters).sum((-1, -2)) for window in row], -1) for row in windows], -2)
+
+
+def test_features_are_the_sums_that_define_them() -> None:
+    front = Scattering((1, SIDE, SIDE), angles=2).double()
+    picture = pictures(1)[0, 0].double()
+    low, coarse_low = front.low_fine[0, 0], front.low_coarse[0, 0]
+
+    def moduli(values: Tensor, filters: Tensor, stride: int) -> Tensor:
+        real, imaginary = direct(values, filters, stride).chunk(2)
+        return (real.square() + imaginary.square()).sqrt()
+
+    fine, coarse = moduli(picture, front.fine[:, 0], 1), moduli(picture, front.coarse[:, 0], 2)
+    second = torch.cat([moduli(one, front.coarse[:, 0], 2) for one in fine])
+    expected = [direct(picture, low, 4), *(direct(one, low, 4) for one in fine)]
+    expected += [direct(one, coarse_low, 2) for one in (*coarse, *second)]
+    torch.testing.assert_close(front(picture[None, None])[0], torch.stack(expected))
+
+
+def test_even_features_do_not_tell_a_picture_from_its_mirror_image() -> None:
+    front = Scattering((3, SIDE, SIDE), angles=4, gains=GAINS, even=True)
+    there = pictures(3, 3)
+    torch.testing.assert_close(front(there), front(there.flip(3)), atol=1e-5, rtol=0)
+    assert not torch.allclose(front(there), front(there.flip(2)), atol=1e-2)
+
+
+def test_lifted_is_the_transpose_and_features_pass() -> None:
+    front = Scattering((3, SIDE, SIDE), angles=2, gains=GAINS, even=True).double()
+    inputs = pictures(2, 3).double()
+    features = front(inputs)
+    weights = torch.randn(4, features.shape[1], generator=seeded(1), dtype=torch.float64)
+    by_maps = front.maps(inputs).flatten(1) @ front.lifted(weights).flatten(1).T
+    torch.testing.assert_close(features @ weights.T, by_maps)
+    assert front(features) is features
+
+
+@pytest.fixture(scope="module")
+def stretch() -> Stretch:
+    return Stretch(Scattering((1, SIDE, SIDE), angles=4, gains=GAINS))
+
+
+def steepest(front: Scattering, weights: Tensor | None, seed: int) -> float:
+    """Ascend on ‖M(x) - M(y)‖/‖x - y‖, or on |w·(S(x) - S(y))|/‖x - y‖; returns the largest that was found."""
+    flat = torch.zeros(8, 1, SIDE, SIDE, dtype=torch.float64)
+    noise = torch.randn(8, 1, SIDE, SIDE, generator=seeded(seed), dtype=torch.float64)
+    base = (noise * torch.linspace(0, 0.3, 8).view(-1, 1, 1, 1).double()).requires_grad_()
+    start = torch.randn(8, 1, SIDE, SIDE, generator=seeded(seed + 1), dtype=torch.float64)
+    move = (flat + 0.05 * start + 0.05).requires_grad_()
+    optimiser, best = torch.optim.Adam([base, move], lr=0.04), 0.0
+    for _ in range(60):
+        there, here = front.maps(base + move), front.maps(base)
+        moved = (there - here).flatten(1)
+        if weights is None:
+            speed = moved.norm(dim=1) / move.flatten(1).norm(dim=1)
+        else:
+            speed = (moved @ front.lifted(weights).flatten(1).T).amax(1) / move.flatten(1).norm(dim=1)
+        best = max(best, float(speed.detach().max()))
+        optimiser.zero_grad()
+        (-speed.sum()).backward()
+        optimiser.step()
+    return best
+
+
+def test_no_pair_of_pictures_beats_the_norm_but_a_bound_without_order_zero_falls(stretch: Stretch) -> None:
+    found = steepest(stretch.front, None, seed=3)
+    assert found <= stretch.maps
+    assert found > 0.9 * stretch.maps  # the search is strong enough to notice a tenth
+    # Broken twins: a bound that forgets the local means of the picture, and one that forgets what subsampling gains.
+    forgets_an_order = sqrt(largest((1.0, stretch.fine), (1.0, stretch.coarse)))
+    forgets_subsampling = sqrt(largest((1 / 16, stretch.low), (1.0, stretch.fine), (1 / 4, stretch.coarse)))
+    assert found > forgets_an_order
+    assert found > forgets_subsampling
+
+
+@pytest.mark.parametrize("part", ["all", "order 2"])
+def test_no_pair_beats_the_bound_of_a_functional(stretch: Stretch, part: str) -> None:
+    front = stretch.front
+    weights = torch.randn(1, *front.map_shape, generator=seeded(5), dtype=torch.float64)
+    if part == "order 2":
+        weights[:, : 1 + 2 * front.angles] = 0
+    weights = weights.abs().flatten(1) if part == "order 2" else weights.flatten(1)
+    found, bound = steepest(front, weights, seed=7), float(stretch.of(weights))
+    assert 0.2 * bound < found <= bound
+
+
+def test_float32_stays_inside_the_allowance(stretch: Stretch) -> None:
+    front = Scattering((1, SIDE, SIDE), angles=4, gains=GAINS)
+    inputs = torch.cat([pictures(50), pictures(50).sign()])
+    off = (front.maps(inputs).double() - stretch.maps_of(inputs.double())).flatten(1).norm(dim=1)
+    reach = inputs.flatten(1).norm(dim=1) + 1
+    assert bool((off <= stretch.rounding * reach).all())
+    assert bool((off > stretch.rounding * reach * 2.0**-29).all())  # an allowance for float64 would be too small
+
+
+def trained(seed: int = 0) -> Layered:
+    return build_layered("scatter_even 4 2 3, linear", (1, SIDE, SIDE), 3, seeded(seed))
+
+
+def test_attacks_inside_the_radius_change_no_label_and_a_wider_one_falls() -> None:
+    network, inputs = trained(), pictures(12)
+    certifier = MarginCertifier(network)
+    found = certifier.certificates(inputs, Norm.L2)
+    assert found.kind.status is Status.PROVED
+    assert (found.radius > 0).all()
+    radius, label = torch.from_numpy(found.radius).view(-1, 1, 1, 1).float(), torch.from_numpy(found.label)
+
+    def attacked(times: float) -> Tensor:
+        """Return whether steps along the gradient of the lead change the label, anywhere in the ball."""
+        points, broken = inputs.clone(), torch.zeros(len(inputs), dtype=torch.bool)
+        for _ in range(40):
+            points.requires_grad_()
+            scores = network(points)
+            lead = scores.gather(1, label[:, None]) - scores.scatter(1, label[:, None], -torch.inf).amax(1, True)
+            (gradient,) = torch.autograd.grad(lead.sum(), points)
+            step = gradient / gradient.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+            moved = points.detach() - times * radius / 8 * step - inputs
+            length = moved.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+            points = (inputs + moved * (times * radius / length).clamp(max=1)).clamp(-1, 1)
+            broken |= network(points).argmax(1) != label
+        return broken
+
+    assert not attacked(1.0).any()
+    assert attacked(6.0).any()
+
+
+def test_refusals() -> None:
+    certifier = MarginCertifier(trained())
+    with pytest.raises(DataError, match="pictures of shape"):
+        certifier.certificates(certifier.front(pictures(2)), Norm.L2)
+    with pytest.raises(ModelError, match="followed by one linear layer"):
+        MarginCertifier(build_layered("scatter 2, relu, linear", (1, SIDE, SIDE), 3, seeded(0)))
+    certifier.network.layers[-1].register_forward_hook(lambda *_: None)
+    with pytest.raises(ModelError, match="hook"):
+        certifier.certificates(pictures(2), Norm.L2)
+
+
+def test_another_function_than_the_certified_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    certifier = MarginCertifier(trained())
+    plain = Scattering.moduli
+    monkeypatch.setattr(Scattering, "moduli", lambda self, maps, filters: plain(self, maps, filters) * 1.01)
+    with pytest.raises(ModelError, match="not those that its layers give"):
+        certifier.certificates(pictures(2), Norm.L2)
+
+
+def test_radii_allow_for_rounding() -> None:
+    """The lead over the norm alone is larger than what is certified: a twin without allowances is told apart."""
+    network, inputs = trained(), pictures(4)
+    certifier = MarginCertifier(network)
+    assert isinstance(certifier.head, nn.Linear)
+    falls, found = _Falls(certifier.stretch, certifier.head), certifier.certificates(inputs, Norm.L2)
+    scores = network(inputs).double()
+    lead = scores.amax(1, True) - scores
+    without = (lead / falls.speed[torch.from_numpy(found.label)])[lead > 0].view(4, -1).amin(1)
+    assert (without.detach().numpy() > found.radius).all()
+    assert (found.radius > without.detach().numpy() - 0.01).all()
