@@ -17,6 +17,7 @@ AIMS = {
 """The radii that a recipe is for."""
 SEEDS = (1, 2, 3)
 CIFAR10 = ("sound.cifar10", "sound.cifar10_wide", "sound.cifar10_strict", "sound.cifar10_strict_wide")
+SCATTERING = ("sound.cifar10_scattering", "sound.cifar10_scattering_strict")
 SMALL, LARGE = "0.0156863", "0.0627451"
 """2/255 and 8/255 over [0, 1], in the unit of records."""
 
@@ -54,6 +55,7 @@ def page() -> str:
     tiny = of_recipe("sound.tiny_imagenet", "sound_tiny_imagenet")
     wide = {record["config_hash"]: record["certified"]["0.6"] for record in mnist["sound.mnist_wide"]}
     (fashion,) = of_recipe("sound.fashion_mnist", "sound_fashion_mnist", seeds=(1,))
+    scattering = {name: of_recipe(name, "sound_cifar10_scattering", seeds=(1,))[0] for name in SCATTERING}
     trials, halved = halving()
     earlier = [r["certified"]["0.6"] for r in records("sound_mnist_earlier") if r["config_hash"] in wide]
     return render(
@@ -94,6 +96,13 @@ def page() -> str:
                 *("seed 1, attacked / proved at 2/255", "at 8/255"),
             ],
             [cifar10_row(name, found) for name, found in cifar10.items()],
+        ),
+        scattering_table=table(
+            ["recipe", PRIVACY, "clean", "certified at 16/255", "certified at 0.25"],
+            [
+                [f"`{name}`", privacy(found), *map(percent, (found["clean"], *found["certified"].values()))]
+                for name, found in scattering.items()
+            ],
         ),
         tiny=tiny,
         tiny_clean=mean(record["clean"] for record in tiny),
