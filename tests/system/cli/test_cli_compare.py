@@ -12,7 +12,7 @@ import pytest
 from support.command_line import Result, call
 from support.tiny import as_arguments
 
-from stobatch.cli import comparing
+from stobatch.comparison.plan import change_rows
 from stobatch.interrupts import Interrupted
 from stobatch.results import ComparedFlag, Comparison
 from stobatch_recipes.baselines import COMPARED, rows
@@ -186,11 +186,11 @@ def test_a_broken_proof_ends_with_1(cli, tmp_path, monkeypatch, refuted: str, co
 
 
 def test_a_methods_setting_goes_to_the_methods_that_have_it() -> None:
-    made = comparing._changed(rows(NAMES.split(","), [1.0], 0.2), {"method.batch_size": 30, "training.steps": 7})
+    made = change_rows(rows(NAMES.split(","), [1.0], 0.2), {"method.batch_size": 30, "training.steps": 7})
     assert {name: config.training.steps for name, config in made.items()} == dict.fromkeys(made, 7)
     assert {config.method.batch_size for config in made.values()} == {30}
     weights = {"method.certified_weight": 0.25, "method.label_epsilon": 0.3}
-    made = comparing._changed(rows(NAMES.split(","), [1.0], 0.2), weights)
+    made = change_rows(rows(NAMES.split(","), [1.0], 0.2), weights)
     found = {name: {key: getattr(config.method, key[7:], None) for key in weights} for name, config in made.items()}
     assert [list(values.values()) for values in found.values()] == [[0.25, None], [None, 0.3], [None, None]]
 
