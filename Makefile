@@ -14,8 +14,8 @@ test test-portable quick: export TMPDIR := $(shell \
 	df -Pk /dev/shm 2>/dev/null | awk 'END { print ($$4 > 8000000) ? "/dev/shm" : "" }' | grep . || echo "$${TMPDIR:-/tmp}")
 # Compiled files are kept, whatever the shell says: tests start hundreds of processes that import the same sources.
 unexport PYTHONDONTWRITEBYTECODE
-# One more than CI's two cores: tests of several processes mostly wait for each other.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Two more than CI's two cores: tests of kills and of several processes mostly wait.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
 	$(PYTEST)

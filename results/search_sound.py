@@ -140,6 +140,8 @@ TASKS = {
     ),
     "cifar10": around(sound.cifar10(), (4 / 255,), PHOTOGRAPHS),
     "cifar10_wide": around(sound.cifar10_wide(), (16 / 255,), PHOTOGRAPHS),
+    "cifar10_strict": around(sound.cifar10_strict(), (4 / 255,), PHOTOGRAPHS),
+    "cifar10_strict_wide": around(sound.cifar10_strict_wide(), (16 / 255,), PHOTOGRAPHS),
 }
 
 

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 
 ARGUMENTS = [
-    *("--recipe", "audit.sound_strict", "--trainings", "40", "--seed", "1"),
-    *("--set", "audit.models_at_once=16", "--set", "training.steps=4", "--set", "machine.threads=1"),
+    *("--recipe", "audit.sound_strict", "--trainings", "27", "--seed", "1"),
+    *("--set", "audit.models_at_once=9", "--set", "training.steps=2", "--set", "machine.threads=1"),
 ]
 # Every file is flushed once before it takes its place and its folder once afterwards, in this order.
 WRITES = ["key", "config", "plan", "seeds", "part 1", "part 2", "part 3", "evidence", "audit", "manifest"]
@@ -49,7 +49,7 @@ def test_killed_and_resumed(stobatch_process, quiet_run, tmp_path, write, after)
     assert resumed.code == 0, resumed.err
     assert all(file.stat().st_mtime_ns == written for file, written in kept.items()), "a finished part was made again"
     assert table(out) == table(quiet_run)
-    assert len(table(out)["score"]) == 40
+    assert len(table(out)["score"]) == 27
     for name in ("audit.json", "evidence/many_runs.json"):
         assert (out / name).read_bytes() == (quiet_run / name).read_bytes()
 
@@ -64,7 +64,7 @@ def test_a_polite_stop_exits_130_with_whole_parts(stobatch_process, quiet_run, t
     assert stopped.err.count("stobatch: interrupted") == 1
     assert "Traceback" not in stopped.err
     assert not (out / "audit.json").exists()
-    assert len(table(out)["score"]) == 16, "the first part is whole"
+    assert len(table(out)["score"]) == 9, "the first part is whole"
     resumed = stobatch_process("audit", out, "--seed", "1", "--resume", "--json")
     assert resumed.code == 0, resumed.err
     assert (out / "audit.json").read_bytes() == (quiet_run / "audit.json").read_bytes()
