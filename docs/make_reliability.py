@@ -104,7 +104,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         f"{fuzz['cases']:,} cases, {fuzz['tracebacks']} tracebacks, {fuzz['hung']} beyond {fuzz['limit_s']:g} s,",
         f"{fuzz['wrong']} wrong answers; the slowest took {fuzz['slowest_s']:.1f} s.",
         "A wrong answer is an accepted input that is not what was written, or a damaged file taken for another one.",
-        "Twenty-five thousand of the cases are part of the tests (`tests/system/fuzz`); each has a number to repeat it.",
+        "Of the cases 25,000 are part of the tests (`tests/system/fuzz`); each has a number to repeat it.",
         "An earlier pass ended in a traceback for half a character in a path, which an older click lets through;",
         "such an argument is refused now.",
         "",

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from stobatch.config import TrainingConfig
 from stobatch.sound.settings import DpSgdSettings
+from stobatch.training.descent import without_compiler
 
 
-class Averaged(torch.optim.Optimizer):
+class Averaged(without_compiler(torch.optim.Optimizer)):  # type: ignore[misc]
     """A rule that moves parameters; average ← decay·average + (1 - decay)·θ after it, with a quicker decay at first."""
 
     @abstractmethod
@@ -25,7 +26,7 @@ class Averaged(torch.optim.Optimizer):
         """Move one parameter. `state` is its own, and empty but for the average before the first step."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         assert closure is None
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""Seeded cases in every run of the tests, the first of the campaign's million, and the reproductions that began them."""
+"""Seeded cases in every run of the tests, the first of the campaign's, and the reproductions that began them."""
 
 from __future__ import annotations
 

@@ -15,3 +15,18 @@ def test_reading_a_comparison_needs_no_torch() -> None:
     )
     source = Path(__file__).parents[3] / "src" / "stobatch"
     subprocess.run([sys.executable, "-c", stub + code, str(source)], check=True)
+
+
+def test_a_training_imports_no_compiler(tmp_path: Path) -> None:
+    """Neither the optimisers nor the trial of the fast clipping: it takes longer than the training's own start."""
+    code = (
+        "import sys, stobatch; from stobatch_recipes import recipe\n"
+        "small = {'training.steps': 2, 'data.train_limit': 200, 'method.batch_size': 30}\n"
+        "for name in ('demo', 'published.demo'):\n"
+        "    stobatch.train(recipe(name).override_all(small), f'{sys.argv[1]}/{name}', quiet=True)\n"
+        "    assert 'torch._dynamo' not in sys.modules, name\n"
+        "import torch; torch.optim.SGD([torch.zeros(1)], lr=0.1)\n"
+        "print('noticed' if 'torch._dynamo' in sys.modules else 'PyTorch no longer imports it by itself')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

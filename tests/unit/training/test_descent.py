@@ -222,3 +222,23 @@ def test_a_method_with_a_rate_of_its_own_refuses_a_schedule(changes: dict[str, A
     info = DatasetInfo("made up", (1, 28, 28), 10, 60_000, 1, tuple("0123456789"))
     with pytest.raises(SettingError, match="not for method 'adlm'"):
         method_of(config).plan(config, info, None)
+
+
+@pytest.mark.parametrize(("name", "rule"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)])
+def test_rules_are_those_of_pytorch_to_the_bit(name: str, rule: type[torch.optim.Optimizer]) -> None:
+    """Also through a state that was saved and taken back."""
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(7, generator=generator)
+    ours, theirs = (torch.nn.Parameter(first.clone()) for _ in range(2))
+    one, other = OPTIMISERS[name]([ours], lr=0.1), rule([theirs], lr=0.1)
+    for _ in range(3):
+        gradient = torch.randn(7, generator=generator)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        one.step()
+        other.step()
+        one.zero_grad(set_to_none=True)
+        saved = one.state_dict()
+        one = OPTIMISERS[name]([ours], lr=0.1)
+        one.load_state_dict(saved)
+        assert ours.grad is None
+        assert torch.equal(ours, theirs)
