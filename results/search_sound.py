@@ -106,6 +106,7 @@ def around(start: RunConfig, radii: tuple[float, ...], layers: tuple[str, ...], 
         "method.clip_norm": (0.1, 0.3, 1.0),
         "method.average_decay": (0.9, method["average_decay"]),
         "training.steps": (training.steps, 2 * training.steps),
+        "method.batch_size": (method["expected_batch_size"], 2 * method["expected_batch_size"]),
     }
     return Task(start, radii, space | others)
 
@@ -124,6 +125,7 @@ FEW_STEPS = {
         for gain in ("", " *0.3")
     ),
     "training.steps": (146, 200),
+    "method.batch_size": (4096,),
     "training.learning_rate": (4.0, 8.0, 12.0),
 }
 """What a CPU can afford: about as many examples as `sound.mnist_strict` reads."""
