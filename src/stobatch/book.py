@@ -75,10 +75,10 @@ class Reading:
 
     @classmethod
     def from_bytes(cls, content: bytes, *, about_persons: bool) -> Reading:
-        found = np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False)
+        words = np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False)
         if not about_persons:
-            return cls(found)
-        digests, codes = np.split(found, 2)
+            return cls(words)
+        digests, codes = np.split(words, 2)
         return cls(digests, codes.astype(np.int64))
 
 
@@ -315,11 +315,11 @@ class Book:
         """Return a digest of each record's inputs under the book's key, and whose it is; -0.0 is no other value than
         0.0.
         """
-        key, found = hashlib.sha256(self.key + b"records").digest(), []
+        key, digests_of_rows = hashlib.sha256(self.key + b"records").digest(), []
         for inputs, _ in chunks(records):
             rows = (inputs + 0.0).flatten(1).contiguous().numpy()
-            found += [hashlib.blake2b(row.data, digest_size=8, key=key).digest() for row in rows]
-        digests = np.frombuffer(b"".join(found), dtype="<u8").astype(np.uint64, copy=False)
+            digests_of_rows += [hashlib.blake2b(row.data, digest_size=8, key=key).digest() for row in rows]
+        digests = np.frombuffer(b"".join(digests_of_rows), dtype="<u8").astype(np.uint64, copy=False)
         return Reading.of(digests, None if records.persons is None else records.persons.codes().numpy())
 
     def _name_of(self, reading: Reading) -> str:
@@ -328,12 +328,12 @@ class Book:
     def _load(self, entry: Entry) -> Reading:
         path = self.path / _RECORDS / f"{entry.records}.bin"
         try:
-            found = Reading.from_bytes(path.read_bytes(), about_persons=entry.about_persons)
+            reading = Reading.from_bytes(path.read_bytes(), about_persons=entry.about_persons)
         except OSError as error:
             raise BudgetError(f"cannot read {path}: {error.strerror}.", remedy="Restore the book.") from None
-        if self._name_of(found) != entry.records:
+        if self._name_of(reading) != entry.records:
             raise BudgetError(f"{path} is not as it was written.", remedy="Restore the book from a copy.")
-        return found
+        return reading
 
     def known_records(self, described: str) -> Reading | None:
         """Return the records that the latest training with the same settings of data read; None if there is none."""
@@ -363,15 +363,15 @@ class Book:
         # Sizes of groups are rounded up to powers of two, so that there are few of them.
         sizes = 2 ** np.ceil(np.log2(np.maximum(counts, 1))).astype(np.int64) * (counts > 0)
         patterns, numbers = np.unique(sizes[counts[:, -1] > 0], axis=0, return_counts=True)
-        found = []
+        shares = []
         for (*pattern, new), number in zip(patterns.tolist(), numbers.tolist(), strict=True):
             times = dict(zip(readings, pattern, strict=True))
             own = tuple(entry for entry in entries if times[entry.records])
             sizes_of_own = tuple(times[entry.records] for entry in own)
             costs = [(entry.cost, times[entry.records]) for entry in own] + ([] if extra is None else [(extra, new)])
             epsilon = compose_groups(costs, self.delta if delta is None else delta)
-            found.append(Share(number, own, sizes_of_own, epsilon, new))
-        return sorted(found, key=lambda share: -share.epsilon)
+            shares.append(Share(number, own, sizes_of_own, epsilon, new))
+        return sorted(shares, key=lambda share: -share.epsilon)
 
     def require_within(self, newcomer: Newcomer, records: Reading | None) -> None:
         """Raise where a training would spend more than the owner's limit; without records, those known by their

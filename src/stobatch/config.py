@@ -346,18 +346,18 @@ class SearchConfig(Settings):
         >>> SearchConfig(settings=("training.steps=[100, 200]", "method.clip_norm=0.5,1")).space
         {'training.steps': (100, 200), 'method.clip_norm': (0.5, 1)}
         """
-        found: dict[str, tuple[Any, ...]] = {}
+        lists: dict[str, tuple[Any, ...]] = {}
         for entry in self.settings or ():
             key, value = parse_assignment(entry)
             if isinstance(value, str) and "," in value:
                 value = [parse_assignment(f"{key}={part.strip()}")[1] for part in value.split(",")]
             values = value if isinstance(value, list) else [value]
-            if key in found:
+            if key in lists:
                 raise SettingError(f"'{key}' is searched twice.", remedy="Name it once, with all of its values.")
             if any(values.count(one) > 1 for one in values):
                 raise SettingError(f"'{key}' has a value twice.", remedy="Name each value once.")
-            found[key] = tuple(values)
-        return found
+            lists[key] = tuple(values)
+        return lists
 
 
 INSTRUMENTS = ("release", "many_runs", "one_run", "membership", "certificates")
@@ -459,10 +459,10 @@ class MethodConfig(Settings):
         if cls is not MethodConfig:
             return super().from_dict(rest)
         if not isinstance(name, str) or name not in METHODS:
-            said = name if isinstance(name, str) else show_value(name)
-            near = ", ".join(f"method.name={known}" for known in METHODS.nearest(said))
+            asked = name if isinstance(name, str) else show_value(name)
+            near = ", ".join(f"method.name={known}" for known in METHODS.nearest(asked))
             remedy = f"Nearest: {near}." if near else f"There are {', '.join(METHODS)}."
-            raise SettingError(f"there is no setting 'method.name={said}'.", remedy=remedy)
+            raise SettingError(f"there is no setting 'method.name={asked}'.", remedy=remedy)
         kind: type[Self] = METHODS[name].config_class
         if METHODS.shown(kind.name) != METHODS.shown(name):
             raise SettingError(

@@ -35,11 +35,11 @@ class _Faults:
         self.files[what, stops, remedy] += map(str, files)
 
     def all(self) -> tuple[DataFault, ...]:
-        found = [
+        entries = [
             DataFault(what=what, stops_training=stops, count=len(files), files=tuple(files[:_SHOWN]), remedy=remedy)
             for (what, stops, remedy), files in self.files.items()
         ]
-        return tuple(sorted(found, key=lambda fault: not fault.stops_training))
+        return tuple(sorted(entries, key=lambda fault: not fault.stops_training))
 
 
 def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: bool = False) -> DataCheck:
@@ -61,21 +61,21 @@ def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: b
                 if shape is None:
                     shape, rule = picture_shape(config, path)
                 # Faults of size and colour are counted over all files; read with both mended, others are found, too.
-                found = read_image(path, shape, PictureRule(True, rule.crop, True))
+                image = read_image(path, shape, PictureRule(True, rule.crop, True))
             except DataError as error:
                 reason = error.what.removeprefix(f"{path} ").rstrip(".")
                 faults.add(f"a picture {reason}", error.remedy, path.relative_to(folder))
             else:
                 sizes[height, width] += 1
                 kinds[channels] += 1
-                _look(found, path.relative_to(folder), faults)
-                digests[_digest(found)].append((part, name, path.relative_to(folder)))
+                _look(image, path.relative_to(folder), faults)
+                digests[_digest(image)].append((part, name, path.relative_to(folder)))
             advance()
     if len(sizes) > 1 and not rule.resize:
-        said = ", ".join(f"{count:,} of {h}x{w}" for (h, w), count in sizes.most_common(_SHOWN))
+        counts = ", ".join(f"{count:,} of {h}x{w}" for (h, w), count in sizes.most_common(_SHOWN))
         most = max(sizes, key=lambda size: sizes[size])
         faults.add(
-            f"pictures have {len(sizes)} sizes (height x width: {said})", f"Set data.size={most[0]}x{most[1]}, say."
+            f"pictures have {len(sizes)} sizes (height x width: {counts})", f"Set data.size={most[0]}x{most[1]}, say."
         )
     if len(kinds) > 1 and not rule.recolour:
         # Grey among colour becomes colour; colour among grey, when the first picture is grey, is refused.
@@ -156,9 +156,9 @@ def _each(files: dict[str, dict[str, list[Path]]]) -> Iterator[tuple[str, str, P
                 yield part, name, path
 
 
-def _look(found: Tensor, path: Path, faults: _Faults) -> None:
+def _look(image: Tensor, path: Path, faults: _Faults) -> None:
     """What can be read and still is hardly what was meant."""
-    low, high = found.aminmax()
+    low, high = image.aminmax()
     if low == high:
         faults.add("a picture has one value everywhere", "Look whether it was saved as it should.", path, stops=False)
     elif high <= -1 + 2 / 255 + 1e-6:
@@ -166,8 +166,8 @@ def _look(found: Tensor, path: Path, faults: _Faults) -> None:
         faults.add("a picture is all but black", remedy, path, stops=False)
 
 
-def _digest(found: Tensor) -> str:
-    return hashlib.sha256(found.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
+def _digest(image: Tensor) -> str:
+    return hashlib.sha256(image.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
 
 
 def _repeated(

@@ -55,8 +55,8 @@ def remove_temporaries(folder: Path) -> None:
     below = [path for name in (PRIVATE, "records", "evidence") for path in (folder / name).rglob(".*.tmp")]
     for path in (*folder.glob(".*.tmp"), *below):
         with suppress(FileNotFoundError, PermissionError):
-            found = path.lstat()
-            if _TEMPORARY.fullmatch(path.name) and stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
+            status = path.lstat()
+            if _TEMPORARY.fullmatch(path.name) and stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
                 path.unlink()
 
 
@@ -319,7 +319,7 @@ class Records:
 
         try:
             table = parquet.read_table(path, page_checksum_verification=True)
-            found = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+            metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
             columns = table.to_pydict()
         except FileNotFoundError:
             raise
@@ -327,12 +327,12 @@ class Records:
             reason = " ".join(str(error).split())[:200]
             raise self._refused(path, f"is damaged ({reason})") from None
         for key, value in self._identity().items():
-            if found.get(key) != value:
-                raise self._refused(path, f"is of another table: its {key} is {found.get(key)}, not {value}")
+            if metadata.get(key) != value:
+                raise self._refused(path, f"is of another table: its {key} is {metadata.get(key)}, not {value}")
         # Tables of older versions have no digest; a damaged key is a key that nothing writes.
-        if found.keys() - {CONTENT} != self._identity().keys():
+        if metadata.keys() - {CONTENT} != self._identity().keys():
             raise self._refused(path, "says something of itself that no table says")
-        if found.get(CONTENT) not in (None, content_sha256(table)):
+        if metadata.get(CONTENT) not in (None, content_sha256(table)):
             raise self._refused(path, "does not hold the values that were written")
         if path != self._part(start) or columns.get("index") != list(range(start, start + table.num_rows)):
             raise self._refused(path, f"does not hold the rows from {start} on, each once and in order")

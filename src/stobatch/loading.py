@@ -189,38 +189,38 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             remedy="Write the layers in model.architecture, or leave model.first_weights unset.",
         )
     parts, prior = _trained_part(config, info, network), describe_prior(config, info)
-    found = method.plan(config, info, network)
-    if info.num_persons is not None and found.claim.status is not Status.NONE and "person" not in found.claim.unit:
+    plan = method.plan(config, info, network)
+    if info.num_persons is not None and plan.claim.status is not Status.NONE and "person" not in plan.claim.unit:
         raise SettingError(
             f"method '{config.method.title}' has no guarantee for persons, and the records have some.",
-            why=f"It speaks of a {found.claim.unit}: a person with several records would be protected less.",
+            why=f"It speaks of a {plan.claim.unit}: a person with several records would be protected less.",
             remedy="Use method.name=sound or dpsgd, or leave the persons out and read the guarantee as it stands.",
         )
-    return replace(found, public_seeds=config.seed is not None, parts=parts, prior=prior)
+    return replace(plan, public_seeds=config.seed is not None, parts=parts, prior=prior)
 
 
 def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
     """Return what the training starts from for its guarantee, with the reason why it may contain the private data."""
-    found = config.prior
-    if not found.to_dict():
+    settings = config.prior
+    if not settings.to_dict():
         return None
-    if not (found.name and found.weights_sha256 and found.read):
+    if not (settings.name and settings.weights_sha256 and settings.read):
         raise SettingError(
             "the section `prior` does not say what training starts from.",
             why="Its name, its digest and what was read go together.",
             remedy="Leave the section out, and give the weights themselves: `stobatch train --from PRIOR`.",
         )
     require_takes_prior(config)
-    may_contain, private = found.may_contain or (), dict.fromkeys((config.data.name, info.name))
+    may_contain, private = settings.may_contain or (), dict.fromkeys((config.data.name, info.name))
     return Prior(
-        found.name,
-        found.weights_sha256,
-        found.read,
+        settings.name,
+        settings.weights_sha256,
+        settings.read,
         may_contain,
-        found.promise,
-        found.new_head,
+        settings.promise,
+        settings.new_head,
         find_conflict(may_contain, private),
-        find_tuning(found.tuned_on or (), private),
+        find_tuning(settings.tuned_on or (), private),
     )
 
 
@@ -418,10 +418,10 @@ def load(
     training = Training.read(directory)
     if not metadata.get("config_hash") == started.training_hash == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
-    made = plain_network(config, info, Seeds.reproducible(0), network)
-    the_plan = make_plan(config, info, made)
+    built = plain_network(config, info, Seeds.reproducible(0), network)
+    the_plan = make_plan(config, info, built)
     try:
-        made.load_state_dict(tensors)
+        built.load_state_dict(tensors)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise ModelError(
@@ -429,15 +429,15 @@ def load(
         ) from None
     weights_sha256 = tensors_sha256(directory.model_file.read_bytes())
     _require_own(directory, training, weights_sha256)
-    method_of(config).restore(made, directory.path, config.training_hash)
-    made.to(use_device(config.machine)).eval().requires_grad_(False)
-    made.calibrate()
-    _require_same_function(made, training.network)
+    method_of(config).restore(built, directory.path, config.training_hash)
+    built.to(use_device(config.machine)).eval().requires_grad_(False)
+    built.calibrate()
+    _require_same_function(built, training.network)
     accounted = 0
     if training.accounted_steps is not None:
         accounted = require_possible_count(training.accounted_steps, training.steps, directory.path)
     recorded = the_plan.recorded(training.rounds or {}, training.excluded or {})
-    return TrainedModel(made, config, recorded, directory, accounted, info.class_names, weights_sha256)
+    return TrainedModel(built, config, recorded, directory, accounted, info.class_names, weights_sha256)
 
 
 def _require_own(run: Run, training: Training, weights_sha256: str) -> None:

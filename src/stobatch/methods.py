@@ -133,7 +133,7 @@ def _names_another_way(config: RunConfig) -> bool:
 
 def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
     """Return the certificates of these names that have something to say about this network; raises if none has."""
-    found = []
+    verifiers = []
     for name in names:
         verifier = CERTIFICATES.require(name)(config, plan, network)
         if not isinstance(verifier, Verifier | None):
@@ -143,8 +143,8 @@ def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network:
                 remedy="Let its function return a stobatch.verifier.Verifier, or set certification.certificate=best.",
             )
         if verifier is not None:
-            found.append(verifier)
-    if not found:
+            verifiers.append(verifier)
+    if not verifiers:
         wanted = config.certification.certificate
         raise ModelError(
             f"this model has no certificate of the kind '{wanted}'.",
@@ -155,7 +155,7 @@ def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network:
             remedy="Train with `--recipe sound.mnist`"
             + (", or set certification.certificate=best." if wanted != "best" else "."),
         )
-    return tuple(found)
+    return tuple(verifiers)
 
 
 def require_per_example_at_size(config: RunConfig, network: Classifier, rows: int) -> None:

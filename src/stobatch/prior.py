@@ -55,14 +55,14 @@ def take_prior(
         return config, read_start(config, run)
     require_takes_prior(config)
     start = _read(Path(prior), network, info, config)
-    said = _fitting(start, config, info, network)
-    if config.prior.name is not None and config.prior != said:
+    described = _fitting(start, config, info, network)
+    if config.prior.name is not None and config.prior != described:
         raise SettingError(
             f"the settings start from the prior {config.prior.name} ({(config.prior.weights_sha256 or '')[:12]}…), and "
-            f"{prior} is {said.name} ({(said.weights_sha256 or '')[:12]}…).",
+            f"{prior} is {described.name} ({(described.weights_sha256 or '')[:12]}…).",
             remedy="Give the prior that the settings name, or leave their section `prior` out.",
         )
-    return config.replace(prior=said), start.tensors
+    return config.replace(prior=described), start.tensors
 
 
 def _read(path: Path, network: nn.Module | None, info: DatasetInfo, config: RunConfig) -> Start:

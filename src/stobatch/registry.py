@@ -47,10 +47,10 @@ class Registry(MutableMapping[str, Any]):
     @cached_property
     def _found(self) -> dict[str, list[EntryPoint]]:
         """Every entry point of the group, by name."""
-        found: dict[str, list[EntryPoint]] = {}
+        by_name: dict[str, list[EntryPoint]] = {}
         for point in entry_points(group=self.group):
-            found.setdefault(point.name, []).append(point)
-        return found
+            by_name.setdefault(point.name, []).append(point)
+        return by_name
 
     def _is_ours(self, name: str) -> bool:
         return name in self._loaded or name in self._locations or name in self.aliases

@@ -160,7 +160,7 @@ class Run:
 
         A killed one holds nothing; what it was writing when it died is removed here.
         """
-        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             make_folder(self.path, private=False)
             directory = os.open(self.path, os.O_RDONLY)
@@ -173,7 +173,7 @@ class Run:
         finally:
             # What was refused before it wrote anything leaves nothing.
             with suppress(OSError):
-                for folder in made:
+                for folder in created:
                     folder.rmdir()
             os.close(directory)
 

@@ -95,8 +95,8 @@ class Setting:
 @cache
 def declared(section: type[Settings]) -> Mapping[str, Setting]:
     """Return every setting of a section by its name, sections within it left out."""
-    found = {name: _read_declaration(name, field) for name, field in section.model_fields.items()}
-    return {name: one for name, one in found.items() if one is not None}
+    declarations = {name: _read_declaration(name, field) for name, field in section.model_fields.items()}
+    return {name: one for name, one in declarations.items() if one is not None}
 
 
 def _read_declaration(name: str, field: FieldInfo) -> Setting | None:
@@ -245,14 +245,14 @@ def names_of(kind: type[Settings]) -> dict[str, str]:
 
 def own_names(kind: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by the fields' own names, where some may stand by the name in files; both at once are refused."""
-    names, found = names_of(kind), dict[str, Any]()
+    names, renamed = names_of(kind), dict[str, Any]()
     for key, value in values.items():
         name = names.get(key, key)
-        if name in found:
+        if name in renamed:
             stored = next(other for other, field in names.items() if field == name != other)
             raise SettingError(f"'{name}' and '{stored}' are one setting.", remedy=f"Give {name} alone.")
-        found[name] = value
-    return found
+        renamed[name] = value
+    return renamed
 
 
 def _explain(section: type[Settings], error: ValidationError) -> SettingError:

@@ -23,11 +23,11 @@ def read(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
-        found = json.loads(text, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_distinct)
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_distinct)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    _check(found)
-    return found
+    _check(value)
+    return value
 
 
 def _finite(digits: str) -> float:
@@ -38,15 +38,15 @@ def _finite(digits: str) -> float:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         raise ValueError("a key is there twice")
-    return found
+    return content
 
 
-def _check(found: Any) -> None:
+def _check(value: Any) -> None:
     """Level by level, since a recursion would fail on what it is to refuse."""
-    level, depth = [found], 0
+    level, depth = [value], 0
     while level:
         depth += 1
         if depth > DEEPEST:

@@ -126,8 +126,8 @@ def train(
 
 
 def _observers(run: Run, callback: Callback | None, log: str | None) -> tuple[Observer, ...]:
-    found: tuple[Observer, ...] = (CallingBack(callback),) if callback is not None else ()
-    return (*found, TensorBoardLog(run.path / PRIVATE / "tensorboard")) if log else found
+    observers: tuple[Observer, ...] = (CallingBack(callback),) if callback is not None else ()
+    return (*observers, TensorBoardLog(run.path / PRIVATE / "tensorboard")) if log else observers
 
 
 def _require_log(log: str | None) -> None:
@@ -257,10 +257,10 @@ def _require_budget(engine: Engine, booking: Booking | None, records: TrainingEx
             booking.require_allowed(records)
         except BudgetError as error:
             refusal = error
-    said = engine.exchange("budget", "refused" if refusal else "")[0]
+    answer = engine.exchange("budget", "refused" if refusal else "")[0]
     if refusal is not None:
         raise refusal
-    if said:
+    if answer:
         raise BudgetError("the budget book refuses this training.", remedy="See what its first process says.")
 
 

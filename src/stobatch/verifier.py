@@ -184,7 +184,7 @@ def require_stack(network: nn.Module) -> nn.Sequential:
 def require_unaltered(name: str, module: nn.Module) -> None:
     """Raise if a call of the module may compute something else than its class's `forward` of its parameters."""
     kind = type(module)
-    found = {
+    alterations = {
         "a hook": any(getattr(module, hooks) for hooks in _HOOKS),
         "a hook on all modules": any(getattr(torch_module, f"_global{hooks}", None) for hooks in _HOOKS),
         "a call of its own": any(getattr(kind, call) is not getattr(nn.Module, call) for call in _CALLS),
@@ -194,7 +194,7 @@ def require_unaltered(name: str, module: nn.Module) -> None:
             callable(getattr(kind, key, None)) or any(key in held for held in _held(module)) for key in vars(module)
         ),
     }
-    for what, is_there in found.items():
+    for what, is_there in alterations.items():
         if is_there:
             raise ModelError(
                 f"{name} has {what}.",
@@ -220,11 +220,11 @@ def require_same_scores(
         # Scores that are no numbers are another error, which comes later.
         expected = certified(part.clone()).nan_to_num()
         allowed = _AGREEMENT * expected.abs().max()
-        found = {"the network that is called": network(part.clone())}
+        computed = {"the network that is called": network(part.clone())}
         if any(module.training for module in network.modules()):
             with _evaluating(network):
-                found["the network in evaluation mode"] = network(part.clone())
-        for which, scores in found.items():
+                computed["the network in evaluation mode"] = network(part.clone())
+        for which, scores in computed.items():
             if scores.shape != expected.shape or not bool(((scores.nan_to_num() - expected).abs() <= allowed).all()):
                 raise ModelError(
                     f"{which} gives other scores than the function that is certified.",

@@ -172,10 +172,10 @@ def rows(names: list[str], epsilons: list[float], radius: float) -> dict[str, Ru
     >>> list(rows(["sound", "vanilla_adversarial"], [0.5, 1.0], 0.2))
     ['sound ε=0.5', 'sound ε=1', 'vanilla_adversarial']
     """
-    found: dict[str, RunConfig] = {}
+    configs: dict[str, RunConfig] = {}
     for name in dict.fromkeys(METHODS.shown(name) for name in names):
         make = compared(name)
         for epsilon in epsilons:
             config = make(epsilon, radius)
-            found[f"{name} ε={epsilon:g}" if config != make(2 * epsilon, radius) else name] = config
-    return found
+            configs[f"{name} ε={epsilon:g}" if config != make(2 * epsilon, radius) else name] = config
+    return configs

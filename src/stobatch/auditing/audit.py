@@ -72,15 +72,15 @@ def _audit(audited: Audited, seed: int | None) -> Audit:
         begin(audited.model, "audit.json", *(f"evidence/{name}.json" for name in names))
     audited, known = replace(audited, num_tests=_tests(audited, names)), _known(audited, names)
     for name in (name for name in MAKERS if name in names):
-        found = tuple(_worded(finding, name, audited) for finding in MAKERS[name](audited))
+        findings = tuple(_worded(finding, name, audited) for finding in MAKERS[name](audited))
         Evidence(
             training_hash=audited.config.training_hash,
             weights_sha256=audited.weights_sha256,
             settings=audited.settings.to_dict(),
             seed=seed,
-            findings=found,
+            findings=findings,
         ).write_of(audited.run, name)
-        known = [finding for finding in known if finding.instrument != name] + [*found]
+        known = [finding for finding in known if finding.instrument != name] + [*findings]
         document = summary(audited, known)
         document.write(audited.run)
     seal(audited.run, "audit", environment(audited.config.machine.device))

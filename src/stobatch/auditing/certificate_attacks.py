@@ -157,7 +157,7 @@ def break_pass(
     goal, attacks = certificates.goal(network), settings.make_attacks()
     label = goal.labels
     assert label is not None
-    points, found, attack = balls[network.dtype].centre.clone(), label.clone(), [""] * len(label)
+    points, labels, attack = balls[network.dtype].centre.clone(), label.clone(), [""] * len(label)
     least = torch.full(label.shape, torch.inf, dtype=torch.float64, device=label.device)
     broken, broken_float64 = torch.zeros_like(label, dtype=torch.bool), torch.zeros_like(label, dtype=torch.bool)
     runs = [(dtype, name) for dtype in balls for name in attacks]
@@ -173,7 +173,7 @@ def break_pass(
             lead = -margin(scores, label[rows]).double()
             better = part.reached(scores) | (lead < least[rows])
             which = rows[better]
-            points[which], found[which], least[which] = here[better], scores.argmax(1)[better], lead[better]
+            points[which], labels[which], least[which] = here[better], scores.argmax(1)[better], lead[better]
             broken[rows] = part.reached(scores)
             for row in which.tolist():
                 attack[row] = name if dtype == network.dtype else f"{name} in float64"
@@ -182,7 +182,7 @@ def break_pass(
         tick(1 / len(runs))
     flags = broken.cpu().numpy()
     return Worst(
-        points, found.cpu().numpy(), least.cpu().numpy(), attack, flags, 1.0 - flags, list(broken_float64.tolist())
+        points, labels.cpu().numpy(), least.cpu().numpy(), attack, flags, 1.0 - flags, list(broken_float64.tolist())
     )
 
 
@@ -215,8 +215,8 @@ def break_vote(
     ]
     tried = {"no attack": ball.centre}
     for name, victim in runs:
-        found = attacks[name].run(victims[victim], ball, goal, generator, chunk=function.rows)
-        tried[f"{name} on {victim}"] = found
+        moved = attacks[name].run(victims[victim], ball, goal, generator, chunk=function.rows)
+        tried[f"{name} on {victim}"] = moved
         tick(1 / len(runs))
     names, points, label = list(tried), torch.stack(list(tried.values())), certificates.label
     repeated = np.tile(label, len(names))
@@ -292,8 +292,8 @@ class Corners(Attack):
             rows = best.resisting()
             if not len(rows):
                 break
-            found = self._propose(turn, ball.part(rows), slope[rows], generator)
-            best.see(rows, found, *appraise(victim, found, goal.part(rows), generator, chunk))
+            proposals = self._propose(turn, ball.part(rows), slope[rows], generator)
+            best.see(rows, proposals, *appraise(victim, proposals, goal.part(rows), generator, chunk))
         return best.points
 
     @staticmethod

@@ -256,12 +256,12 @@ def _statement(
     rounding = f"; in float64 {exact} would" if exact > broken else ""
     if not broken:
         return f"{balls}, and in none a point was found that gets another label{rounding}."
-    found = f"{balls}, and {broken} hold a point that gets another label{rounding}"
+    outcome = f"{balls}, and {broken} hold a point that gets another label{rounding}"
     if not kind.failure_probability:
-        return f"{found}."
+        return f"{outcome}."
     return (
-        f"{found}; certified anew by fresh draws, these inputs got a radius beyond such a point in {over} of {retests} "
-        f"cases, where chance explains up to {allowed}."
+        f"{outcome}; certified anew by fresh draws, these inputs got a radius beyond such a point in {over} of "
+        f"{retests} cases, where chance explains up to {allowed}."
     )
 
 

@@ -55,8 +55,8 @@ def final_scores(logits: Tensor, pair: Pair) -> Floats:
     label = int(pair.canary[1][0])
     at = logits[:, 0].double()
     scores = at[:, label] - at[:, pair.instead] if pair.instead is not None else at.log_softmax(1)[:, label]
-    found: Floats = scores.detach().numpy()
-    return found
+    values: Floats = scores.detach().numpy()
+    return values
 
 
 @dataclass

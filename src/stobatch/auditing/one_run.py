@@ -38,10 +38,10 @@ def input_scores(logits: Tensor, canaries: Planted, relation: Neighbours) -> NDA
     scores = logits.double().cpu()
     own = scores.gather(1, canaries.labels[:, None])[:, 0]
     if relation is Neighbours.REPLACE_ONE:
-        found = own - scores.gather(1, ((canaries.labels + 1) % scores.shape[1])[:, None])[:, 0]
+        margins = own - scores.gather(1, ((canaries.labels + 1) % scores.shape[1])[:, None])[:, 0]
     else:
-        found = own - scores.logsumexp(1)
-    values: NDArray[np.float64] = found.numpy()
+        margins = own - scores.logsumexp(1)
+    values: NDArray[np.float64] = margins.numpy()
     return values
 
 

@@ -80,8 +80,8 @@ class InputRelevance(RelevanceTrainable):
 
     def take(self, relevance: Tensor) -> None:
         """β_j = d R_j / Σ R, mixed with an even share so that none is 0; a mean of sizes below 0 is noise."""
-        found = relevance.clamp(min=0).double()
-        shares = self.even_share + (1 - self.even_share) * found / found.mean().clamp(min=1e-30)
+        positive = relevance.clamp(min=0).double()
+        shares = self.even_share + (1 - self.even_share) * positive / positive.mean().clamp(min=1e-30)
         budget_of(self.network).copy_(shares / shares.mean())
 
     def after_update(self) -> None:

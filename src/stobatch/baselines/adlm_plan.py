@@ -125,10 +125,10 @@ class AdLmPlan(Plan):
         """
         half, mechanism = self.epsilons[0] / 2, self.relevance.mechanism(steps)
         while half < _NOTHING_LEFT:
-            found = mechanism.epsilon(self.delta / (1 + exp(half)))
-            if found <= half:
+            epsilon = mechanism.epsilon(self.delta / (1 + exp(half)))
+            if epsilon <= half:
                 return 2 * half
-            half = found * 1.001
+            half = epsilon * 1.001
         return inf
 
     @property

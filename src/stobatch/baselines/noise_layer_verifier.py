@@ -133,7 +133,7 @@ class NoiseLayerVerifier(Verifier):
         unit, failure = Radius(1.0, self.norm, PAPER_RANGE), self.settings.failure_probability
         own = f"{self.source}: its own theorem, with the sensitivity of the first layer for this norm"
         exact = "randomised smoothing: the exact trade-off of the noise in the first layer"
-        found = [
+        kinds = [
             CertificateKind(*("tight", Status.PROVED, exact, unit, failure, ASSUMPTIONS), column=_column("tight")),
             CertificateKind(
                 *("published", Status.PROVED, own, unit, failure, ASSUMPTIONS), column=_column("published")
@@ -144,10 +144,10 @@ class NoiseLayerVerifier(Verifier):
                 f"{self.source}: the l2 radius of the method's own rule read as an l-infinity one, as released "
                 "code of SecureSGD does; not valid"
             )
-            found.append(
+            kinds.append(
                 CertificateKind(*("as compared", Status.CLAIMED, misread, unit, None), column=_column("as compared"))
             )
-        return tuple(found)
+        return tuple(kinds)
 
     def with_draws(self, draws: int) -> NoiseLayerVerifier:
         settings = self.settings.replace(noise_draws=draws)

@@ -90,8 +90,8 @@ class GaussianLayer(OpenTrainable):
     def scores(self, inputs: Tensor, coins: NormalSampler) -> Tensor:
         network = self.network
         noise = self.noise((len(inputs), *network.encoder.hidden_shape), coins).to(inputs)
-        found: Tensor = network.head(network.noisy_hidden(inputs) + noise)
-        return found
+        logits: Tensor = network.head(network.noisy_hidden(inputs) + noise)
+        return logits
 
     def after_update(self) -> None:
         self.limit()

@@ -136,8 +136,8 @@ class OpenTrainable(Trainable):
 
     def scores(self, inputs: Tensor, coins: NormalSampler) -> Tensor:
         """Of some examples as training sees them; the coins are theirs alone."""
-        found: Tensor = self.network(inputs)
-        return found
+        logits: Tensor = self.network(inputs)
+        return logits
 
     def weighted(self, scores: Tensor, labels: Tensor, weight: float) -> Gradients:
         """Return the gradient of the cross-entropy of some examples, each with this weight."""

@@ -76,12 +76,12 @@ class RelevanceTrainable(DpSgdTrainable):
     def _clipped_rows(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int) -> Gradients:
         if step != self.relevance_step:
             return super()._clipped_rows(inputs, labels, step, coins, per)
-        found = self.relevances(inputs, labels, coins).detach()
+        relevances = self.relevances(inputs, labels, coins).detach()
         # In float64, and vectors that are no numbers left out: the bound must not depend on what the data do.
-        rows = found.reshape(len(found) // per, per, -1).double().mean(1)
+        rows = relevances.reshape(len(relevances) // per, per, -1).double().mean(1)
         rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
         weights = clipping_weights(rows.norm(dim=1), self.clip_norm)
-        return {RELEVANCE: (weights @ rows).reshape(self.relevance_shape).to(found.dtype)}
+        return {RELEVANCE: (weights @ rows).reshape(self.relevance_shape).to(relevances.dtype)}
 
     def released(self, step: int, gradients: Gradients) -> None:
         super().released(step, gradients)
@@ -196,11 +196,11 @@ class SecureSgdAgm(DpSgdFamily):
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> SecureSgdPlan:
         method = config.method
         assert isinstance(method, SecureSgdAgmConfig)
-        found = super().plan(config, info, network)
+        plan = super().plan(config, info, network)
         _ = method.layer_stddev  # a bound that no noise is enough for is found here
         if config.training.steps < 2 and isinstance(method, SecureSgdConfig):
             raise SettingError("the only step would release relevances.", remedy="Set training.steps=2 or more.")
-        own = {field.name: getattr(found, field.name) for field in fields(found)}
+        own = {field.name: getattr(plan, field.name) for field in fields(plan)}
         return SecureSgdPlan(**own, settings=method)
 
     def register_buffers(self, network: Classifier) -> None:

@@ -35,8 +35,8 @@ _REFERENCE = Path(__file__).with_name("reference.json")
 
 def read_reference(section: str) -> list[dict[str, Any]]:
     """Part of what docs/make_reference.py wrote from the declarations: asking it imports none of them."""
-    found: list[dict[str, Any]] = json.loads(_REFERENCE.read_text(encoding="utf-8"))[section]
-    return found
+    entries: list[dict[str, Any]] = json.loads(_REFERENCE.read_text(encoding="utf-8"))[section]
+    return entries
 
 
 def _print_version(asked: bool) -> None:
@@ -108,8 +108,8 @@ def _complain_of_usage(error: Any) -> NoReturn:
 
 def _usage(message: str) -> str:
     """What the parser says, in one line with a remedy; an option that is a setting by name is found there."""
-    said = " ".join(message.split()).rstrip(".")
-    option = re.search(r"[Nn]o such option:? *'?(--[\w-]+)", said)
+    sentence = " ".join(message.split()).rstrip(".")
+    option = re.search(r"[Nn]o such option:? *'?(--[\w-]+)", sentence)
     if option is not None:
         name = option[1].removeprefix("--").replace("-", "_")
         keys = [row["key"] for row in read_reference("settings") if row["key"].rpartition(".")[2] == name]
@@ -118,7 +118,7 @@ def _usage(message: str) -> str:
             return f"{option[1]} is no option; {keys[0]} is a setting. Write --set {keys[0]}={value}."
     verbs = {command.callback.__name__ for command in app.registered_commands if command.callback}
     verb = next((f"{word} " for word in sys.argv[1:] if word in verbs), "")
-    return f"{said[:1].lower()}{said[1:]}. Run `stobatch {verb}--help`."
+    return f"{sentence[:1].lower()}{sentence[1:]}. Run `stobatch {verb}--help`."
 
 
 def _require_encodable(arguments: list[str]) -> None:

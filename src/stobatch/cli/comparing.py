@@ -58,8 +58,8 @@ def compare(
         changes |= {"evaluation.limit": limit, "certification.limit": limit}
     _require_elsewhere(changes)
     shown: dict[str, Any] = {"evaluation.radii": radii, "certification.attack_radius": radii[0]}
-    made = rows(_names(methods), epsilons, radii[0])
-    configs = {name: config.override_all(shown) for name, config in change_rows(made, changes).items()}
+    configs_of_rows = rows(_names(methods), epsilons, radii[0])
+    configs = {name: config.override_all(shown) for name, config in change_rows(configs_of_rows, changes).items()}
     document = stobatch.compare(
         configs,
         out,

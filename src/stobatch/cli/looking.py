@@ -30,9 +30,9 @@ def _matching(rows: list[dict[str, Any]], key: str, asked: str, kind: str) -> li
     """Return the rows of this name, of one that ends with it, or of a section; else raise with names that are near."""
     names = list(dict.fromkeys(row[key] for row in rows))
     exact = [row for row in rows if asked in (row[key], row[key].rpartition(".")[2])]
-    found = exact or [row for row in rows if row[key].startswith(f"{asked}.")]
-    if found:
-        return found
+    matching = exact or [row for row in rows if row[key].startswith(f"{asked}.")]
+    if matching:
+        return matching
     near = get_close_matches(asked[:100], [*names, *(name.rpartition(".")[2] for name in names)], n=3, cutoff=0.6)
     remedy = f"Nearest: {', '.join(near)}." if near else f"Run `stobatch {kind}s` for all of them."
     raise SettingError(f"there is no {kind} '{asked}'.", remedy=remedy)
@@ -45,16 +45,16 @@ def settings(
 ) -> None:
     """Every setting with its type, allowed values, default and meaning."""
     rows = read_reference("settings")
-    found = rows if key is None else _matching(rows, "key", key, "setting")
+    shown = rows if key is None else _matching(rows, "key", key, "setting")
     if as_json:
-        show({"settings": found}, as_json)
+        show({"settings": shown}, as_json)
     elif key is None:
-        cells = [(row["key"], row["default"] or "", row["doc"]) for row in found]
+        cells = [(row["key"], row["default"] or "", row["doc"]) for row in shown]
         _print_rows("`stobatch settings KEY` says more of one", ("setting", "default", "meaning"), cells)
     else:
         full = [
             (row["key"], row["type"], row["allowed"], row["default"] or "", f"{row['doc']}.{_of(row['methods'])}")
-            for row in found
+            for row in shown
         ]
         _print_rows("", ("setting", "type", "allowed", "default", "meaning"), full)
 
@@ -75,9 +75,9 @@ def recipes(
     known = {row["name"] for row in rows}
     # What other packages add is known by name alone until it is asked for.
     rows += [{"name": added, "purpose": "of another package"} for added in RECIPES if added not in known]
-    found = rows if name is None else _matching(rows, "name", RECIPES.shown(name), "recipe")
+    shown = rows if name is None else _matching(rows, "name", RECIPES.shown(name), "recipe")
     if as_json:
-        show({"recipes": found}, as_json)
+        show({"recipes": shown}, as_json)
         return
     cells = [
         (
@@ -86,12 +86,12 @@ def recipes(
             row.get("privacy", ""),
             *(f"{row['minutes'][device]:.2g}" if device in row.get("minutes", {}) else "" for device in ("cpu", "gpu")),
         )
-        for row in found
+        for row in shown
     ]
     title = "`stobatch recipes NAME` prints what one sets; minutes are of training, on one CPU core and on an H200"
     _print_rows(title, ("recipe", "purpose", "privacy", "CPU", "GPU"), cells)
-    if len(found) == 1:
-        for setting, value in found[0].get("settings", {}).items():
+    if len(shown) == 1:
+        for setting, value in shown[0].get("settings", {}).items():
             print(f"{setting} = {value}")
 
 
@@ -103,10 +103,10 @@ def where(
     """Find an item of the paper in the code, and learn whether it holds."""
     from stobatch import paper
 
-    found = [paper.where(item)] if item else list(paper.items().values())
-    rows = [{**vars(one), "file": paper.relative_file(one)} for one in found]
+    items = [paper.where(item)] if item else list(paper.items().values())
+    rows = [{**vars(one), "file": paper.relative_file(one)} for one in items]
     lines = [
-        f"{one.name}: src/{paper.relative_file(one)}:{one.line}  {one.summary}\n    {one.verdict}" for one in found
+        f"{one.name}: src/{paper.relative_file(one)}:{one.line}  {one.summary}\n    {one.verdict}" for one in items
     ]
     show({"items": rows}, as_json, *lines)
 

@@ -30,9 +30,9 @@ def guarantee(run: Annotated[Path, typer.Argument(help="A run directory.")], as_
             why="Its plan, from which the guarantee is computed, needs the network.",
             remedy=f"Ask there: stobatch.load({str(run)!r}, network=...).guarantee.",
         )
-    found = stobatch.load(run).guarantee
-    document = RunGuarantee(run=str(run), training_hash=StartedRun.read(directory).training_hash, guarantee=found)
-    show(document, as_json, guarantee_card(found))
+    privacy = stobatch.load(run).guarantee
+    document = RunGuarantee(run=str(run), training_hash=StartedRun.read(directory).training_hash, guarantee=privacy)
+    show(document, as_json, guarantee_card(privacy))
 
 
 @app.command(rich_help_panel="Publish")

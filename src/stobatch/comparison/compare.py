@@ -67,10 +67,10 @@ def compare(
 
 
 def _by_name(compared: Sequence[Compared]) -> dict[str, dict[int, Facts]]:
-    found: dict[str, dict[int, Facts]] = {}
+    runs: dict[str, dict[int, Facts]] = {}
     for one in compared:
-        found.setdefault(one.name, {})[one.number] = Facts.read(one.run)
-    return found
+        runs.setdefault(one.name, {})[one.number] = Facts.read(one.run)
+    return runs
 
 
 def make(one: Compared, dataset: Dataset | None = None, *, certificates: bool = True, quiet: bool = False) -> None:
@@ -97,14 +97,14 @@ def make(one: Compared, dataset: Dataset | None = None, *, certificates: bool = 
 
 def _is_certified(one: Compared) -> bool:
     """Return whether there are certificates of this model, made with these settings, for these radii."""
-    found, asked = CertificateSummary.read_if_there(one.run), one.config.evaluation
-    if found is None or not _of_its_weights(one, found):
+    summary, asked = CertificateSummary.read_if_there(one.run), one.config.evaluation
+    if summary is None or not _of_its_weights(one, summary):
         return False
-    radii = {tuple(row.radius for row in rows) for rows in found.certified_accuracy.values()}
+    radii = {tuple(row.radius for row in rows) for rows in summary.certified_accuracy.values()}
     return (
-        found.training_hash == one.config.training_hash
-        and found.settings == one.config.certification.to_dict()
-        and {kind.norm for kind in found.kinds} == {asked.norm}
+        summary.training_hash == one.config.training_hash
+        and summary.settings == one.config.certification.to_dict()
+        and {kind.norm for kind in summary.kinds} == {asked.norm}
         and radii == {asked.radii}
     )
 
@@ -120,11 +120,11 @@ def _is_evaluated(one: Compared) -> bool:
     if "same_images" not in content:
         # None, or those of an older version, which lack more than that.
         return False
-    found = Scores.from_dict(content, one.run.path / "scores.json")
-    if not _of_its_weights(one, found):
+    scores = Scores.from_dict(content, one.run.path / "scores.json")
+    if not _of_its_weights(one, scores):
         return False
     certificates = CertificateSummary.read_if_there(one.run)
-    made_with = (found.training_hash, found.settings, found.certificates)
+    made_with = (scores.training_hash, scores.settings, scores.certificates)
     return made_with == (one.config.training_hash, one.config.evaluation.to_dict(), certificates)
 
 

@@ -116,7 +116,7 @@ def plan_comparison(
     placed = {n: c.override("machine.device", device) if device is not None else c for n, c in configs.items()}
     placed = {name: name_network(config, networks.get(name)) for name, config in placed.items()}
     _require_one_measurement(placed)
-    found: list[Compared] = []
+    planned: list[Compared] = []
     for name, given_config in placed.items():
         info = dataset.info if dataset else data.describe(given_config.data, data_root(given_config))
         try:
@@ -134,12 +134,12 @@ def plan_comparison(
         for number in range(1, repeats + 1) if seeds is None else seeds:
             folder = f"secret-{number}" if seeds is None else f"seed-{number}"
             own = config.replace(seed=None if seeds is None else number)
-            found.append(Compared(name, number, own, Run(out / slug(name) / folder), network, status, prior))
-    for one in found:
+            planned.append(Compared(name, number, own, Run(out / slug(name) / folder), network, status, prior))
+    for one in planned:
         require_own_directory(one, dataset)
     if dataset is not None:
         _require_same_test_data(out, dataset)
-    return found
+    return planned
 
 
 def _require_names(
@@ -235,9 +235,9 @@ def _require_answers(
 def require_own_directory(one: Compared, dataset: Dataset | None) -> None:
     """What is there already is this very training, whole or begun."""
     run, wanted = one.run, one.config.training_hash
-    if run.exists and (found := StartedRun.read(run).training_hash) != wanted:
+    if run.exists and (recorded := StartedRun.read(run).training_hash) != wanted:
         raise RunError(
-            f"{run.path} holds configuration {found}, and '{one.name}', {one.training}, is {wanted}.",
+            f"{run.path} holds configuration {recorded}, and '{one.name}', {one.training}, is {wanted}.",
             why="A comparison reuses trainings and never overwrites one.",
             remedy="Choose another --out, or ask for the settings that it was trained with.",
         )

@@ -47,9 +47,9 @@ class DatasetInfo:
     num_persons: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        found = {**vars(self), "input_shape": list(self.input_shape), "class_names": list(self.class_names)}
+        fields = {**vars(self), "input_shape": list(self.input_shape), "class_names": list(self.class_names)}
         # As data sets were described before there were persons.
-        return {key: value for key, value in found.items() if key != "num_persons" or value is not None}
+        return {key: value for key, value in fields.items() if key != "num_persons" or value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DatasetInfo:
@@ -181,12 +181,12 @@ class Dataset:
                 raise DataError(f"{self.info.name} has no {part} examples.", remedy="Give at least one.")
             # Of persons some may be held out with their records, whose number nobody is told: there are fewer then.
             fewer = part == "training" and self.info.num_persons is not None and len(examples) < count
-            found = (count if fewer else len(examples), *examples.input_shape, examples.num_classes)
+            actual = (count if fewer else len(examples), *examples.input_shape, examples.num_classes)
             promised = (count, *self.info.input_shape, self.info.num_classes)
-            if found != promised:
+            if actual != promised:
                 raise DataError(
                     f"the {part} examples of {self.info.name} are not what was described.",
-                    why=f"Count, shape and classes are {found}, not {promised}, so a plan made before would not hold.",
+                    why=f"Count, shape and classes are {actual}, not {promised}, so a plan made before would not hold.",
                     remedy="Leave the files alone between planning and training, then plan again.",
                 )
         persons = self.train.persons
@@ -291,15 +291,15 @@ def _warn_of_half_the_range(inputs: Tensor) -> None:
 def _plain(values: Any, what: str) -> Tensor:
     """Return a tensor that holds its values one beside the other, whatever library they come from."""
     try:
-        found = torch.as_tensor(values).detach()
+        tensor = torch.as_tensor(values).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"the {what} are no tensor: {reason}.", remedy="Give torch tensors or NumPy arrays.") from None
-    if found.layout is not torch.strided or found.is_meta or found.is_quantized or found.is_nested:
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         raise DataError(
             f"the {what} are sparse, quantised, nested or without values.", remedy="Give plain, dense tensors."
         )
-    return found
+    return tensor
 
 
 def _as_floats(inputs: Tensor) -> Tensor:

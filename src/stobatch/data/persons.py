@@ -30,14 +30,14 @@ def person_codes(given: Any, num_records: int) -> Tensor:
     tensor([0, 1, 0, 2])
     """
     values: Iterable[Hashable] = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
-    found = list(values)
-    if len(found) != num_records or getattr(given, "ndim", 1) != 1:
+    names = list(values)
+    if len(names) != num_records or getattr(given, "ndim", 1) != 1:
         raise DataError(
-            f"{len(found)} persons are named for {num_records} training records.",
+            f"{len(names)} persons are named for {num_records} training records.",
             why="Every training record belongs to one person.",
             remedy="Give groups with one entry for each training record, in their order.",
         )
-    unnamed = [place for place, one in enumerate(found) if one in (None, "") or (isinstance(one, float) and isnan(one))]
+    unnamed = [place for place, one in enumerate(names) if one in (None, "") or (isinstance(one, float) and isnan(one))]
     if unnamed:
         raise DataError(
             f"training record {unnamed[0]} names no person.",
@@ -45,7 +45,7 @@ def person_codes(given: Any, num_records: int) -> Tensor:
             remedy="Give each of them a person, one of its own if it is nobody else's.",
         )
     codes: dict[Hashable, int] = {}
-    return torch.tensor([codes.setdefault(one, len(codes)) for one in found], dtype=torch.int64)
+    return torch.tensor([codes.setdefault(one, len(codes)) for one in names], dtype=torch.int64)
 
 
 def as_dense(codes: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def read_owners(table: Path) -> dict[str, PictureOwner]:
     if sorted(set(COLUMNS) & set(head)) != sorted(COLUMNS) or len(set(head)) < len(head):
         raise DataError(f"{table} has not the columns {', '.join(COLUMNS)}.", remedy=f"Write {_FORM}.")
     places = [head.index(name) for name in COLUMNS]
-    found: dict[str, PictureOwner] = {}
+    owners: dict[str, PictureOwner] = {}
     for number, row in enumerate(rows[1:], 2):
         if not any(cell.strip() for cell in row):
             continue
@@ -204,10 +204,10 @@ def read_owners(table: Path) -> dict[str, PictureOwner]:
                 remedy="Fill it in; a picture that is nobody else's gets a person of its own.",
             )
         key = image.replace("\\", "/").removeprefix("./")
-        if key in found:
+        if key in owners:
             raise DataError(f"line {number} of {table} names {key} again.", remedy="Keep one line for each picture.")
-        found[key] = PictureOwner(label, person)
-    return found
+        owners[key] = PictureOwner(label, person)
+    return owners
 
 
 def codes_of_pictures(root: Path, table: Path, files: Iterable[tuple[Path, int]], names: tuple[str, ...]) -> Tensor:

@@ -61,12 +61,12 @@ def first_names(names: Sequence[str], wanted: int | None, where: str) -> tuple[s
 def list_images(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Return the image files of a folder by name; lists, opens nothing."""
     try:
-        found = [p for p in folder.iterdir() if p.suffix.lower() in suffixes and not p.name.startswith(".")]
+        images = [p for p in folder.iterdir() if p.suffix.lower() in suffixes and not p.name.startswith(".")]
     except OSError as error:
         raise DataError(
             f"cannot list {folder}: {error.strerror}.", remedy="Put the class's images there or lower num_classes."
         ) from None
-    return sorted(found)
+    return sorted(images)
 
 
 def in_turn(per_class: Sequence[Sequence[Path]]) -> list[tuple[Path, int]]:

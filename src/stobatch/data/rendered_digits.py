@@ -147,8 +147,8 @@ class RenderedDigits:
             places = self._places * scale.view(-1, 1, 1) + centre.unsqueeze(1) + bend.flatten(2).mT
             read = (places @ reading.mT).view(count, SIDE, SIDE, 2) / (_FRAME / 2)
             distance = F.grid_sample(chosen.distances, read, padding_mode="border", align_corners=False).flatten(1)
-            found: Tensor = (0.5 + (distance + wider) / pixel / fade.unsqueeze(1)).clamp(0, 1)
-            return found
+            ink: Tensor = (0.5 + (distance + wider) / pixel / fade.unsqueeze(1)).clamp(0, 1)
+            return ink
 
         centre = points[:, _OUTERMOST:].mean(1)
         first = ink(centre)

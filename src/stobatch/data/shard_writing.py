@@ -126,7 +126,7 @@ def require_room(out: Path) -> None:
 def _new_folder(out: Path) -> Iterator[None]:
     """Make an empty, private folder; leave nothing of it unless it has a manifest in the end."""
     require_room(out)
-    made = not out.exists()
+    is_new = not out.exists()
     try:
         with _writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def _new_folder(out: Path) -> Iterator[None]:
         if not (out / FILE).exists():
             with suppress(OSError):
                 _clear(out)
-                if made:
+                if is_new:
                     out.rmdir()
 
 
@@ -226,9 +226,9 @@ class ShardWriter:
         stored = _sealed(self._path(stem, "persons"), LABELS, tuple(codes.shape))
         return ShardOwners(stored, len(counts), int(counts.max()))
 
-    def _miscounted(self, part: str, found: int, promised: int) -> DataError:
+    def _miscounted(self, part: str, actual: int, promised: int) -> DataError:
         return DataError(
-            f"{self.info.name} was to have {promised} {part} examples and has {found}.",
+            f"{self.info.name} was to have {promised} {part} examples and has {actual}.",
             why="They are dealt to the shards by their number.",
             remedy="Give the right number.",
         )

@@ -91,8 +91,8 @@ class Shard:
         return self.inputs, self.labels, *(() if self.owners is None else (self.owners.codes,))
 
     def to_dict(self) -> dict[str, Any]:
-        found = {"first": self.first, "count": self.count, "inputs": vars(self.inputs), "labels": vars(self.labels)}
-        return found if self.owners is None else {**found, "persons": self.owners.to_dict()}
+        entry = {"first": self.first, "count": self.count, "inputs": vars(self.inputs), "labels": vars(self.labels)}
+        return entry if self.owners is None else {**entry, "persons": self.owners.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], title: str, stem: str) -> Shard:
@@ -131,8 +131,8 @@ class Manifest:
         owners = [shard.owners for shard in self.shards if shard.owners is not None]
         total = sum(owner.num for owner in owners) if owners else None
         if total != self.info.num_persons or len(owners) not in (0, len(self.shards)):
-            said = f"describes {self.info.num_persons or 'no'} persons, its shards have {total or 'none'}"
-            raise DataError(f"{self.folder / FILE} {said}.", remedy=WRITE_AGAIN)
+            mismatch = f"describes {self.info.num_persons or 'no'} persons, its shards have {total or 'none'}"
+            raise DataError(f"{self.folder / FILE} {mismatch}.", remedy=WRITE_AGAIN)
 
     @property
     def digest(self) -> str:
@@ -333,12 +333,12 @@ def stamp_of(folder: Path, shard: Shard) -> Stamp:
     stamps = []
     for file in shard.files:
         try:
-            found = (folder / file.file).stat()
+            status = (folder / file.file).stat()
         except OSError as error:
             raise _refused(folder, shard, file, f"cannot be read: {error.strerror}") from None
-        if found.st_size != file.bytes:
-            raise _refused(folder, shard, file, f"has {found.st_size:,} bytes instead of {file.bytes:,}")
-        stamps.append((found.st_size, found.st_mtime_ns, found.st_ino))
+        if status.st_size != file.bytes:
+            raise _refused(folder, shard, file, f"has {status.st_size:,} bytes instead of {file.bytes:,}")
+        stamps.append((status.st_size, status.st_mtime_ns, status.st_ino))
     return tuple(stamps)
 
 
@@ -347,11 +347,11 @@ def check_sums(manifest: Manifest, shard: Shard) -> None:
     for file in shard.files:
         try:
             with (manifest.folder / file.file).open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
             raise _refused(manifest.folder, shard, file, f"cannot be read: {error.strerror}") from None
-        if found != file.sha256:
-            owners = [other.title for other in manifest.shards for own in other.files if own.sha256 == found]
+        if digest != file.sha256:
+            owners = [other.title for other in manifest.shards for own in other.files if own.sha256 == digest]
             belongs = f": it is that of {owners[0]}" if owners else ""
             raise _refused(manifest.folder, shard, file, f"is not the file that was written{belongs}")
 
@@ -367,13 +367,13 @@ def mapped(manifest: Manifest, shard: Shard) -> tuple[Array, Array]:
 
 def _mapped(manifest: Manifest, shard: Shard, file: StoredFile, dtype: str, shape: tuple[int, ...]) -> Array:
     try:
-        found = np.load(manifest.folder / file.file, mmap_mode="r", allow_pickle=False)
+        array = np.load(manifest.folder / file.file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise _refused(manifest.folder, shard, file, f"is no array that can be mapped ({reason})") from None
-    if found.shape != shape or found.dtype != np.dtype(dtype):
-        raise _refused(manifest.folder, shard, file, f"holds {found.dtype} {found.shape}, not {dtype} {shape}")
-    return np.asarray(found)
+    if array.shape != shape or array.dtype != np.dtype(dtype):
+        raise _refused(manifest.folder, shard, file, f"holds {array.dtype} {array.shape}, not {dtype} {shape}")
+    return np.asarray(array)
 
 
 def decoded(manifest: Manifest, inputs: Array, labels: Array, positions: Array) -> tuple[Tensor, Tensor]:

@@ -236,5 +236,5 @@ def _draw(lines: list[Tensor]) -> NDArray[np.bool_]:
         for x, y in (places[0], places[-1]):
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=1)
     blocks = np.asarray(canvas).reshape(PICTURE, _FINER, PICTURE, _FINER)
-    found: NDArray[np.bool_] = blocks.mean((1, 3)) >= 0.5
-    return found
+    ink: NDArray[np.bool_] = blocks.mean((1, 3)) >= 0.5
+    return ink

@@ -120,9 +120,9 @@ def verified_accuracy(records: Columns) -> VerifiedAccuracy:
 
 def gaps(published: AttackedTable, adaptive: AttackedTable) -> list[Gap]:
     """Return the worst case under both protocols, on the same examples, radius by radius."""
-    found = []
+    rows = []
     for radius in published.radii:
         first, second = published.survives(WORST, radius), adaptive.survives(WORST, radius)
         shares = {"published": proportion(first).share(), "adaptive": proportion(second).share()}
-        found.append(Gap(radius=radius.size, gap=paired_difference(first, second), **shares))
-    return found
+        rows.append(Gap(radius=radius.size, gap=paired_difference(first, second), **shares))
+    return rows

@@ -103,11 +103,11 @@ class Vote(Deployed):
 
     def victims(self, points: Tensor, goal: Goal, generator: torch.Generator) -> dict[str, Victim]:
         few, passes = points[:_COMPARED], self.verifier.passes_per_draw
-        found: dict[str, Victim] = {}
+        victims: dict[str, Victim] = {}
         for name, sample in self.verifier.samples().items():
             if self.noise_draws is not None:
-                found[name] = Expectation(sample, self.noise_draws, passes)
+                victims[name] = Expectation(sample, self.noise_draws, passes)
             else:
                 aim = goal.part(slice(len(few)))
-                found[name] = Expectation.adaptive(sample, few, aim, generator, passes_per_draw=passes)
-        return found
+                victims[name] = Expectation.adaptive(sample, few, aim, generator, passes_per_draw=passes)
+        return victims

@@ -191,10 +191,10 @@ RULES = (
 
 def flags(evidence: Evidence, *, lowest_input: float | None = None) -> list[Flag]:
     """Return every sign that the evidence gives, errors first."""
-    found = [flag for check in _CHECKS for flag in check(evidence)]
+    flags = [flag for check in _CHECKS for flag in check(evidence)]
     if lowest_input is not None and lowest_input >= 0:
-        found.append(Flag(ONE_SIDED_INPUTS, f"the smallest value is {lowest_input:g}"))
-    return sorted(found, key=lambda flag: flag.rule.level != "error")
+        flags.append(Flag(ONE_SIDED_INPUTS, f"the smallest value is {lowest_input:g}"))
+    return sorted(flags, key=lambda flag: flag.rule.level != "error")
 
 
 def _significantly_more(first: NDArray[Any], second: NDArray[Any], *, looks: int = 1) -> bool:

@@ -130,6 +130,6 @@ def t_tests_between(groups: Mapping[str, Mapping[int, Mapping[K, float]]]) -> It
     """
     several = {name: seeds for name, seeds in groups.items() if len(seeds) > 1}
     for (first, one), (second, two) in combinations(several.items(), 2):
-        for measure in sorted(set.intersection(*(set(found) for seeds in (one, two) for found in seeds.values()))):
-            a, b = ({seed: found[measure] for seed, found in seeds.items()} for seeds in (one, two))
+        for measure in sorted(set.intersection(*(set(values) for seeds in (one, two) for values in seeds.values()))):
+            a, b = ({seed: values[measure] for seed, values in seeds.items()} for seeds in (one, two))
             yield first, second, measure, compare_over_seeds(a, b)

@@ -73,8 +73,8 @@ def client_app(directory_of: DirectoryOf = _named_in_node_config) -> ClientApp:
 
         def noisy() -> RecordDict:
             party = _opened(directory_of(context))
-            found = party.answer(parameters, int(question["step"]), str(question["terms"]))
-            return RecordDict({"answer": packed(found.gradients), "count": ConfigRecord({"rounds": found.rounds})})
+            answer = party.answer(parameters, int(question["step"]), str(question["terms"]))
+            return RecordDict({"answer": packed(answer.gradients), "count": ConfigRecord({"rounds": answer.rounds})})
 
         return _reply(message, noisy)
 
@@ -116,29 +116,29 @@ class FlowerPost:
     nodes: dict[str, int] = field(default_factory=dict)
 
     def statements(self) -> dict[str, Statement]:
-        found: dict[str, Statement] = {}
+        statements: dict[str, Statement] = {}
         for reply in self._exchange(self._query(self._all_nodes()), self.patience):
-            said, node = self._statement(reply), reply.metadata.src_node_id
-            if said.name in found:
-                raise FederationError(f"two parties call themselves {said.name}.", remedy="Start each party once.")
-            if self.registered and self.registered.get(said.name) != node:
+            statement, node = self._statement(reply), reply.metadata.src_node_id
+            if statement.name in statements:
+                raise FederationError(f"two parties call themselves {statement.name}.", remedy="Start each party once.")
+            if self.registered and self.registered.get(statement.name) != node:
                 raise FederationError(
-                    f"node {node} calls itself {said.name}, whose key is another node's.",
+                    f"node {node} calls itself {statement.name}, whose key is another node's.",
                     remedy="Start every party with its own key and its own directory.",
                 )
-            found[said.name] = said
-            self.nodes[said.name] = node
-        return found
+            statements[statement.name] = statement
+            self.nodes[statement.name] = node
+        return statements
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         asked = self._query([self.nodes[name] for name in names if name in self.nodes])
         for reply in self._exchange(asked, min(self.patience, CLOSING)):
             with suppress(FederationError):
-                said = self._statement(reply)
-                if self.nodes.get(said.name) == reply.metadata.src_node_id:
-                    found[said.name] = said.rounds
-        return found
+                statement = self._statement(reply)
+                if self.nodes.get(statement.name) == reply.metadata.src_node_id:
+                    counts[statement.name] = statement.rounds
+        return counts
 
     def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Said]:
         question = ConfigRecord({"step": federation.step, "terms": federation.agreed})
@@ -153,17 +153,17 @@ class FlowerPost:
             if name in self.nodes
         ]
         who = {node: name for name, node in self.nodes.items()}
-        found: dict[str, Said] = {}
+        answers: dict[str, Said] = {}
         for reply in self._exchange(asked, federation.method.answer_within):
             name = who.get(reply.metadata.src_node_id)
             if name is None:
                 continue
             try:
                 content = self._content(reply)
-                found[name] = _answer(content) if "answer" in content else None
+                answers[name] = _answer(content) if "answer" in content else None
             except FederationError as error:
-                found[name] = error
-        return found
+                answers[name] = error
+        return answers
 
     def _query(self, nodes: Iterable[int]) -> list[Message]:
         return [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]

@@ -237,10 +237,10 @@ def make_party_key(path: Path) -> Path:
 
 
 def _run(program: str, *arguments: str) -> None:
-    found = shutil.which(program)
-    if found is None:
+    executable = shutil.which(program)
+    if executable is None:
         raise SettingError(f"{program} is not installed.", remedy="Install OpenSSL and OpenSSH, for keys.")
-    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([executable, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         raise SettingError(f"{program} failed: {last}", remedy="See that the folder can be written to.")

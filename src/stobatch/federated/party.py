@@ -135,15 +135,15 @@ class Party:
         if not directory.has("terms"):
             raise RunError(f"{run} is no party.", remedy="Make one: `stobatch federate`, or Party.found in Python.")
         with as_written(run):
-            found = directory.read("terms")
-            terms, info = RunConfig.from_dict(found["config"]), DatasetInfo.from_dict(found["dataset"])
+            agreed = directory.read("terms")
+            terms, info = RunConfig.from_dict(agreed["config"]), DatasetInfo.from_dict(agreed["dataset"])
             train = read_examples(run / EXAMPLES)
             if train.fingerprint() != directory.read("data", private=True)["sha256"]:
                 raise RunError(
                     f"the records in {run} were changed.", remedy="Restore them: the guarantee is about those."
                 )
             root = int(directory.read("seeds", private=True)["root"])
-            return cls(run, terms, info, found["party"], train, Seeds(root, public=terms.seed is not None))
+            return cls(run, terms, info, agreed["party"], train, Seeds(root, public=terms.seed is not None))
 
     @property
     def rounds(self) -> int:
@@ -170,11 +170,11 @@ class Party:
     def _statement(self) -> Statement:
         rounds = self.rounds
         mark = format(self.root.child("mark").root, "064x")[:32]
-        said = Statement(
+        statement = Statement(
             self.name, self.agreed, self.plan.sizes(), self.plan.noise_multiplier, rounds, self.plan.spent(rounds), mark
         )
-        Participation(**said.to_dict(), guarantee=self.guarantee).write(self.run)
-        return said
+        Participation(**statement.to_dict(), guarantee=self.guarantee).write(self.run)
+        return statement
 
     def answer(self, parameters: Mapping[str, Tensor], step: int, terms: str) -> Answer:
         """This party's noisy clipped gradient at the parameters it was sent: (Σ clipped + σC noise) / (C · B)."""
@@ -244,11 +244,11 @@ class Party:
 
 
 def _require_own(train: Examples, info: DatasetInfo) -> None:
-    found = (len(train), tuple(train.inputs.shape[1:]), train.num_classes)
-    if found != (info.num_train, info.input_shape, info.num_classes):
+    actual = (len(train), tuple(train.inputs.shape[1:]), train.num_classes)
+    if actual != (info.num_train, info.input_shape, info.num_classes):
         raise DataError(
             f"the records of {info.name} are not what the terms say.",
-            why=f"Count, shape and classes are {found}, not {(info.num_train, info.input_shape, info.num_classes)}.",
+            why=f"Count, shape and classes are {actual}, not {(info.num_train, info.input_shape, info.num_classes)}.",
             remedy="Agree on terms with the party's real numbers; the noise follows from them.",
         )
     if (None if train.persons is None else len(train.persons)) != info.num_persons:

@@ -89,7 +89,7 @@ class FederatedConfig(SoundConfig, name="federated"):
         """
         given = {text.split(":")[0]: [int(number) for number in text.split(":")[1:]] for text in self.parties}
         total = sum(numbers[0] for numbers in given.values())
-        found = []
+        sizes = []
         for name, (records, *rest) in given.items():
             batch = rest[0] if rest else max(1, round(self.batch_size * records / total))
             rounds = rest[1] if len(rest) > 1 else steps
@@ -98,8 +98,8 @@ class FederatedConfig(SoundConfig, name="federated"):
                     f"{name} takes part in {rounds} rounds of {steps}.",
                     remedy=f"Use at most {steps}, or set training.steps={rounds}.",
                 )
-            found.append(PartySizes(name, records, batch, rounds))
-        return tuple(found)
+            sizes.append(PartySizes(name, records, batch, rounds))
+        return tuple(sizes)
 
     def sound(self, party: PartySizes) -> SoundConfig:
         """Return what one party's part is by itself: the sound method on its own records."""

@@ -76,13 +76,13 @@ class InProcessTransport:
         return {name: party.statement() for name, party in self.parties.items()}
 
     def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Said]:
-        found: dict[str, Said] = {}
+        answers: dict[str, Said] = {}
         for name in names:
             try:
-                found[name] = self.parties[name].answer(federation.parameters(), federation.step, federation.agreed)
+                answers[name] = self.parties[name].answer(federation.parameters(), federation.step, federation.agreed)
             except Spent:
-                found[name] = None
-        return found
+                answers[name] = None
+        return answers
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
         return {name: self.parties[name].rounds for name in names}
@@ -114,12 +114,12 @@ def split(terms: RunConfig, train: Examples) -> dict[str, Examples]:
         )
     # A public shuffle: which party got which record of a public data set is no secret of anyone.
     order = torch.randperm(there, generator=Seeds.reproducible(0).generator("parties"))
-    found, start = {}, 0
+    parts, start = {}, 0
     for name, count in wanted:
         own = order[start : start + count]
-        found[name] = train.take(own if persons is None else persons.rows(own)[0])
+        parts[name] = train.take(own if persons is None else persons.rows(own)[0])
         start += count
-    return found
+    return parts
 
 
 def found_parties(terms: RunConfig, folder: Path, dataset: Dataset, *, resume: bool = False) -> dict[str, Path]:

@@ -58,11 +58,11 @@ def statement_of(text: str) -> Statement:
     kinds = {"name": str, "terms": str, "sizes": dict, "noise_multiplier": float, "rounds": int, "epsilon": float,
              "seed_mark": str}  # fmt: skip
     try:
-        said = strict_json.read(text)
-        if not isinstance(said, dict) or said.keys() != kinds.keys():
+        content = strict_json.read(text)
+        if not isinstance(content, dict) or content.keys() != kinds.keys():
             raise ValueError("it does not say what a statement says")
         for key, kind in kinds.items():
-            value = said[key]
+            value = content[key]
             whole = kind is float and isinstance(value, int)
             if not (whole or isinstance(value, kind)) or isinstance(value, bool):
                 raise ValueError(f"{key} is not of type {kind.__name__}")
@@ -72,7 +72,7 @@ def statement_of(text: str) -> Statement:
         raise FederationError(
             f"a party's statement cannot be read: {error}.", remedy="Start all parties with this version."
         ) from None
-    return Statement(**said)
+    return Statement(**content)
 
 
 class Federation:
@@ -175,34 +175,36 @@ class Federation:
         missing = set(self.plan.plans) - set(statements)
         if missing and not self.step:
             raise FederationError(f"no word from {', '.join(sorted(missing))}.", remedy="Start all parties.")
-        statements = {name: said for name, said in statements.items() if name not in self.excluded}
+        statements = {name: statement for name, statement in statements.items() if name not in self.excluded}
         marks: dict[str, str] = {}
-        for name, said in statements.items():
-            if name not in self.plan.plans or said.name != name:
-                raise FederationError(f"'{said.name}' is no party of this federation.", remedy="Mend method.parties.")
+        for name, statement in statements.items():
+            if name not in self.plan.plans or statement.name != name:
+                raise FederationError(
+                    f"'{statement.name}' is no party of this federation.", remedy="Mend method.parties."
+                )
             planned = self.plan.plans[name].sizes()
             for key in sorted(planned):
-                if said.sizes.get(key) != planned[key]:
+                if statement.sizes.get(key) != planned[key]:
                     raise FederationError(
-                        f"{name} has {key}={said.sizes.get(key)}, the terms say {planned[key]}.",
+                        f"{name} has {key}={statement.sizes.get(key)}, the terms say {planned[key]}.",
                         why="Weights and guarantee follow from public numbers that all have agreed on.",
                         remedy="Start server and parties with the same settings.",
                     )
-            if said.terms != self.agreed:
+            if statement.terms != self.agreed:
                 raise FederationError(
-                    f"{name} agreed to terms {said.terms}, the server to {self.agreed}.",
+                    f"{name} agreed to terms {statement.terms}, the server to {self.agreed}.",
                     why="Model, losses or schedule differ.",
                     remedy="Start server and parties with the same settings.",
                 )
-            if said.seed_mark in marks:
+            if statement.seed_mark in marks:
                 raise FederationError(
-                    f"{name} and {marks[said.seed_mark]} have the same seeds.",
+                    f"{name} and {marks[statement.seed_mark]} have the same seeds.",
                     why="Each could take the other's noise off.",
                     remedy="Make one of them anew; never copy a party's directory.",
                 )
-            marks[said.seed_mark] = name
-        for name, said in statements.items():
-            self._count(name, said.rounds, given=self.taken[name])
+            marks[statement.seed_mark] = name
+        for name, statement in statements.items():
+            self._count(name, statement.rounds, given=self.taken[name])
 
     def hear(self, counts: Mapping[str, int]) -> None:
         """Believe what parties that had been silent count in the end; of the others the most is assumed."""
@@ -249,12 +251,12 @@ class Federation:
             raise FederationError(f"{strangers[0]} was not asked in step {self.step}.", remedy="Follow the timetable.")
         usable: dict[str, Gradients] = {}
         wrong: dict[str, FederationError] = {}
-        failed = {name: said for name, said in answers.items() if isinstance(said, FederationError)}
+        failed = {name: answer for name, answer in answers.items() if isinstance(answer, FederationError)}
         for name in asked:
-            said = answers.get(name)
-            if isinstance(said, Answer):
+            answer = answers.get(name)
+            if isinstance(answer, Answer):
                 try:
-                    usable[name] = self._checked(name, said)
+                    usable[name] = self._checked(name, answer)
                 except FederationError as error:
                     wrong[name] = error
         absent = [name for name in asked if name not in answers or name in failed]
@@ -447,8 +449,8 @@ def median(answers: Sequence[Gradients], like: Mapping[str, Tensor]) -> Gradient
     ... ).values()]
     [[3.0]]
     """
-    found = {}
+    medians = {}
     for key, value in like.items():
         ordered = torch.stack([answer[key].to(value) for answer in answers]).sort(dim=0).values
-        found[key] = (ordered[(len(answers) - 1) // 2] + ordered[len(answers) // 2]) / 2
-    return found
+        medians[key] = (ordered[(len(answers) - 1) // 2] + ordered[len(answers) // 2]) / 2
+    return medians

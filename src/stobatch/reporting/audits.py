@@ -181,9 +181,9 @@ def _figures(facts: Facts, name: str) -> Iterator[Chart]:
 def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Chart:
     rows = []
     for finding in findings:
-        found = [(bound.epsilon_at_least, bool(bound.assumes)) for bound in finding.bounds]
+        bounds = [(bound.epsilon_at_least, bool(bound.assumes)) for bound in finding.bounds]
         budget = finding.claimed_budget
-        rows.append(Bounded(_instrument(finding), finding.verdict, found, budget[0] if budget else None))
+        rows.append(Bounded(_instrument(finding), finding.verdict, bounds, budget[0] if budget else None))
     caption = "What attacks showed ε to be at least."
     if any(row.audited is not None for row in rows):
         caption += " The line is the ε they are held against, as in the table: a bar that passes it refutes the claim."
@@ -222,8 +222,8 @@ def _details(finding: Finding) -> DetailedFinding:
 
 
 def _numbers(details: FindingDetails) -> list[tuple[str, Any]]:
-    found = details.to_dict().items()
-    return [(key, value) for key, value in found if key not in _TOLD_ELSEWHERE and value is not None]
+    items = details.to_dict().items()
+    return [(key, value) for key, value in items if key not in _TOLD_ELSEWHERE and value is not None]
 
 
 def _value(value: Any) -> str:
@@ -254,7 +254,7 @@ def _rates_table(details: MembershipDetails) -> Table:
     sure = f"{100 * details.confidence:.4g}% interval in brackets"
     caption = f"Members found at thresholds that the shadow models chose; mean over the models attacked, {sure}."
     rows: list[list[Entry]] = [
-        [rate, *(Cell(percent(found[rate]), interval(found[rate])) for found in (details.tpr_at, details.fpr_at))]
+        [rate, *(Cell(percent(rates[rate]), interval(rates[rate])) for rates in (details.tpr_at, details.fpr_at))]
         for rate in details.tpr_at
     ]
     return Table.of(caption, ["false-positive rate wanted", "true-positive rate", "false-positive rate there"], rows)
@@ -290,21 +290,21 @@ def score_histograms(histogram: Histogram, name: str) -> Chart:
 def bounds_found(findings: Sequence[Bounded], words: str, name: str) -> Chart:
     """Bars that grow from 0 to what was shown, against the ε that they were held to."""
     with canvas(1, 7.2, 1.1 + _LINE * len(findings)) as (figure, (axes,)):
-        widest = max(x for found in findings for x in (*(e for e, _ in found.bounds), found.audited or 0.0, 0.1))
-        for row, found in enumerate(findings):
-            colour = LIGHT.get(found.verdict, LIGHT["muted"])
+        widest = max(x for finding in findings for x in (*(e for e, _ in finding.bounds), finding.audited or 0.0, 0.1))
+        for row, finding in enumerate(findings):
+            colour = LIGHT.get(finding.verdict, LIGHT["muted"])
             # Faint where something is assumed, and below, so that what needs no assumption shows.
-            for epsilon, assumes in sorted(found.bounds, key=lambda bound: not bound[1]):
+            for epsilon, assumes in sorted(finding.bounds, key=lambda bound: not bound[1]):
                 axes.barh(row, epsilon, height=0.46, color=colour, alpha=0.35 if assumes else 1.0)
-            best, line = max(epsilon for epsilon, _ in found.bounds), found.audited or 0.0
+            best, line = max(epsilon for epsilon, _ in finding.bounds), finding.audited or 0.0
             # A line just behind the bar would cross its number.
             end = line if best <= line < best + 0.15 * widest else best
             axes.text(end + 0.015 * widest, row, f"≥ {best:.3g}", va="center", color=colour)
-            if found.audited is not None:
-                label = words if found is _first_held(findings) else None
+            if finding.audited is not None:
+                label = words if finding is _first_held(findings) else None
                 ends = row - 0.4, row + 0.4
-                axes.plot([found.audited] * 2, ends, color=LIGHT["ink"], linewidth=2, label=label)
-        axes.set_yticks(range(len(findings)), [found.label for found in findings])
+                axes.plot([finding.audited] * 2, ends, color=LIGHT["ink"], linewidth=2, label=label)
+        axes.set_yticks(range(len(findings)), [finding.label for finding in findings])
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")
         axes.set(xlabel="ε", xlim=(0, 1.14 * widest), ylim=(len(findings) - 0.4, -0.6))
@@ -314,7 +314,7 @@ def bounds_found(findings: Sequence[Bounded], words: str, name: str) -> Chart:
 
 
 def _first_held(findings: Sequence[Bounded]) -> Bounded | None:
-    return next((found for found in findings if found.audited is not None), None)
+    return next((finding for finding in findings if finding.audited is not None), None)
 
 
 def membership_curve(roc: Roc, budget: tuple[float, float] | None, words: str, name: str) -> Chart:

@@ -84,10 +84,10 @@ def comparison_tables(document: Comparison) -> RenderableType:
 def lead(document: Comparison) -> Lead:
     """Return one sentence that says how many are private, by whose word."""
     statuses = {row.name: row.guarantees for row in document.rows}
-    kinds = [privacy_words(held.guarantee.status for held in found) for found in statuses.values()]
+    kinds = [privacy_words(held.guarantee.status for held in guarantees) for guarantees in statuses.values()]
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
-    said = [f"{count} {'without any' if kind == 'no privacy' else kind}" for kind, count in counts.items()]
-    return Lead(f"{document.data}, {over_seeds(document)}. Privacy of the methods: ", "; ".join(said), ".")
+    parts = [f"{count} {'without any' if kind == 'no privacy' else kind}" for kind, count in counts.items()]
+    return Lead(f"{document.data}, {over_seeds(document)}. Privacy of the methods: ", "; ".join(parts), ".")
 
 
 def methods_table(document: Comparison, radius: float) -> Table:
@@ -117,8 +117,8 @@ def _row(document: Comparison, row: ComparedRow, radius: float) -> list[Entry]:
 
 def _certified(row: ComparedRow, radius: float) -> list[Cell]:
     """Return what each rule certifies, each with its status; never one number for several."""
-    found = [Cell(share(entry), f"{entry.rule} rule", entry.status) for entry in row.certified_at(radius)]
-    return found or [Cell("no certificate")]
+    cells = [Cell(share(entry), f"{entry.rule} rule", entry.status) for entry in row.certified_at(radius)]
+    return cells or [Cell("no certificate")]
 
 
 def budgets(document: Comparison, row: ComparedRow) -> list[Cell]:
@@ -248,11 +248,11 @@ def by_chance(document: Comparison) -> str:
     if not tests:
         return why
     below = sum(test.t_test.p_value < _LEVEL for test in tests)
-    said = (
+    sentence = (
         f"{len(tests)} two-tailed t-tests over seeds: {below} have p < 0.05, where {_LEVEL * len(tests):.2g} would by "
         "chance if nothing differed."
     )
-    return f"{said} {why}" if withheld else said
+    return f"{sentence} {why}" if withheld else sentence
 
 
 @dataclass(frozen=True)
@@ -326,8 +326,8 @@ def _prior(facts: Facts) -> list[list[Cell]]:
 def _attacked_prior(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[str, str]]) -> list[Cell]:
     own, certificates = facts.scores.prior, facts.certificates.prior if facts.certificates else None
     assert own is not None
-    found = at_radius(own.of_attack(WORST), radius) if own.function == function else None
-    worst = [found if own.protocol.name == protocol else None for protocol in ("published", "adaptive")]
+    attacked = at_radius(own.of_attack(WORST), radius) if own.function == function else None
+    worst = [attacked if own.protocol.name == protocol else None for protocol in ("published", "adaptive")]
     certified = certificates.certified_accuracy if certificates else {}
     statuses = {kind.name: kind.status for kind in certificates.kinds} if certificates else {}
     shares = [(rule, at_radius(certified.get(rule, ()), radius)) for rule, _ in kinds]

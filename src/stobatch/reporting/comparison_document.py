@@ -81,15 +81,15 @@ def compare_runs(runs: Sequence[Facts]) -> Comparison | None:
 
 def _by_number(same: Sequence[Facts]) -> dict[int, Facts]:
     """By public seed; a secret one, or a seed that was given twice, gets a number that is free."""
-    found: dict[int, Facts] = {}
+    by_seed: dict[int, Facts] = {}
     rest = []
     for facts in same:
-        if facts.seed is None or facts.seed in found:
+        if facts.seed is None or facts.seed in by_seed:
             rest.append(facts)
         else:
-            found[facts.seed] = facts
-    free = (number for number in count(1) if number not in found)
-    return found | dict(zip(free, rest, strict=False))
+            by_seed[facts.seed] = facts
+    free = (number for number in count(1) if number not in by_seed)
+    return by_seed | dict(zip(free, rest, strict=False))
 
 
 def _name(trained: Sequence[Facts]) -> str:
@@ -104,12 +104,12 @@ def _name(trained: Sequence[Facts]) -> str:
 def settings_tests(document: Comparison) -> list[SettingsTest]:
     """Return the t-tests between two settings on the same deployed function, as `report` lists them."""
     rows = {row.label: row for row in document.rows}
-    found = []
+    tests = []
     for test in document.t_tests:
         first, second = rows[test.first], rows[test.second]
         if test.radius is None or first.function != second.function or first.name == second.name:
             continue
-        found.append(
+        tests.append(
             SettingsTest(
                 first=first.name,
                 second=second.name,
@@ -121,7 +121,7 @@ def settings_tests(document: Comparison) -> list[SettingsTest]:
                 t_test=test.t_test,
             )
         )
-    return found
+    return tests
 
 
 def _functions(by_seed: BySeed) -> list[str]:
@@ -162,10 +162,10 @@ def _place(facts: Facts, root: Path | None) -> str:
 def _grouped(by_seed: Mapping[int, PrivacyGuarantee]) -> tuple[SeedsGuarantee, ...]:
     """Return what is the same for several seeds once, with the seeds; an audit may have refuted it for one of them."""
     groups: list[tuple[PrivacyGuarantee, list[int]]] = []
-    for seed, found in by_seed.items():
-        same = next((seeds for guarantee, seeds in groups if guarantee == found), None)
+    for seed, own in by_seed.items():
+        same = next((seeds for guarantee, seeds in groups if guarantee == own), None)
         if same is None:
-            groups.append((found, [seed]))
+            groups.append((own, [seed]))
         else:
             same.append(seed)
     return tuple(SeedsGuarantee(seeds=tuple(seeds), guarantee=guarantee) for guarantee, seeds in groups)
@@ -187,10 +187,10 @@ def _certified(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterat
     for seed, facts in by_seed.items():
         for kind in facts.kinds(function):
             kinds.setdefault((kind.name, kind.status), {})[seed] = kind
-    for (rule, status), found in kinds.items():
-        kind = next(iter(found.values()))
+    for (rule, status), by_kind in kinds.items():
+        kind = next(iter(by_kind.values()))
         for radius in radii:
-            shares = {seed: at_radius(by_seed[seed].certified(one), radius) for seed, one in found.items()}
+            shares = {seed: at_radius(by_seed[seed].certified(one), radius) for seed, one in by_kind.items()}
             values = {seed: share.value for seed, share in shares.items() if share}
             if values:
                 yield CertifiedSpread(

@@ -101,19 +101,19 @@ def _gap_words(gap: Difference) -> str:
 
 def tiles(facts: Facts) -> list[Tile]:
     function, radius = facts.main_function, facts.main_radius
-    found = [_tile("clean", "clean accuracy", facts.clean(function), "test images")]
+    tiles = [_tile("clean", "clean accuracy", facts.clean(function), "test images")]
     for protocol in facts.protocols:
         share = at_radius(facts.worst(protocol, function), radius)
         if share:
-            found.append(_tile(protocol, f"{protocol} protocol", share, f"test images, radius {radius:g}"))
+            tiles.append(_tile(protocol, f"{protocol} protocol", share, f"test images, radius {radius:g}"))
     proved = facts.proved(function, radius)
     if proved:
-        found.append(_tile("proved", "proved to stay right", proved, f"test images, radius {radius:g}"))
+        tiles.append(_tile("proved", "proved to stay right", proved, f"test images, radius {radius:g}"))
     gap = facts.gap(function, radius)
     if gap:
         note = f"95% interval {interval(gap.gap)}, radius {radius:g}"
-        found.append(Tile("gap", "gap between them", points(gap.gap.value), note))
-    return found
+        tiles.append(Tile("gap", "gap between them", points(gap.gap.value), note))
+    return tiles
 
 
 def _tile(kind: str, title: str, share: Share, of_what: str) -> Tile:

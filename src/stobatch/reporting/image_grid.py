@@ -80,9 +80,9 @@ def _read(facts: Facts, kept: KeptPictures) -> dict[str, Pixels]:
         raise RunError(f"{path} is not there.", remedy=remedy) from None
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} is damaged ({error}).", remedy=remedy) from None
-    found = metadata.get("config_hash")
-    if found != facts.scores.training_hash:
-        raise RunError(f"{path} is of configuration {found}, not of this run.", remedy=remedy)
+    recorded = metadata.get("config_hash")
+    if recorded != facts.scores.training_hash:
+        raise RunError(f"{path} is of configuration {recorded}, not of this run.", remedy=remedy)
     if metadata.get("weights_sha256") != facts.scores.weights_sha256:
         raise RunError(f"{path} shows attacks on other weights than those of this run.", remedy=remedy)
     if metadata.get("pixels_sha256") not in (None, tensors_sha256(path.read_bytes())):

@@ -91,13 +91,13 @@ def _metrics(exported: Exported) -> Iterator[dict[str, Any]]:
 
 
 def _certified(exported: Exported) -> Iterator[tuple[Kind, ShareAt]]:
-    found = exported.certificates
-    for kind in found.kinds if found else ():
-        yield from ((kind, row) for row in found.certified_accuracy[kind.name]) if found else ()
+    certificates = exported.certificates
+    for kind in certificates.kinds if certificates else ():
+        yield from ((kind, row) for row in certificates.certified_accuracy[kind.name]) if certificates else ()
 
 
 def _sections(exported: Exported) -> Iterator[str]:
-    data, made = exported.dataset, exported.made_by
+    data, version = exported.dataset, exported.made_by
     yield f"# A classifier of {_name(data.name)}, trained with `{exported.method}`"
     yield (
         f"`{exported.file}` is the network that a training with stobatch left, as {exported.format}, for programs "
@@ -128,8 +128,8 @@ def _sections(exported: Exported) -> Iterator[str]:
         f"`{exported.file}`, SHA-256: `{exported.file_sha256}`",
         f"weights of the run (`weights_sha256`): `{exported.weights_sha256}`",
         f"configuration of the training: `{exported.training_hash}`",
-        f"written by stobatch {made.stobatch or 'of no installed version'}"
-        + (f", commit `{made.commit}`" if made.commit else ""),
+        f"written by stobatch {version.stobatch or 'of no installed version'}"
+        + (f", commit `{version.commit}`" if version.commit else ""),
     )
 
 
@@ -150,8 +150,8 @@ def _privacy(exported: Exported) -> Iterator[str]:
 
 def _robustness(exported: Exported) -> Iterator[str]:
     yield f"**{exported.scope()}**"
-    found = exported.certificates
-    if found is None:
+    certificates = exported.certificates
+    if certificates is None:
         yield "No certificates were made for this run."
         return
     rows = ["| certificate | status | function | radius | right and certified, 95% interval |", "|---|---|---|---|---|"]
@@ -159,9 +159,9 @@ def _robustness(exported: Exported) -> Iterator[str]:
         radius = f"{row.radius:g} ({unit(kind.norm, kind.input_range)})"
         status = _shout(kind.status)
         rows.append(f"| {kind.name} | {status} | {kind.function.replace('_', ' ')} | {radius} | {row} |")
-    yield f"Of the run's own network on {found.rows:,} test images:"
+    yield f"Of the run's own network on {certificates.rows:,} test images:"
     yield "\n".join(rows)
-    for kind in found.kinds:
+    for kind in certificates.kinds:
         assumes = "".join(f"; assumes {one}" for one in kind.assumptions)
         yield _line(f"{kind.name}: {_shout(kind.status)}, source: {kind.source}; {_reliability(kind)}{assumes}.")
     if exported.flags:

@@ -76,10 +76,10 @@ def _made(facts: Facts) -> Table | None:
         return None
     headings = ["verb", "date (UTC)", "stobatch", "commit", "machine"]
     # The report itself is not among them: it would have to know when it will have been written.
-    made = {verb: entry for verb, entry in facts.manifest.made.items() if verb != "report"}
+    entries = {verb: entry for verb, entry in facts.manifest.made.items() if verb != "report"}
     rows = [
         [verb, entry.date, entry.stobatch or DASH, entry.commit or "not from a checkout", _machine(entry)]
-        for verb, entry in made.items()
+        for verb, entry in entries.items()
     ]
     return Table.of("What made the files, as the manifest records it.", headings, rows)
 

@@ -195,8 +195,8 @@ class Facts:
 
     def worst(self, protocol: str, function: str) -> list[ShareAt]:
         """Accuracy under the worst attack for each example, smallest radius first; empty if it was not measured."""
-        found = self.same_images(function).attacked.get(protocol, ())
-        return sorted(found, key=lambda row: row.radius)
+        rows = self.same_images(function).attacked.get(protocol, ())
+        return sorted(rows, key=lambda row: row.radius)
 
     def gap(self, function: str, radius: float) -> Gap | None:
         return at_radius(self.same_images(function).gaps, radius)

@@ -107,8 +107,8 @@ class Table:
         """For a page."""
         from stobatch.reporting.page import macros
 
-        found: Markup = macros().table(self)
-        return found
+        markup: Markup = macros().table(self)
+        return markup
 
     def to_markdown(self) -> str:
         """For documentation: the caption as a paragraph, then the table."""

@@ -95,7 +95,7 @@ def prior_table(scores: PriorScores | None, certificates: PriorCertificates | No
     radii = sorted({row.radius for row in attacked} | {row.radius for rows in shares for row in rows})
     rows: list[list[Entry]] = [
         [f"{radius:g}", *([share_cell(at_radius(attacked, radius))] if scores else []),
-         *(share_cell(at_radius(found, radius)) for found in shares)]
+         *(share_cell(at_radius(column, radius)) for column in shares)]
         for radius in radii
     ]  # fmt: skip
     clean = scores.clean_accuracy if scores else certificates.verified_accuracy.correct if certificates else None
@@ -138,7 +138,7 @@ def _certified_table(summary: CertificateSummary, unit_name: str, kinds: Sequenc
     caption = f"Certified accuracy of clean inputs, {summary.rows} test images. Radius {unit_name}."
     columns = [RADIUS, *(Column(f"{kind.name} rule", kind.source, kind.status, is_number=True) for kind in kinds)]
     rows: list[list[Entry]] = [
-        [f"{radius:g}", *(share_cell(at_radius(found, radius)) for found in shares)] for radius in radii
+        [f"{radius:g}", *(share_cell(at_radius(column, radius)) for column in shares)] for radius in radii
     ]
     return Table.of(caption, columns, rows)
 

@@ -121,7 +121,7 @@ def certificate_parts(summary: CertificateSummary) -> RenderableType:
     verified = summary.verified_accuracy
     votes = summary.kinds[0].function == "vote"
     draws = f" with {CertificationConfig.from_dict(summary.settings).noise_draws} draws" if votes else ""
-    said = [
+    lines = [
         f"{'verified inference' if votes else 'the network itself'}{draws}: "
         f"{verified.correct_without_abstaining} correct, {verified.abstained} abstained; "
         f"{'; '.join(map(_reliability, summary.kinds))}"
@@ -130,12 +130,12 @@ def certificate_parts(summary: CertificateSummary) -> RenderableType:
         Cell(f"{kind.name} {summary.largest_radius[kind.name]:.4f}", kind_unit(kind), kind.status)
         for kind in summary.kinds
     ]
-    said.append(f"largest radius, any label: {', '.join(map(str, reached))}")
+    lines.append(f"largest radius, any label: {', '.join(map(str, reached))}")
     if chosen := summary.chosen:
         means = ", ".join(f"{name} {mean:.4f}" for name, mean in chosen.mean_radius.items())
-        said.append(f"certificate: {chosen.certificate}, the larger mean radius on {chosen.compared_on} ({means})")
+        lines.append(f"certificate: {chosen.certificate}, the larger mean radius on {chosen.compared_on} ({means})")
     tables = [*certified_tables(summary, summary.kinds), *filter(None, (prior_table(None, summary.prior),))]
-    return Group(*(table.to_rich() for table in tables), *map(Text, said))
+    return Group(*(table.to_rich() for table in tables), *map(Text, lines))
 
 
 def _reliability(kind: Kind) -> str:
@@ -234,8 +234,8 @@ def _remedies(checks: Sequence[HealthCheck]) -> list[Text]:
 def _health_verdict(document: HealthReport) -> Text:
     broken = [check.name for check in document.checks if check.stops_training]
     if document.ready:
-        said = "Everything that training needs works." if document.complete else "What was checked works."
-        return Text(said, style="bold green")
+        verdict = "Everything that training needs works." if document.complete else "What was checked works."
+        return Text(verdict, style="bold green")
     return Text(f"Training needs what is broken: {', '.join(broken)}.", style="bold red")
 
 

@@ -179,12 +179,12 @@ class Finding(Part):
 
     @field_validator("details", mode="before")
     @classmethod
-    def _choose_details(cls, found: Any, info: ValidationInfo) -> Any:
+    def _choose_details(cls, value: Any, info: ValidationInfo) -> Any:
         """Read details by their instrument, so that an error names the field that is wrong."""
-        if not isinstance(found, Mapping):
-            return found
+        if not isinstance(value, Mapping):
+            return value
         kinds: dict[Any, type[Part]] = {CERTIFICATES: CertificateDetails, MEMBERSHIP: MembershipDetails}
-        return kinds.get(info.data.get("instrument"), PrivacyDetails).model_validate(found)
+        return kinds.get(info.data.get("instrument"), PrivacyDetails).model_validate(value)
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
@@ -247,9 +247,9 @@ class Audit(Document):
     findings: tuple[Finding, ...]
 
     def lines(self) -> list[str]:
-        found = [str(self.verdict)]
-        found += [f"{name_of(claim)} ({claim.status}): {claim.verdict}" for claim in self.claims]
-        return found + [f"{finding.instrument}: {finding.statement}" for finding in self.findings]
+        lines = [str(self.verdict)]
+        lines += [f"{name_of(claim)} ({claim.status}): {claim.verdict}" for claim in self.claims]
+        return lines + [f"{finding.instrument}: {finding.statement}" for finding in self.findings]
 
 
 def judge_claims(privacy: str, kinds: Iterable[Kind], findings: Sequence[Finding]) -> list[Claim]:

@@ -113,15 +113,15 @@ class CertificateSummary(Document, CertifiedAccuracies, _About):
     """Of a run that started from a prior with an answer of its own."""
 
     def lines(self) -> list[str]:
-        found = [f"{self.rows} test examples"]
+        lines = [f"{self.rows} test examples"]
         for kind in self.kinds:
             unit = f"{kind.norm} over {kind.input_range}"
             certified = f"certified by {kind.name} ({kind.status}) at radius ({unit})"
-            found.append(f"{certified} {_shares(self.certified_accuracy[kind.name])}")
+            lines.append(f"{certified} {_shares(self.certified_accuracy[kind.name])}")
             if self.prior is not None and kind.name in self.prior.certified_accuracy:
                 own = _shares(self.prior.certified_accuracy[kind.name])
-                found.append(f"the prior {self.prior.name} alone ({self.prior.budget}), {certified} {own}")
-        return found
+                lines.append(f"the prior {self.prior.name} alone ({self.prior.budget}), {certified} {own}")
+        return lines
 
 
 def _shares(rows: Iterable[ShareAt]) -> str:

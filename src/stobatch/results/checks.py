@@ -192,12 +192,12 @@ class DataCheck(Document):
     def lines(self) -> list[str]:
         totals = [sum(one.train for one in self.classes), sum(one.test for one in self.classes)]
         shape = "x".join(map(str, self.input_shape)) if self.input_shape else "nothing"
-        found = [f"{self.folder}: {len(self.classes)} classes, {totals[0]:,} training and {totals[1]:,} test images"]
-        found.append(f"training reads {shape} (channels, height, width)")
-        found += [f"  {one.name}: {one.train:,} training, {one.test:,} test" for one in self.classes]
+        lines = [f"{self.folder}: {len(self.classes)} classes, {totals[0]:,} training and {totals[1]:,} test images"]
+        lines.append(f"training reads {shape} (channels, height, width)")
+        lines += [f"  {one.name}: {one.train:,} training, {one.test:,} test" for one in self.classes]
         if self.persons is not None:
             share = self.persons.largest / totals[0] if totals[0] else 0.0
-            found.append(
+            lines.append(
                 f"{self.persons.num:,} persons own the training images; the largest owns {self.persons.largest:,}, "
                 f"{share:.1%} of them"
             )
@@ -205,5 +205,5 @@ class DataCheck(Document):
             level = "fault" if fault.stops_training else "look"
             more = f" and {fault.count - len(fault.files):,} more" if fault.count > len(fault.files) else ""
             files = f" ({', '.join(fault.files)}{more})" if fault.files else ""
-            found.append(f"{level}: {fault.what}{files}. {fault.remedy}")
-        return found
+            lines.append(f"{level}: {fault.what}{files}. {fault.remedy}")
+        return lines

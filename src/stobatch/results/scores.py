@@ -173,13 +173,13 @@ class Scores(Document, ScoreSummary, _Evaluated):
         return False if kinds else None
 
     def lines(self) -> list[str]:
-        found = [f"{self.rows} test examples, clean: {self.clean_accuracy}"]
+        lines = [f"{self.rows} test examples, clean: {self.clean_accuracy}"]
         for table in self.under_attack:
-            found += [f"{table.protocol.name} protocol on {table.function}, {line}" for line in _worst(table)]
+            lines += [f"{table.protocol.name} protocol on {table.function}, {line}" for line in _worst(table)]
         if self.prior is not None:
             about = f"the prior {self.prior.name} alone ({self.prior.budget}), {self.prior.protocol.name} protocol on "
-            found.append(f"{about}{self.prior.function}, clean: {self.prior.clean_accuracy}")
-            found += [f"{about}{self.prior.function}, {line}" for line in _worst(self.prior)]
-        found += self.certificates.lines()[1:] if self.certificates else []
-        found += [f"{flag.level.upper()}: {flag.name}. {flag.evidence}" for flag in self.flags]
-        return [*found, f"privacy: {self.guarantee}"]
+            lines.append(f"{about}{self.prior.function}, clean: {self.prior.clean_accuracy}")
+            lines += [f"{about}{self.prior.function}, {line}" for line in _worst(self.prior)]
+        lines += self.certificates.lines()[1:] if self.certificates else []
+        lines += [f"{flag.level.upper()}: {flag.name}. {flag.evidence}" for flag in self.flags]
+        return [*lines, f"privacy: {self.guarantee}"]

@@ -79,8 +79,8 @@ class StartedRun(Document):
     def trained_radius(self) -> float | None:
         """The radius that training aims at, l-infinity over [-1, 1]; None where the method has none of its own."""
         own = self.config["method"]
-        found = next((own[name] for name in ("radius", "train_attack_radius") if name in own), None)
-        return float(found) if isinstance(found, (int, float)) else None
+        radius = next((own[name] for name in ("radius", "train_attack_radius") if name in own), None)
+        return float(radius) if isinstance(radius, (int, float)) else None
 
     def lines(self) -> list[str]:
         return [f"configuration {self.training_hash}: method {self.method} on {self.dataset.name}"]
@@ -180,10 +180,10 @@ class Training(Document):
     history: tuple[HistoryRow, ...]
 
     def lines(self) -> list[str]:
-        found = [f"{self.steps} steps on {self.device} in {self.seconds_since_last_start:g} s"]
+        lines = [f"{self.steps} steps on {self.device} in {self.seconds_since_last_start:g} s"]
         if self.test_accuracy is not None:
-            found.append(f"the saved model is right on {self.test_accuracy:.1%} of {self.test_examples} test images")
-        return found
+            lines.append(f"the saved model is right on {self.test_accuracy:.1%} of {self.test_examples} test images")
+        return lines
 
 
 class Made(Part):
@@ -222,7 +222,7 @@ class Manifest(Document):
     files: dict[Text, ListedFile]
 
     def lines(self) -> list[str]:
-        return [f"{len(self.files)} files", *(f"{verb}: {made.date}" for verb, made in self.made.items())]
+        return [f"{len(self.files)} files", *(f"{verb}: {entry.date}" for verb, entry in self.made.items())]
 
 
 def is_old(run: Run) -> bool:

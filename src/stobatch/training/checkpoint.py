@@ -87,8 +87,8 @@ class TrainingState:
     def restore(self, run: Path, config_hash: str, steps: int) -> bool:
         """Continue from the run's last whole checkpoint, if it has one. Returns whether there was one."""
         folders = sorted((run / FOLDER).glob("step-*"), reverse=True)
-        found = next(_whole(folders), None)
-        if found is None:
+        checkpoint = next(_whole(folders), None)
+        if checkpoint is None:
             if any((folder / LIST).exists() for folder in folders):
                 raise RunError(
                     f"every checkpoint in {run / FOLDER} is damaged.",
@@ -96,7 +96,7 @@ class TrainingState:
                     remedy="Restore them, or train again into a new --out.",
                 )
             return False
-        document, tensors = found
+        document, tensors = checkpoint
         if document["config_hash"] != config_hash:
             raise RunError(
                 f"the checkpoint in {run} belongs to configuration {document['config_hash']}, not {config_hash}.",
@@ -178,8 +178,8 @@ def _whole(folders: list[Path]) -> Iterator[tuple[dict[str, Any], dict[str, Tens
             identity = {"step": document["step"], "config_hash": document["config_hash"]}
             tensors: dict[str, Tensor] = {}
             for name, digest in document["parts"].items():
-                part, said = read_tensors(folder / name)
-                if said != identity or _digest(folder / name) != digest:
+                part, recorded = read_tensors(folder / name)
+                if recorded != identity or _digest(folder / name) != digest:
                     break
                 tensors |= part
             else:

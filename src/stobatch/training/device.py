@@ -97,8 +97,8 @@ class PeakMemory:
         return _resident_peak() if self.of == "process" else _peak_since_start()
 
     def to_dict(self) -> dict[str, float | str | None]:
-        found = self.mebibytes()
-        return {"peak_memory_mb": None if found is None else round(found, 1), "peak_memory_of": self.of}
+        mebibytes = self.mebibytes()
+        return {"peak_memory_mb": None if mebibytes is None else round(mebibytes, 1), "peak_memory_of": self.of}
 
 
 def _give_back() -> None:

@@ -148,13 +148,13 @@ class Ledger:
             ) from None
 
     @classmethod
-    def _from_dict(cls, found: dict[str, Any]) -> Self:
-        done, open_ = _count(found["done"], "done"), _count(found["open"], "open")
-        if "stretches" not in found:
+    def _from_dict(cls, content: dict[str, Any]) -> Self:
+        done, open_ = _count(content["done"], "done"), _count(content["open"], "open")
+        if "stretches" not in content:
             # Of an older version, or of a party: every step that was counted may have been made.
             return cls(done, open_, past_steps=done + open_)
-        stretches = tuple(_stretch(entry) for entry in found["stretches"])
-        steps, attempts = (_count(found[name], name) for name in ("past_steps", "past_attempts"))
+        stretches = tuple(_stretch(entry) for entry in content["stretches"])
+        steps, attempts = (_count(content[name], name) for name in ("past_steps", "past_attempts"))
         ledger = cls(done, open_, stretches, steps, attempts)
         if ledger.accounted < ledger.reached:
             raise ValueError(f"{ledger.accounted} releases are too few for {ledger.reached} steps")
@@ -174,9 +174,9 @@ def require_possible_count(accounted: object, steps: object, run: Path) -> int:
     They are no fewer than its steps, and as many as its ledger knows of, where that is there.
     """
     try:
-        counted, made = _count(accounted, "accounted_steps"), _count(steps, "steps")
-        if counted < made:
-            raise ValueError(f"{counted} releases are too few for {made} steps")
+        counted, taken = _count(accounted, "accounted_steps"), _count(steps, "steps")
+        if counted < taken:
+            raise ValueError(f"{counted} releases are too few for {taken} steps")
         if Run(run).has("ledger", private=True) and (known := Ledger.of(run).accounted) != counted:
             raise ValueError(f"the ledger knows of {known} releases, and not of {counted}")
     except ValueError as error:

@@ -65,8 +65,8 @@ class Candidate:
         """What it scored; None where it is not finished."""
         if not self.run.has(_SCORE, private=True):
             return None
-        found = self.run.read(_SCORE, private=True)
-        return Score(found["noisy"], found["failure"])
+        recorded = self.run.read(_SCORE, private=True)
+        return Score(recorded["noisy"], recorded["failure"])
 
     def finish(
         self,
@@ -84,12 +84,12 @@ class Candidate:
             model = train_candidate(
                 self.config, self.run.path, self.seeds, dataset=dataset, network=network, start=start, quiet=quiet
             )
-            found = self._scored(model, dataset)
+            score = self._scored(model, dataset)
         except ModelError as error:
             # Diverged: a function of what was released, and a run of the search like any other.
-            found = Score(None, str(error))
-        self.run.write(_SCORE, {"noisy": found.noisy, "failure": found.failure}, private=True)
-        return found
+            score = Score(None, str(error))
+        self.run.write(_SCORE, {"noisy": score.noisy, "failure": score.failure}, private=True)
+        return score
 
     def _scored(self, model: TrainedModel, dataset: Dataset | None) -> Score:
         plan = model.plan
@@ -132,9 +132,9 @@ def _right(model: TrainedModel, records: Examples) -> Tensor:
     radius = model.config.certification.attack_radius
     asked = {"evaluation.radii": [radius], "evaluation.norm": "linf", "certification.certificate": "bounds"}
     (way,) = replace(model, config=model.config.override_all(asked)).verifiers()
-    found = way.verify(records.inputs, torch.Generator())
-    proved = found.columns()[way.kinds[0].column] >= radius
-    return torch.from_numpy(proved & (found.label == records.labels.numpy()))
+    certificates = way.verify(records.inputs, torch.Generator())
+    proved = certificates.columns()[way.kinds[0].column] >= radius
+    return torch.from_numpy(proved & (certificates.label == records.labels.numpy()))
 
 
 def noisy_count(count: float, stddev: float, seeds: Seeds) -> float:

@@ -86,20 +86,20 @@ def tune(
 def _planned(config: RunConfig, dataset: Dataset | None, network: nn.Module | None) -> DpSgdPlan:
     """Return the plan of the search, after every combination of settings has been tried on paper."""
     require_searchable(config)
-    found = plan(config, dataset=dataset, network=network)
-    if not isinstance(found, DpSgdPlan):
+    first = plan(config, dataset=dataset, network=network)
+    if not isinstance(first, DpSgdPlan):
         raise SettingError(
             f"method '{config.method.title}' cannot be searched.",
             why="A search is paid for by what is proved of its candidates.",
             remedy="Set method.name=sound, or another method that descends by DP-SGD.",
         )
-    decided, plans = _with_budget(config, found), []
+    decided, plans = _with_budget(config, first), []
     for settings in combinations(config):
         try:
             plans.append(plan(decided.override_all(settings), dataset=dataset, network=network))
         except StobatchError as error:
-            said = ", ".join(f"{key}={value}" for key, value in settings.items())
-            raise SettingError(f"with {said}: {error.what}", why=error.why, remedy=error.remedy) from None
+            drawn = ", ".join(f"{key}={value}" for key, value in settings.items())
+            raise SettingError(f"with {drawn}: {error.what}", why=error.why, remedy=error.remedy) from None
     # Of a candidate: the settings that are searched need not have, outside of the search, one of their values.
     assert isinstance(plans[0], DpSgdPlan)
     return plans[0]
@@ -127,10 +127,10 @@ def _require_new(directory: Run, *, resume: bool) -> None:
 
 
 def _require_same(directory: Run, config: RunConfig) -> None:
-    if directory.has("search") and (found := Search.read(directory).training_hash) != config.training_hash:
+    if directory.has("search") and (recorded := Search.read(directory).training_hash) != config.training_hash:
         raise RunError(
             f"{directory.path} was started with other settings.",
-            why=f"It names configuration {found}, and these are {config.training_hash}.",
+            why=f"It names configuration {recorded}, and these are {config.training_hash}.",
             remedy="Choose another --out, or resume with the settings it was started with.",
         )
 

@@ -174,11 +174,11 @@ def _files(run: Run, rewritten: tuple[str, ...]) -> Iterator[Check]:
         return
     # What a run started from may be left out of a copy: its digest is in config.json, and `prior` checks it.
     apart = {*rewritten, *(() if (run.path / START).exists() else (START,))}
-    found = [(name, how) for name, how in differences(run) if name not in apart]
-    strange = [name for name, how in found if how == NOT_LISTED and not is_ours(name)]
+    changed = [(name, how) for name, how in differences(run) if name not in apart]
+    strange = [name for name, how in changed if how == NOT_LISTED and not is_ours(name)]
     for name in strange:
         yield not_checked("files", "is not in the manifest, and no verb writes it", name)
-    others = [(name, how) for name, how in found if name not in strange]
+    others = [(name, how) for name, how in changed if name not in strange]
     for name, how in others:
         unfinished = "; a verb was stopped before it had ended: run it again" if how == NOT_LISTED else ""
         yield differs("files", f"{how}{unfinished}", name)
@@ -187,10 +187,10 @@ def _files(run: Run, rewritten: tuple[str, ...]) -> Iterator[Check]:
 
 
 def _sample(subject: Subject, size: int, dataset: Dataset | None, seed: int | None) -> Iterable[Check]:
-    found = data_of(subject, dataset)
-    if isinstance(found, str):
-        return [not_checked("sample", found)]
-    return sample_checks(subject, found, size, Seeds.secret() if seed is None else Seeds.reproducible(seed))
+    data = data_of(subject, dataset)
+    if isinstance(data, str):
+        return [not_checked("sample", data)]
+    return sample_checks(subject, data, size, Seeds.secret() if seed is None else Seeds.reproducible(seed))
 
 
 def _guarded(name: str, file: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:

@@ -51,7 +51,7 @@ def audit_checks(subject: Subject) -> Iterator[Check]:
     certified = CertificateSummary.read_if_there(subject.run)
     claims = judge_claims(subject.claim.status, certified.kinds if certified else (), gathered)
     pairs = [
-        ("findings", [found.to_dict() for found in recorded], [found.to_dict() for found in gathered]),
+        ("findings", [one.to_dict() for one in recorded], [one.to_dict() for one in gathered]),
         ("claims", [claim.to_dict() for claim in document.claims], [claim.to_dict() for claim in claims]),
         ("verdict", str(document.verdict), str(overall_verdict(claims, gathered))),
         ("training_hash", document.training_hash, subject.config.training_hash),

@@ -165,9 +165,9 @@ def _accountant(subject: Subject) -> Check:
     mechanisms = list(_mechanisms(subject))
     if not mechanisms:
         return not_checked(name, f"ε is {claim.status}: there is no mechanism to account for")
-    found = [bracket(q, sigma, steps, delta) for q, sigma, steps, delta in mechanisms]
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
+    brackets = [bracket(q, sigma, steps, delta) for q, sigma, steps, delta in mechanisms]
+    known = [one for one in brackets if one is not None]
+    if len(known) < len(brackets):
         return not_checked(name, f"δ = {claim.delta:g} is too small for it")
     low, high = max(one.low for one in known), max(one.high for one in known)
     plan = subject.model.plan
@@ -186,13 +186,13 @@ def _search_accountant(name: str, plan: DpSgdPlan, claim: PrivacyGuarantee, leas
     assert isinstance(search, Search)
     trainings = [(one.sampling_rate, one.noise_multiplier, one.steps) for one in search.mechanisms]
     shape = None if search.law.is_poisson else search.law.shape
-    found = search_epsilon(trainings, search.score_noise, search.law.mean, shape, claim.delta)
+    recomputed = search_epsilon(trainings, search.score_noise, search.law.mean, shape, claim.delta)
     own = plan.searched.candidate_epsilon
     detail = (
-        f"ε = {claim.epsilon:.6g} is recorded for the search, the second accountant finds {found:.6g}; one candidate "
+        f"ε = {claim.epsilon:.6g} is recorded for the search, the second accountant finds {recomputed:.6g}; "
+        f"one candidate has at most {own:.6g}, and at least {least:.6g}"
     )
-    detail += f"has at most {own:.6g}, and at least {least:.6g}"
-    if not found * (1 - 1e-6) <= claim.epsilon <= found * _LOOSE or least > own * (1 + 1e-9):
+    if not recomputed * (1 - 1e-6) <= claim.epsilon <= recomputed * _LOOSE or least > own * (1 + 1e-9):
         return differs(name, detail)
     return agrees(name, detail)
 
@@ -234,13 +234,13 @@ def certificates_check(subject: Subject, document: CertificateSummary, file: str
     return compared("certificates", file, pairs, detail)
 
 
-def _own_row(subject: Subject, found: PriorCertificates | PriorScores | None) -> tuple[str, Any, Any]:
+def _own_row(subject: Subject, row: PriorCertificates | PriorScores | None) -> tuple[str, Any, Any]:
     """Return which prior stands beside a run's numbers, and which has to: one that has an answer is never left out."""
-    prior, said = subject.model.plan.prior, None
+    prior, expected = subject.model.plan.prior, None
     if prior is not None and not prior.new_head:
-        said = [prior.name, prior.weights_sha256, prior.conflict, prior.tuned]
-    own = None if found is None else [found.name, found.weights_sha256, found.conflict, found.tuned]
-    return "prior", own, said
+        expected = [prior.name, prior.weights_sha256, prior.conflict, prior.tuned]
+    own = None if row is None else [row.name, row.weights_sha256, row.conflict, row.tuned]
+    return "prior", own, expected
 
 
 def attack_check(subject: Subject) -> Check:
@@ -294,8 +294,8 @@ def scores_checks(subject: Subject) -> Iterator[Check]:
     pairs.append(("rows", document.rows, max(len(table.label) for table in tables)))
     pairs.append(_own_row(subject, document.prior))
     if (own := document.prior) is not None:
-        found = attack_summary(subject.attacked_table(own, settings, own.weights_sha256))
-        pairs += [(f"prior.{key}", *pair) for key, *pair in _pairs(own, found)]
+        recomputed = attack_summary(subject.attacked_table(own, settings, own.weights_sha256))
+        pairs += [(f"prior.{key}", *pair) for key, *pair in _pairs(own, recomputed)]
         pairs.append(("prior.protocol.name", own.protocol.name, protocol_of_prior(settings)))
     yield compared("evaluation", file, pairs, f"{len(tables)} tables of rows give every number that it states")
     yield _between_tables(tables, columns, document)
@@ -314,15 +314,15 @@ def _between_tables(tables: list[AttackedTable], certified: Columns | None, docu
     images = document.images
     if images is not None:
         passes.append([*images.predictions["clean"]])
-    for found, wanted, what in (
+    for recorded, wanted, what in (
         *((table.label.tolist(), labels, "labels") for table in tables),
         *(((certified["label"], labels, "labels"),) if certified is not None else ()),
         *((([*images.labels], labels, "labels of the pictures"),) if images is not None else ()),
         *((one, answers, "answers of the single pass") for one in passes),
     ):
         if answers or what.startswith("labels"):
-            rows = [row for row, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
-            if rows or len(found) > len(wanted):
+            rows = [row for row, (a, b) in enumerate(zip(recorded, wanted, strict=False)) if a != b]
+            if rows or len(recorded) > len(wanted):
                 return differs(name, f"{what} differ between two tables, first in row {rows[0] if rows else 0}", file)
     return agrees(name, "labels and answers are the same wherever two tables have the same example", file)
 

@@ -76,12 +76,12 @@ def sample_checks(subject: Subject, dataset: Dataset, size: int, seeds: Seeds) -
 
 def _data(subject: Subject, test: Examples) -> Check:
     """Return the test data are those of the run, as far as a digest or the owner's key can tell."""
-    recorded, found, name = subject.data, test.fingerprint(), "test data"
+    recorded, fingerprint, name = subject.data, test.fingerprint(), "test data"
     if recorded.test_sha256 is not None:
-        if recorded.test_sha256 != found:
+        if recorded.test_sha256 != fingerprint:
             return differs(name, "have another SHA-256 than training.json says", "training.json")
-        return agrees(name, f"{len(test)} examples with SHA-256 {found[:12]}…", "training.json")
-    committed = commit(subject.run, "test data", found)
+        return agrees(name, f"{len(test)} examples with SHA-256 {fingerprint[:12]}…", "training.json")
+    committed = commit(subject.run, "test data", fingerprint)
     if committed is None or recorded.test_commitment is None:
         return not_checked(name, "only the owner's key can open the commitment to them", "training.json")
     if committed != recorded.test_commitment:
@@ -175,9 +175,9 @@ class _Again:
 
     def radii(self) -> Check:
         """Return what another package certifies without draws, computed again; rounding may make it less."""
-        found = self.verifier.verify(self.inputs, self.seeds.generator("sample radii")).columns()
+        columns = self.verifier.verify(self.inputs, self.seeds.generator("sample radii")).columns()
         for kind in self.verifier.kinds:
-            recorded, again = np.asarray(self.recorded[kind.column]), found[kind.column]
+            recorded, again = np.asarray(self.recorded[kind.column]), columns[kind.column]
             for place in np.flatnonzero(recorded > again * (1 + _ROUNDING_OF_RADII) + _ROUNDING):
                 detail = f"row {self.rows[place]}: {recorded[place]:g} is recorded, {again[place]:g} is computed again"
                 return differs(self.name, detail, self.file)

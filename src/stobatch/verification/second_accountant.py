@@ -62,8 +62,8 @@ class _Loss:
 
     def log_moments(self, orders: Floats) -> Floats:
         """log E e^{tL} for each order t."""
-        found: Floats = np.array([logsumexp(self.log_weights + order * self.values) for order in orders])
-        return found
+        moments: Floats = np.array([logsumexp(self.log_weights + order * self.values) for order in orders])
+        return moments
 
 
 @lru_cache(maxsize=256)
@@ -72,8 +72,8 @@ def bracket(sampling_rate: float, noise_multiplier: float, steps: int, delta: fl
     if _rounding(steps) > 0.1 * delta:
         return None
     furthest = -float(ndtri(_SHARE * delta / (4 * steps)))
-    found = [_one_way(loss, steps, delta) for loss in _losses(sampling_rate, noise_multiplier, furthest)]
-    return Bracket(max(one.low for one in found), max(one.high for one in found))
+    brackets = [_one_way(loss, steps, delta) for loss in _losses(sampling_rate, noise_multiplier, furthest)]
+    return Bracket(max(one.low for one in brackets), max(one.high for one in brackets))
 
 
 def _losses(q: float, sigma: float, furthest: float) -> tuple[_Loss, _Loss]:
@@ -89,8 +89,8 @@ def _losses(q: float, sigma: float, furthest: float) -> tuple[_Loss, _Loss]:
         with np.errstate(divide="ignore", invalid="ignore"):
             # e^l - (1 - q) as e^l (1 - e^(log(1 - q) - l)), which overflows for no l.
             rest = np.where(value > log_rest, np.log1p(-np.exp(np.minimum(log_rest - value, 0.0))), -np.inf)
-        found: Floats = sigma**2 * (value + rest - math.log(q)) + 0.5
-        return found
+        outputs: Floats = sigma**2 * (value + rest - math.log(q)) + 0.5
+        return outputs
 
     def removed(value: Floats) -> Floats:
         at = x_of(value)
@@ -185,13 +185,13 @@ def _sampled(rate: float, noise: float) -> Floats:
     """Return Rényi divergences of one step at whole orders."""
     if rate == 1:
         return ORDERS / (2 * noise**2)
-    found = []
+    divergences = []
     for order in ORDERS:
         k = np.arange(order + 1)
         chosen = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
         terms = chosen + k * np.log(rate) + (order - k) * np.log1p(-rate) + k * (k - 1) / (2 * noise**2)
-        found.append(max(float(logsumexp(terms)), 0.0) / (order - 1))
-    return np.array(found)
+        divergences.append(max(float(logsumexp(terms)), 0.0) / (order - 1))
+    return np.array(divergences)
 
 
 def _delta(divergences: Floats, epsilon: float) -> float:

@@ -135,9 +135,9 @@ def meet(store: Store, rank: int, processes: int, timeout_s: float) -> str:
         store.set("name", mark)
     while time.monotonic() < deadline:
         if rank == 0:
-            said = [store.get(key).decode().split() if store.check([key]) else [] for key in others]
-            if all(words[:1] == [mark] for words in said):
-                store.set("joined", " ".join([mark, *(words[1] for words in said)]))
+            replies = [store.get(key).decode().split() if store.check([key]) else [] for key in others]
+            if all(words[:1] == [mark] for words in replies):
+                store.set("joined", " ".join([mark, *(words[1] for words in replies)]))
                 return mark
         elif store.check(["name"]):
             name = store.get("name").decode()
