@@ -202,7 +202,7 @@ CONTROLS: dict[str, Callable[[int], Bench]] = {
 
 
 def _on_either_side(nearest: float, furthest: float, generator: torch.Generator) -> Tensor:
-    """Distances to the boundary, with the sign of the side."""
+    """Draw distances to the boundary, with the sign of the side."""
     side = 2.0 * torch.randint(0, 2, (_NUM_INPUTS,), generator=generator) - 1
     return side * (nearest + (furthest - nearest) * torch.rand(_NUM_INPUTS, generator=generator))
 

@@ -39,7 +39,7 @@ class FalsifierSettings(Settings):
     """What the attempt to break certificates may spend, and how sure a refutation has to be."""
 
     num_inputs: int | None = setting(
-        100, at_least=1, doc="Attack so many certified inputs of each kind, the nearest to losing; none: all"
+        100, at_least=1, doc="Number of certified inputs to attack of each kind, the nearest to losing; none: all"
     )
     attacks: tuple[str, ...] = setting(
         (*WITH_GRADIENTS, *WITHOUT_GRADIENTS),
@@ -56,7 +56,7 @@ class FalsifierSettings(Settings):
     )
     judging_draws: int = setting(2000, at_least=1, doc="Fresh draws that judge a point found against a vote")
     retests: int = setting(
-        100, at_least=1, doc="Certificates made anew for inputs whose certificate broke, over all of one part"
+        100, at_least=1, doc="Fresh certificates for inputs whose certificate broke, over all of one part"
     )
     confidence: float = setting(
         0.99, above=0, below=1, doc="Where all claims hold, none is refuted with at least this probability"
@@ -83,7 +83,7 @@ class AttackedCertificates:
 
     @classmethod
     def of(cls, kind: CertificateKind, inputs: Tensor, label: Any, columns: Mapping[str, Any]) -> Self:
-        """From a verifier's columns, or from the records of `certify`: there the label certified is `prediction`."""
+        """Read a verifier's columns, or the records of `certify`, where the certified label is `prediction`."""
         label, radius = np.asarray(label, dtype=np.int64), np.asarray(columns[kind.column], dtype=np.float64)
         abstain = np.asarray(columns["abstain"], dtype=bool)
         if not len(inputs) == len(label) == len(radius) == len(abstain):
@@ -93,7 +93,7 @@ class AttackedCertificates:
             )
         if not bool((radius >= 0).all()):
             raise DataError(f"radii of '{kind.name}' are negative or not numbers.", remedy="Certify again.")
-        # The paper's rule never abstains; whoever proves something says nothing where it does.
+        # The paper's rule never abstains; a proved rule claims nothing where it does.
         radius = np.where(abstain & (kind.status is Status.PROVED), 0.0, radius)
         values = inputs[0].numel() if len(inputs) else 1
         widest = {Norm.LINF: 1.0, Norm.L2: sqrt(values), Norm.L1: float(values)}[kind.unit.norm] * kind.unit.range.width
@@ -111,7 +111,7 @@ class AttackedCertificates:
         return np.flatnonzero(self.radius > 0)
 
     def ball(self, network: Classifier) -> Ball:
-        """Around every input its own ball, in the precision of the network and where it is."""
+        """Return a ball around every input, in the precision and on the device of the network."""
         centre = self.inputs.to(device=network.device, dtype=network.dtype)
         return Ball.around_each(centre, torch.from_numpy(self.radius), self.kind.unit)
 
@@ -226,7 +226,7 @@ def break_vote(
     best = choosing.lead(repeated, rivals).reshape(len(names), -1).argmin(0)
     each = np.arange(len(label))
     rival = rivals.reshape(len(names), -1)[best, each]
-    worst = _drawn_in(verifier, ball, points[best, each], label, rival, draws, level, generator)
+    worst = _move_inwards(verifier, ball, points[best, each], label, rival, draws, level, generator)
     judged = count(verifier, worst, settings.judging_draws, generator)
     chance = judged.chance(label, rival)
     return Worst(
@@ -240,7 +240,7 @@ def break_vote(
     )
 
 
-def _drawn_in(
+def _move_inwards(
     verifier: Verifier,
     ball: Ball,
     points: Tensor,
@@ -250,9 +250,9 @@ def _drawn_in(
     level: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """Every point as near to its centre as the label is still clearly lost there; where it never is, the point itself.
+    """Move every point towards its centre for as long as the label is clearly lost there; keep it where it never is.
 
-    Attacks end at the edge of the ball, which a certificate made anew may miss by little. The nearer a bad point, the
+    Attacks end at the edge of the ball, which a fresh certificate may miss by little. The nearer a bad point, the
     surer a claim that is too large reaches past it again.
     """
     nearer = [ball.settle(ball.centre + share * (points - ball.centre)) for share in _SHARES]
@@ -315,7 +315,7 @@ class Corners(Attack):
 
 
 def _gradient(victim: Victim, points: Tensor, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
-    """Of the objective at the points; zero where the function has none."""
+    """Return the gradient of the objective at the points; zero where the function has none."""
     scores, parts = victim.draw(generator), []
     for start in range(0, len(points), chunk):
         which = slice(start, start + chunk)

@@ -31,14 +31,14 @@ class Ballots:
     """Whether every draw gives 1 to one class and nothing to the others."""
 
     def rival(self, label: Labels) -> Labels:
-        """For each point the class that is most likely to have overtaken its label."""
+        """Return, for each point, the class that is most likely to have overtaken its label."""
         others = self.sums.copy()
         others[np.arange(len(label)), label] = -np.inf
         best: Labels = others.argmax(1)
         return best
 
     def lead(self, label: Labels, rival: Labels) -> Floats:
-        """By what share of the draws the label is ahead of the rival."""
+        """Return the share of the draws by which the label is ahead of the rival."""
         rows = np.arange(len(label))
         lead: Floats = (self.sums[rows, label] - self.sums[rows, rival]) / self.draws
         return lead
@@ -99,7 +99,7 @@ def _(verifier: NoiseLayerVerifier, points: Tensor, draws: int, generator: torch
 
 
 def counter_of(verifier: VotesVerifier, points: Tensor) -> VoteCounter:
-    """Counts the votes of a smoothed classifier at these points."""
+    """Return a counter of the votes of a smoothed classifier at these points."""
     return VoteCounter(
         verifier.behind_noise,
         verifier.noise,

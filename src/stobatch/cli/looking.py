@@ -26,7 +26,7 @@ def _print_rows(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str,
     Console(highlight=False, markup=False).print(table)
 
 
-def _matching(rows: list[dict[str, Any]], key: str, asked: str, kind: str) -> list[dict[str, Any]]:
+def _select_rows(rows: list[dict[str, Any]], key: str, asked: str, kind: str) -> list[dict[str, Any]]:
     """Return the rows of this name, of one that ends with it, or of a section; else raise with names that are near."""
     names = list(dict.fromkeys(row[key] for row in rows))
     exact = [row for row in rows if asked in (row[key], row[key].rpartition(".")[2])]
@@ -43,9 +43,9 @@ def settings(
     key: Annotated[str | None, typer.Argument(help="As training.steps, steps or training; all if left out.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Every setting with its type, allowed values, default and meaning."""
+    """List every setting with its type, allowed values, default and meaning."""
     rows = read_reference("settings")
-    shown = rows if key is None else _matching(rows, "key", key, "setting")
+    shown = rows if key is None else _select_rows(rows, "key", key, "setting")
     if as_json:
         show({"settings": shown}, as_json)
     elif key is None:
@@ -53,13 +53,19 @@ def settings(
         _print_rows("`stobatch settings KEY` says more of one", ("setting", "default", "meaning"), cells)
     else:
         full = [
-            (row["key"], row["type"], row["allowed"], row["default"] or "", f"{row['doc']}.{_of(row['methods'])}")
+            (
+                row["key"],
+                row["type"],
+                row["allowed"],
+                row["default"] or "",
+                f"{row['doc']}.{_methods_words(row['methods'])}",
+            )
             for row in shown
         ]
         _print_rows("", ("setting", "type", "allowed", "default", "meaning"), full)
 
 
-def _of(methods: list[str] | None) -> str:
+def _methods_words(methods: list[str] | None) -> str:
     return f" Of the methods {', '.join(methods)}." if methods else ""
 
 
@@ -68,14 +74,14 @@ def recipes(
     name: Annotated[str | None, typer.Argument(help="As sound.mnist, or sound; all if left out.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Every recipe with its purpose, privacy and minutes; of one, what it sets."""
+    """List every recipe with its purpose, privacy and minutes; of one, what it sets."""
     from stobatch_recipes import RECIPES
 
     rows = read_reference("recipes")
     known = {row["name"] for row in rows}
     # What other packages add is known by name alone until it is asked for.
     rows += [{"name": added, "purpose": "of another package"} for added in RECIPES if added not in known]
-    shown = rows if name is None else _matching(rows, "name", RECIPES.shown(name), "recipe")
+    shown = rows if name is None else _select_rows(rows, "name", RECIPES.shown(name), "recipe")
     if as_json:
         show({"recipes": shown}, as_json)
         return
@@ -142,7 +148,7 @@ def check(
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Every fault of a folder of images at once, class counts, repetitions; exit code 2 where training would refuse."""
+    """List every fault of a folder of images, class counts and repetitions; exit code 2 where training would refuse."""
     from stobatch.config import DataConfig
     from stobatch.data_check import check_folder
 

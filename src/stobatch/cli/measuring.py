@@ -45,7 +45,7 @@ def certify(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """A label and its certified radius per test example, by the best certificate for the norm; and which it is."""
+    """Certify test examples: a label and its radius for each, by the best certificate for the norm; and which it is."""
     import stobatch
     from stobatch.reporting import terminal as tables
 
@@ -107,7 +107,7 @@ def evaluate(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Every protocol side by side, the gap between them, certified accuracy, and flags for what looks too good."""
+    """Attack by every protocol side by side; show the gap, certified accuracy, and flags for what looks too good."""
     import stobatch
     from stobatch.reporting import terminal as tables
 

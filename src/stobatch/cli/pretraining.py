@@ -35,7 +35,7 @@ def pretrain(
     licence: Annotated[str | None, typer.Option(help="Of a folder of images, for the card.")] = None,
     may_contain: Annotated[
         list[str] | None,
-        typer.Option(help="Data sets whose records a folder may hold, or none; unset says that nobody knows."),
+        typer.Option(help="Data sets whose records a folder may hold, or none; unset says that it is not known."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random; nothing here is secret.")] = 0,
     device: Device = None,

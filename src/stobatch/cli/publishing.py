@@ -15,7 +15,7 @@ from stobatch.progress import progress
 
 @app.command(rich_help_panel="Publish")
 def guarantee(run: Annotated[Path, typer.Argument(help="A run directory.")], as_json: Json = False) -> None:
-    """What a run guarantees about its training data, by whose word, what that assumes and what speaks against it."""
+    """Show what a run guarantees about its training data, on whose word, what that assumes and what contradicts it."""
     import stobatch
     from stobatch.reporting.terminal import guarantee_card
     from stobatch.results import RunGuarantee, StartedRun, Training
@@ -46,7 +46,7 @@ def report(
     identity: Identity = None,
     as_json: Json = False,
 ) -> None:
-    """One HTML file that can be mailed: curves, the guarantee with its status, the flags; computed again from rows."""
+    """Write one mailable HTML file: curves, the guarantee with its status, the flags; recomputed from rows."""
     import stobatch
 
     # Everything on the page is computed again first, which takes a while.

@@ -43,7 +43,7 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="Also write the plan to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Every number that privacy depends on, before any data is read, with its place in the paper."""
+    """Show every number that privacy depends on, before any data is read, with its place in the paper."""
     import stobatch
     from stobatch.files import write_json
     from stobatch.reporting import terminal as tables
@@ -101,7 +101,7 @@ def demo(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """The whole job on the embedded data: plan, train, certify, evaluate, audit, report, verify. Resumes itself."""
+    """Do the whole job on the embedded data: plan, train, certify, evaluate, audit, report, verify. Resumes itself."""
     import stobatch
     from stobatch.reporting import terminal as tables
     from stobatch.reporting.terminal import verified_page

@@ -51,7 +51,7 @@ def tune(
             raise SettingError(
                 "--try and --held-out are not for --resume.", remedy="Leave them out: the search has its own."
             )
-        settings = _as_started(Search.read(directory)).override_all(training_changes(set_, None, device))
+        settings = _config_of(Search.read(directory)).override_all(training_changes(set_, None, device))
     else:
         settings = _settings(read_settings(recipe, config, set_, None, device), try_, held_out)
     document = stobatch.tune(settings, out, prior=from_, workers=workers, resume=resume, quiet=as_json)
@@ -80,7 +80,7 @@ def _settings(config: RunConfig, tried: list[str] | None, held_out: int | None) 
     return config.override_all(changes)
 
 
-def _as_started(search: Any) -> RunConfig:
+def _config_of(search: Any) -> RunConfig:
     from stobatch.config import RunConfig
 
     return RunConfig.from_dict(search.config)

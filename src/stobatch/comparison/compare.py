@@ -21,7 +21,7 @@ from stobatch.results import CertificateSummary, Comparison, Scores, Training
 from stobatch.training_run import train
 
 _SECTIONS = ("certification", "evaluation", "machine")
-"""What a trained run takes from the configuration it is compared with, whatever it was started with."""
+"""What a trained run takes from the configuration it is compared with, in place of its own."""
 
 
 def compare(
@@ -74,7 +74,7 @@ def _by_name(compared: Sequence[Compared]) -> dict[str, dict[int, Facts]]:
 
 
 def make(one: Compared, dataset: Dataset | None = None, *, certificates: bool = True, quiet: bool = False) -> None:
-    """Make whatever is missing of a training and of its measurements, with or without certificates."""
+    """Make what is missing of a training and of its measurements, with or without certificates."""
     if not one.run.is_trained:
         train(one.config, one.run.path, dataset=dataset, network=one.network, prior=one.prior, resume=True, quiet=quiet)
     asked = one.config.to_dict()
@@ -98,7 +98,7 @@ def make(one: Compared, dataset: Dataset | None = None, *, certificates: bool = 
 def _is_certified(one: Compared) -> bool:
     """Return whether there are certificates of this model, made with these settings, for these radii."""
     summary, asked = CertificateSummary.read_if_there(one.run), one.config.evaluation
-    if summary is None or not _of_its_weights(one, summary):
+    if summary is None or not _has_same_weights(one, summary):
         return False
     radii = {tuple(row.radius for row in rows) for rows in summary.certified_accuracy.values()}
     return (
@@ -109,8 +109,8 @@ def _is_certified(one: Compared) -> bool:
     )
 
 
-def _of_its_weights(one: Compared, document: CertificateSummary | Scores) -> bool:
-    """Another run of the same settings has other weights; neither has a digest where an older version made both."""
+def _has_same_weights(one: Compared, document: CertificateSummary | Scores) -> bool:
+    """Return whether a document is of this run's weights; neither has a digest where an older version made both."""
     return document.weights_sha256 == Training.read(one.run).weights_sha256
 
 
@@ -121,7 +121,7 @@ def _is_evaluated(one: Compared) -> bool:
         # None, or those of an older version, which lack more than that.
         return False
     scores = Scores.from_dict(content, one.run.path / "scores.json")
-    if not _of_its_weights(one, scores):
+    if not _has_same_weights(one, scores):
         return False
     certificates = CertificateSummary.read_if_there(one.run)
     made_with = (scores.training_hash, scores.settings, scores.certificates)
@@ -129,7 +129,7 @@ def _is_evaluated(one: Compared) -> bool:
 
 
 def _announce(one: Compared, place: int, total: int, elapsed: float) -> None:
-    """Which training comes now, and how long the rest will take if it is like what was done."""
+    """Say which training comes now, and how long the rest will take if it is like what was done."""
     from rich.console import Console
 
     left = ""

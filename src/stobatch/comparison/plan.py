@@ -191,7 +191,7 @@ def _measurement(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _require_one_measurement(configs: Mapping[str, RunConfig]) -> None:
-    """The same test examples, attacked as hard at the same radii: else a table compares measurements, not methods."""
+    """Raise unless all attack the same test examples as hard at the same radii: a table compares methods alone."""
     (first, pattern), *others = configs.items()
     wanted = dict(_measurement(pattern))
     for name, config in others:
@@ -212,7 +212,7 @@ def _require_answers(
     network: Classifier | None,
     start: Mapping[str, Tensor] | None,
 ) -> None:
-    """The functions asked for exist, and certificates are in the norm asked about; else training would be in vain."""
+    """Raise unless the functions asked for exist and certificates are in the norm asked about: before any training."""
     settings = config.evaluation
     radii_of(settings, prod(info.input_shape))
     untrained = make_network(config, info, Seeds.reproducible(0), network, start).eval()
@@ -233,7 +233,7 @@ def _require_answers(
 
 
 def require_own_directory(one: Compared, dataset: Dataset | None) -> None:
-    """What is there already is this very training, whole or begun."""
+    """Raise unless what is there already is this very training, whole or begun."""
     run, wanted = one.run, one.config.training_hash
     if run.exists and (recorded := StartedRun.read(run).training_hash) != wanted:
         raise RunError(

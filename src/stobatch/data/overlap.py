@@ -21,7 +21,7 @@ from stobatch.errors import DataError
 from stobatch.registry import DATA_SETS
 
 HARMLESS = 1000
-"""One copy in so many test records may be chance, and moves an accuracy by a tenth of a point at most."""
+"""One copy in this many test records may be chance, and moves an accuracy by a tenth of a point at most."""
 
 
 def count_copies(dataset: Dataset) -> int:

@@ -18,7 +18,7 @@ from stobatch.errors import DataError
 from stobatch.seeds import Stream
 
 MOST_OF_ONE = 0.5
-"""The share of the records that one person may own: beyond it the data are that person's, and nobody else's."""
+"""The share of the records that one person may own: beyond it the data are that person's alone."""
 
 
 def person_codes(given: Any, num_records: int) -> Tensor:
@@ -42,7 +42,7 @@ def person_codes(given: Any, num_records: int) -> Tensor:
         raise DataError(
             f"training record {unnamed[0]} names no person.",
             why="All records without a name would be taken for one person's.",
-            remedy="Give each of them a person, one of its own if it is nobody else's.",
+            remedy="Give each of them a person, a new one if it belongs to no other.",
         )
     codes: dict[Hashable, int] = {}
     return torch.tensor([codes.setdefault(one, len(codes)) for one in names], dtype=torch.int64)
@@ -81,7 +81,7 @@ class _Index:
 class Persons:
     """The persons of some training examples: consecutive numbers, shard by shard, and the records of each.
 
-    **Guarantee.** Every person's records lie in one shard, so whoever reads a shard has all of them.
+    **Guarantee.** Every person's records lie in one shard, so that reading the shard gives all of them.
     """
 
     shards: tuple[range, ...]
@@ -102,7 +102,7 @@ class Persons:
         codes_of: Callable[[int], Tensor],
         largest: int,
     ) -> Persons:
-        """Return the persons of shards with so many persons each."""
+        """Return the persons of shards with these numbers of persons."""
         ends = accumulate(counts, initial=0)
         return cls(tuple(range(*pair) for pair in pairwise(ends)), tuple(records), codes_of, largest)
 
@@ -201,7 +201,7 @@ def read_owners(table: Path) -> dict[str, PictureOwner]:
             raise DataError(
                 f"line {number} of {table} has no {empty}.",
                 why="Pictures without a name would be taken for one person's." if empty == "person" else "",
-                remedy="Fill it in; a picture that is nobody else's gets a person of its own.",
+                remedy="Fill it in; a picture of no other person gets a person of its own.",
             )
         key = image.replace("\\", "/").removeprefix("./")
         if key in owners:
@@ -219,7 +219,7 @@ def codes_of_pictures(root: Path, table: Path, files: Iterable[tuple[Path, int]]
         if owner is None:
             raise DataError(
                 f"{table} has no line for {key}.",
-                why="A picture that is nobody's would be protected for itself alone.",
+                why="A picture without a person would be protected for itself alone.",
                 remedy=f"Add it, as {key},{names[label]},PERSON; `stobatch data check` lists all that are missing.",
             )
         if owner.label != names[label]:

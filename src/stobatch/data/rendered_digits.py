@@ -1,4 +1,4 @@
-"""Digits bent and drawn anew in every batch, framed as MNIST's are: 20 pixels long in a picture of 28x28, centred by
+"""Digits bent and drawn afresh in every batch, framed as MNIST's are: 20 pixels long in a picture of 28x28, centred by
 mass.
 
 A glyph is kept as its signed distance to the outline, positive inside: a thicker or thinner pen is another level of it,
@@ -29,7 +29,7 @@ _OUTERMOST, _EVENLY = 16, 64
 _UNIT = FILLED / LONGEST
 """Glyph pixels in a pixel, for a digit that is not resized."""
 _KNOTS = 5
-"""A bend is drawn at so many places along each side, and smooth between them."""
+"""A bend is drawn at this many places along each side, and smooth between them."""
 
 
 @dataclass(frozen=True)

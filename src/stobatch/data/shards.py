@@ -225,7 +225,7 @@ def _check_ranges(path: Path, shards: tuple[Shard, ...], total: int) -> None:
 
 
 def _check_different(path: Path, shards: tuple[Shard, ...]) -> None:
-    """Labels alone may well agree, and so may empty-looking inputs; both together are one shard under two names."""
+    """Raise where labels and inputs of two shards agree: then they are one shard under two names."""
     seen: dict[tuple[str, str], Shard] = {}
     for shard in shards:
         same = seen.setdefault((shard.inputs.sha256, shard.labels.sha256), shard)
@@ -281,12 +281,12 @@ class ShardedExamples(TrainingExamples):
         self.require([number])
         shard = self.manifest.shards[number]
         assert shard.owners is not None
-        codes = torch.from_numpy(np.array(_mapped(self.manifest, shard, shard.owners.codes, LABELS, (shard.count,))))
+        codes = torch.from_numpy(np.array(_map_array(self.manifest, shard, shard.owners.codes, LABELS, (shard.count,))))
         check_codes(codes, shard.count)
         return codes
 
     def fingerprint(self) -> str:
-        """That of the checksums of the training shards, in order."""
+        """Return the digest of the checksums of the training shards, in order."""
         sums = [tuple(file.sha256 for file in shard.files) for shard in self.manifest.shards]
         return hashlib.sha256(json.dumps([self.manifest.encoding, sums]).encode()).hexdigest()
 
@@ -329,15 +329,15 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 def stamp_of(folder: Path, shard: Shard) -> Stamp:
-    """Size, time and number of both files: what changes when somebody touches them."""
+    """Return size, time and inode of both files: what changes when they are touched."""
     stamps = []
     for file in shard.files:
         try:
             status = (folder / file.file).stat()
         except OSError as error:
-            raise _refused(folder, shard, file, f"cannot be read: {error.strerror}") from None
+            raise _damaged_error(folder, shard, file, f"cannot be read: {error.strerror}") from None
         if status.st_size != file.bytes:
-            raise _refused(folder, shard, file, f"has {status.st_size:,} bytes instead of {file.bytes:,}")
+            raise _damaged_error(folder, shard, file, f"has {status.st_size:,} bytes instead of {file.bytes:,}")
         stamps.append((status.st_size, status.st_mtime_ns, status.st_ino))
     return tuple(stamps)
 
@@ -349,30 +349,30 @@ def check_sums(manifest: Manifest, shard: Shard) -> None:
             with (manifest.folder / file.file).open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
-            raise _refused(manifest.folder, shard, file, f"cannot be read: {error.strerror}") from None
+            raise _damaged_error(manifest.folder, shard, file, f"cannot be read: {error.strerror}") from None
         if digest != file.sha256:
             owners = [other.title for other in manifest.shards for own in other.files if own.sha256 == digest]
             belongs = f": it is that of {owners[0]}" if owners else ""
-            raise _refused(manifest.folder, shard, file, f"is not the file that was written{belongs}")
+            raise _damaged_error(manifest.folder, shard, file, f"is not the file that was written{belongs}")
 
 
 def mapped(manifest: Manifest, shard: Shard) -> tuple[Array, Array]:
-    """Views of a shard's files that read what is indexed; they last as long as somebody holds them."""
+    """Return views of a shard's files that read what is indexed; they last as long as they are referenced."""
     inputs = (shard.count, *manifest.info.input_shape)
     return (
-        _mapped(manifest, shard, shard.inputs, ENCODINGS[manifest.encoding], inputs),
-        _mapped(manifest, shard, shard.labels, LABELS, (shard.count,)),
+        _map_array(manifest, shard, shard.inputs, ENCODINGS[manifest.encoding], inputs),
+        _map_array(manifest, shard, shard.labels, LABELS, (shard.count,)),
     )
 
 
-def _mapped(manifest: Manifest, shard: Shard, file: StoredFile, dtype: str, shape: tuple[int, ...]) -> Array:
+def _map_array(manifest: Manifest, shard: Shard, file: StoredFile, dtype: str, shape: tuple[int, ...]) -> Array:
     try:
         array = np.load(manifest.folder / file.file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise _refused(manifest.folder, shard, file, f"is no array that can be mapped ({reason})") from None
+        raise _damaged_error(manifest.folder, shard, file, f"is no array that can be mapped ({reason})") from None
     if array.shape != shape or array.dtype != np.dtype(dtype):
-        raise _refused(manifest.folder, shard, file, f"holds {array.dtype} {array.shape}, not {dtype} {shape}")
+        raise _damaged_error(manifest.folder, shard, file, f"holds {array.dtype} {array.shape}, not {dtype} {shape}")
     return np.asarray(array)
 
 
@@ -399,12 +399,12 @@ def read_test(manifest: Manifest, limit: int) -> Examples:
     return Examples(*decoded(manifest, inputs, labels, np.arange(limit)), manifest.info.num_classes)
 
 
-def _refused(folder: Path, shard: Shard, file: StoredFile, what: str) -> DataError:
+def _damaged_error(folder: Path, shard: Shard, file: StoredFile, what: str) -> DataError:
     return DataError(f"{shard.title} is damaged: {folder / file.file} {what}.", remedy=WRITE_AGAIN)
 
 
 def describe(config: DataConfig, root: Path) -> DatasetInfo:
-    """What the manifest says; no file of data is opened. Settings that would change which records there are, are not.
+    """Return what the manifest says; no file of data is opened. Settings that would change the records are refused.
 
     A limit or fewer classes would need another manifest: the ranges and checksums of this one are for all records.
     """

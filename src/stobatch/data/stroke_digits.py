@@ -190,7 +190,7 @@ LOOSENESS = 0.08
 _WIDTH = 5
 """Of the pen, in glyph pixels; the one that a digit is drawn with in the end is another."""
 _FINER = 2
-"""The pen draws on so many times finer a grid."""
+"""The pen draws on a grid that is finer by this factor."""
 
 
 def make_stroke_glyphs(per_digit: int, generator: torch.Generator, looseness: float = LOOSENESS) -> Glyphs:

@@ -302,7 +302,7 @@ def _sums(answer: dict[str, Any]) -> str:
 
 
 def gloo(ask: Callable[[int, str], Any] = ask_ranks) -> Outcome:
-    """Have torchrun start two processes that add 1 and 16 MB of float64 and check the sum."""
+    """Start two processes by torchrun that add 1 and 16 MB of float64, and check the sum."""
     if not (dist.is_available() and dist.is_gloo_available()):
         remedy = "Install a build of torch that has it; one process trains without."
         return Outcome(Health.MISSING, "this torch is built without torch.distributed or gloo", remedy)
@@ -355,7 +355,7 @@ def cuda(count: Callable[[], int] = visible, ask: Callable[[], Any] = ask_gpus, 
 
 
 def nccl(count: Callable[[], int] = visible, ask: Callable[[int, str], Any] = ask_ranks) -> Outcome:
-    """Have torchrun start one process for each GPU; a group of one still loads and starts the library."""
+    """Start one process for each GPU by torchrun; a group of one still loads and starts the library."""
     gpus = count()
     if not gpus:
         return _NO_GPU

@@ -38,7 +38,7 @@ def ask_gpus() -> Any:
 
 
 def ask_ranks(world: int, backend: str) -> Any:
-    """Return what `measure_sums` says where torchrun starts so many processes, as one would start a training."""
+    """Return what `measure_sums` says where torchrun starts `processes` processes, as for a training."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     return ask([*launch, __file__, backend, str(LIMIT)])
 

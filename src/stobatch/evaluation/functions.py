@@ -33,7 +33,7 @@ class Deployed(ABC):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The kinds of certificate that come with every answer."""
+        """Return the kinds of certificate that come with every answer."""
         return ()
 
     @abstractmethod

@@ -23,7 +23,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Proportion:
-    """So many of so many, with a two-sided 95% Clopper-Pearson interval over the choice of test examples.
+    """A count out of a total, with a two-sided 95% Clopper-Pearson interval over the choice of test examples.
 
     >>> str(Proportion(945, 1000))
     '94.5% [92.9, 95.8]'

@@ -29,7 +29,7 @@ CPU_TILE, GPU_TILE = 200, 2500
 RowsOf = Callable[[Examples, torch.Generator, Tick], Columns]
 """Makes the rows of some examples; may call `tick` with the share of its work that it has just done."""
 PartOf = Callable[[int, int, Tick], Columns]
-"""Makes so many rows from a first one on."""
+"""Makes a number of rows, from a first one on."""
 
 
 def data_root(config: RunConfig) -> Path | None:
@@ -94,7 +94,7 @@ def open_run(
 
 
 def begin(model: TrainedModel, *rewritten: str) -> None:
-    """Check that what a verb builds on is as the manifest says; `rewritten` are the documents it makes anew.
+    """Check that what a verb builds on is as the manifest says; `rewritten` are the documents it will replace.
 
     A training that was killed before its manifest was written has left everything else, and gets it now.
     """

@@ -30,7 +30,7 @@ _FORM = "name:records, name:records:batch or name:records:batch:rounds"
 class PartySizes:
     """A party's public numbers.
 
-    `rounds` is a cap: the noise is chosen for so many answers, and the party refuses the next one.
+    `rounds` is a cap: the noise is chosen for that many answers, and the party refuses the next one.
     """
 
     name: str
@@ -82,7 +82,7 @@ class FederatedConfig(SoundConfig, name="federated"):
             raise SettingError(f"a party is named twice: {', '.join(names)}.", remedy="Give every party its own name.")
 
     def sizes(self, steps: int) -> tuple[PartySizes, ...]:
-        """Return the parties of a federation of so many steps.
+        """Return the parties of a federation of this many steps.
 
         >>> [party.expected_batch_size for party in FederatedConfig(batch_size=1200).sizes(10)]
         [700, 350, 150]
@@ -165,7 +165,7 @@ class Account:
 
     @property
     def counted(self) -> str:
-        """What the party's numbers count."""
+        """Return what the party's numbers count."""
         return "records" if self.plan.num_persons is None else "persons"
 
     def described(self) -> PartyAccount:
@@ -196,7 +196,7 @@ class Account:
 class FederatedPlan(Plan):
     """Parties with plans of their own and a server that is not trusted.
 
-    **Guarantee.** For whoever sees every message of every party, the server included, adding or removing one record of
+    **Guarantee.** Towards an observer of every message, such as the server, adding or removing one record of
     one party changes probabilities by at most e^ε, up to δ, with ε = max_i ε_i. If the data differ in a record of party
     i, every other message is a randomised function of unchanged data and of the messages before it, so the transcript
     tells no more than party i's own adaptive sequence of releases, which is DP-SGD (docs/guarantees/privacy.md;
@@ -215,11 +215,11 @@ class FederatedPlan(Plan):
 
     @property
     def denominator(self) -> int:
-        """The expected batch size of all parties together."""
+        """Return the expected batch size of all parties together."""
         return sum(plan.expected_batch_size for plan in self.plans.values())
 
     def recorded(self, rounds: Mapping[str, int], excluded: Mapping[str, str]) -> FederatedPlan:
-        """With the answers that the parties counted, instead of all they may give."""
+        """Return the plan with the answers that the parties counted, instead of all they may give."""
         return replace(self, rounds=rounds, excluded=excluded)
 
     @property
@@ -297,7 +297,7 @@ class Federated(Method):
         if config.canaries.num:
             raise SettingError(
                 "a federation has no room for canaries.",
-                why="A party's answers are for its own records; nobody can plant something in all of them.",
+                why="A party's answers are for its own records; no one can add canaries to all of them.",
                 remedy="Set canaries.num=0, and audit the sound method with the sizes of one party.",
             )
         return FederatedPlan(
@@ -315,7 +315,7 @@ class Federated(Method):
         )
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """The weights are all there is."""
+        """Do nothing: the weights are all there is."""
 
     certificates = Sound.certificates
 

@@ -1,4 +1,4 @@
-"""The rounds of a federation: statements, then questions and answers, by whatever transport carries them.
+"""The rounds of a federation: statements, then questions and answers, over any transport.
 
 `federate` is a whole federation on one machine: a data set cut among parties, each with a directory of its own.
 """

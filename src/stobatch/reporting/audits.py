@@ -51,7 +51,7 @@ _COUNTS = {
     "smallest_radius": "smallest radius attacked, units as in the claim",
     "largest_radius": "largest radius attacked, units as in the claim",
     "failure_probability": "a certificate may fail with probability",
-    "retests": "broken inputs certified anew, times",
+    "retests": "broken inputs certified again, times",
     "overclaims": "beyond a point known to be bad, times",
     "allowed_overclaims": "chance explains up to",
     "right": "told apart rightly",
@@ -89,7 +89,7 @@ class Audits:
 
 
 def audits_of(facts: Facts, name: str) -> Audits | None:
-    """None where nothing is claimed and nothing was found."""
+    """Return the section on audits; None where nothing is claimed and nothing was found."""
     if not facts.findings and not facts.claims:
         return None
     tables = [_claims(facts)] if facts.claims else []
@@ -129,8 +129,8 @@ def _overview(facts: Facts) -> Table:
             _instrument(finding),
             name_of(finding),
             Cell("", status=finding.verdict),
-            _found(finding),
-            _held_against(facts, finding),
+            _finding_cells(finding),
+            _claimed_cell(facts, finding),
             f"{100 * (1 - finding.confidence):.3g}%",
             finding.evidence,
         ]
@@ -139,7 +139,7 @@ def _overview(facts: Facts) -> Table:
     return Table.of(caption, headings, rows)
 
 
-def _found(finding: Finding) -> Sequence[Cell]:
+def _finding_cells(finding: Finding) -> Sequence[Cell]:
     details = finding.details
     if isinstance(details, CertificateDetails):
         attacked = details.attacked
@@ -155,7 +155,7 @@ def _found(finding: Finding) -> Sequence[Cell]:
     ]
 
 
-def _held_against(facts: Facts, finding: Finding) -> Cell:
+def _claimed_cell(facts: Facts, finding: Finding) -> Cell:
     if isinstance(finding.details, CertificateDetails):
         statuses = {kind.name: kind.status for kind in facts.all_kinds}
         return Cell("", status=statuses[finding.about]) if finding.about in statuses else Cell(DASH)
@@ -288,7 +288,7 @@ def score_histograms(histogram: Histogram, name: str) -> Chart:
 
 
 def bounds_found(findings: Sequence[Bounded], words: str, name: str) -> Chart:
-    """Bars that grow from 0 to what was shown, against the ε that they were held to."""
+    """Draw bars from 0 to the ε that was shown, against the ε that they are held to."""
     with canvas(1, 7.2, 1.1 + _LINE * len(findings)) as (figure, (axes,)):
         widest = max(x for finding in findings for x in (*(e for e, _ in finding.bounds), finding.audited or 0.0, 0.1))
         for row, finding in enumerate(findings):
@@ -301,24 +301,24 @@ def bounds_found(findings: Sequence[Bounded], words: str, name: str) -> Chart:
             end = line if best <= line < best + 0.15 * widest else best
             axes.text(end + 0.015 * widest, row, f"≥ {best:.3g}", va="center", color=colour)
             if finding.audited is not None:
-                label = words if finding is _first_held(findings) else None
+                label = words if finding is _first_with_claim(findings) else None
                 ends = row - 0.4, row + 0.4
                 axes.plot([finding.audited] * 2, ends, color=LIGHT["ink"], linewidth=2, label=label)
         axes.set_yticks(range(len(findings)), [finding.label for finding in findings])
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")
         axes.set(xlabel="ε", xlim=(0, 1.14 * widest), ylim=(len(findings) - 0.4, -0.6))
-        if _first_held(findings):
+        if _first_with_claim(findings):
             shared_legend(figure, [axes])
         return inline(figure, name)
 
 
-def _first_held(findings: Sequence[Bounded]) -> Bounded | None:
+def _first_with_claim(findings: Sequence[Bounded]) -> Bounded | None:
     return next((finding for finding in findings if finding.audited is not None), None)
 
 
 def membership_curve(roc: Roc, budget: tuple[float, float] | None, words: str, name: str) -> Chart:
-    """True against false positives where false ones are rare, and the most that (ε, δ) allows."""
+    """Draw true against false positives where false ones are rare, and the most that (ε, δ) allows."""
     rates, hits = roc.false_positive_rate, roc.true_positive_rate
     lowest = min(rates)
     with canvas(1, 4.8, 4.2) as (figure, (axes,)):

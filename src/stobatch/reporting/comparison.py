@@ -109,13 +109,13 @@ def _row(document: Comparison, row: ComparedRow, radius: float) -> list[Entry]:
         budgets(document, row),
         share(row.clean),
         *(share(row.attacked_at(protocol, radius)) for protocol in PROTOCOLS),
-        _certified(row, radius),
+        _certified_cells(row, radius),
         amount(row.training_seconds, 1, " s"),
         f"{amount(row.peak_memory_mb, 1, ' MiB')} ({' / '.join(row.peak_memory_of) or 'not measured'})",
     ]
 
 
-def _certified(row: ComparedRow, radius: float) -> list[Cell]:
+def _certified_cells(row: ComparedRow, radius: float) -> list[Cell]:
     """Return what each rule certifies, each with its status; never one number for several."""
     cells = [Cell(share(entry), f"{entry.rule} rule", entry.status) for entry in row.certified_at(radius)]
     return cells or [Cell("no certificate")]
@@ -142,7 +142,7 @@ def flag_lines(document: Comparison) -> tuple[str, ...]:
 
 
 def t_tests_table(tests: Sequence[ComparedTest], of: int | None = None) -> Table:
-    """Differences over seeds with their p-values, and how to read them."""
+    """Return the differences over seeds with their p-values, and how to read them."""
     total = of or len(tests)
     some = f" The {len(tests)} smallest p-values of {total}." if total > len(tests) else ""
     caption = (
@@ -306,7 +306,7 @@ def _table(runs: Sequence[Facts], function: str, radius: float | None) -> Table:
     )
     rows = []
     for place, facts in enumerate(runs, 1):
-        rows.append([*_identity(place, facts), *_attacked(facts, function, radius, kinds)])
+        rows.append([*_identity(place, facts), *_attacked_cells(facts, function, radius, kinds)])
         rows += [[*own, *_attacked_prior(facts, function, radius, kinds)] for own in _prior(facts)]
     return Table.of(caption, headings, rows)
 
@@ -349,7 +349,7 @@ def _identity(place: int, facts: Facts) -> list[Cell]:
     ]
 
 
-def _attacked(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[str, str]]) -> list[Cell]:
+def _attacked_cells(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[str, str]]) -> list[Cell]:
     gap = facts.gap(function, radius)
     worst = [share_cell(at_radius(facts.worst(p, function), radius)) for p in ("published", "adaptive")]
     return [*worst, gap_cell(gap.gap if gap else None), *(_certified_cell(facts, radius, *kind) for kind in kinds)]

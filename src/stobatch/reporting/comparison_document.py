@@ -69,18 +69,18 @@ def build_comparison(groups: Mapping[str, BySeed], radii: Sequence[float], root:
 
 
 def compare_runs(runs: Sequence[Facts]) -> Comparison | None:
-    """Runs of any origin, grouped by setting and seed; None where they share no function, radius and unit."""
+    """Compare runs of any origin, grouped by setting and seed; None where they share no function, radius and unit."""
     radii = common_radii(runs)
     if not radii:
         return None
     trained: dict[tuple[str, Status], list[Facts]] = {}
     for facts in runs:
         trained.setdefault((facts.setting, facts.status), []).append(facts)
-    return build_comparison({_name(same): _by_number(same) for same in trained.values()}, radii)
+    return build_comparison({_name(same): _runs_by_seed(same) for same in trained.values()}, radii)
 
 
-def _by_number(same: Sequence[Facts]) -> dict[int, Facts]:
-    """By public seed; a secret one, or a seed that was given twice, gets a number that is free."""
+def _runs_by_seed(same: Sequence[Facts]) -> dict[int, Facts]:
+    """Return the runs by public seed; a secret one, or a seed that was given twice, gets a number that is free."""
     by_seed: dict[int, Facts] = {}
     rest = []
     for facts in same:
@@ -132,7 +132,7 @@ def _functions(by_seed: BySeed) -> list[str]:
 
 def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], root: Path | None) -> ComparedRow:
     first = next(iter(by_seed.values()))
-    guarantees = _grouped({seed: facts.guarantee for seed, facts in by_seed.items()})
+    guarantees = _group_seeds({seed: facts.guarantee for seed, facts in by_seed.items()})
     words = privacy_words([held.guarantee.status for held in guarantees])
     blocks = {seed: facts.same_images(function) for seed, facts in by_seed.items()}
     trainings = {seed: facts.training for seed, facts in by_seed.items() if facts.training is not None}
@@ -145,8 +145,8 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], root
         guarantees=guarantees,
         test_examples=min(block.rows for block in blocks.values()),
         clean=_spread({seed: block.clean_accuracy.value for seed, block in blocks.items()}),
-        attacked=tuple(_attacked(by_seed, function, radii)),
-        certified=tuple(_certified(by_seed, function, radii)),
+        attacked=tuple(_attacked_spreads(by_seed, function, radii)),
+        certified=tuple(_certified_spreads(by_seed, function, radii)),
         training_seconds=_spread_if_any({seed: one.seconds_since_last_start for seed, one in trainings.items()}),
         peak_memory_mb=_spread_if_any(memory),
         peak_memory_of=tuple(sorted({one.peak_memory_of for one in trainings.values() if one.peak_memory_of})),
@@ -159,7 +159,7 @@ def _place(facts: Facts, root: Path | None) -> str:
     return facts.name if root is None else facts.run.path.relative_to(root).as_posix()
 
 
-def _grouped(by_seed: Mapping[int, PrivacyGuarantee]) -> tuple[SeedsGuarantee, ...]:
+def _group_seeds(by_seed: Mapping[int, PrivacyGuarantee]) -> tuple[SeedsGuarantee, ...]:
     """Return what is the same for several seeds once, with the seeds; an audit may have refuted it for one of them."""
     groups: list[tuple[PrivacyGuarantee, list[int]]] = []
     for seed, own in by_seed.items():
@@ -171,8 +171,8 @@ def _grouped(by_seed: Mapping[int, PrivacyGuarantee]) -> tuple[SeedsGuarantee, .
     return tuple(SeedsGuarantee(seeds=tuple(seeds), guarantee=guarantee) for guarantee, seeds in groups)
 
 
-def _attacked(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterator[AttackedSpread]:
-    """Accuracy under the worst attack, example by example."""
+def _attacked_spreads(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterator[AttackedSpread]:
+    """Yield the accuracy under the worst attack, example by example."""
     for protocol in dict.fromkeys(protocol for facts in by_seed.values() for protocol in facts.protocols):
         for radius in radii:
             shares = {seed: at_radius(facts.worst(protocol, function), radius) for seed, facts in by_seed.items()}
@@ -181,8 +181,8 @@ def _attacked(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterato
                 yield AttackedSpread(protocol=protocol, radius=radius, **dict(_spread(values)))
 
 
-def _certified(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterator[CertifiedSpread]:
-    """Certified accuracy of clean inputs; one entry for each rule and status, over the seeds for which it has it."""
+def _certified_spreads(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterator[CertifiedSpread]:
+    """Yield certified accuracy of clean inputs, by rule and status, over the seeds that have it."""
     kinds: dict[tuple[str, Status], dict[int, Kind]] = {}
     for seed, facts in by_seed.items():
         for kind in facts.kinds(function):
@@ -224,7 +224,7 @@ def _spread(values: Mapping[int, float]) -> Spread:
 
 
 def _t_tests(rows: Sequence[ComparedRow], public: set[str]) -> list[ComparedTest]:
-    """Two-tailed tests over seeds between every two rows, on clean inputs and under each protocol at each radius.
+    """Test every two rows over seeds, two-tailed, on clean inputs and under each protocol at each radius.
 
     Rows are paired by public seed. Secret seeds pair with none, so each gets a number that no other row has; functions
     of one model are paired all the same.

@@ -104,7 +104,7 @@ def start_lines(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
 
 
 def about(guarantee: PrivacyGuarantee) -> str:
-    """For whom it is, and who says so."""
+    """Return whom it is for, and who says so."""
     if guarantee.status is Status.NONE:
         return f"Source: {guarantee.source}."
     return f"{guarantee.neighbours} neighbours, per {guarantee.unit}; source: {guarantee.source}."

@@ -56,7 +56,7 @@ def guarantee_card(facts: Facts) -> GuaranteeCard:
 
 
 def _not_audited(facts: Facts) -> Note:
-    """Return how to audit; RUN stands for the directory, whose place is nobody's business once the page is mailed."""
+    """Return how to audit; RUN stands for the directory, which a page that is mailed should not name."""
     if facts.findings:
         instrument = "membership" if facts.status == "none" else "many_runs"
         note = "Only certificates were audited so far, not this. To do so:"
@@ -129,7 +129,7 @@ def one_line(facts: Facts) -> str:
     return " · ".join(parts)
 
 
-def _probed(facts: Facts) -> bool:
+def _was_probed(facts: Facts) -> bool:
     return facts.entry("adaptive", "single_pass") is not None
 
 
@@ -141,16 +141,16 @@ def _both_protocols(facts: Facts) -> bool:
     return any(facts.entry("published", f) and facts.entry("adaptive", f) for f in facts.functions)
 
 
-def _adaptive(facts: Facts) -> bool:
+def _was_attacked_adaptively(facts: Facts) -> bool:
     return "adaptive" in facts.protocols
 
 
-def _certified(facts: Facts) -> bool:
+def _was_certified(facts: Facts) -> bool:
     return any(facts.kinds(function) for function in facts.functions)
 
 
 def _has_certificates(facts: Facts) -> bool:
-    return bool(facts.all_kinds) and _adaptive(facts)
+    return bool(facts.all_kinds) and _was_attacked_adaptively(facts)
 
 
 def _always(facts: Facts) -> bool:
@@ -158,14 +158,17 @@ def _always(facts: Facts) -> bool:
 
 
 CHECKS: dict[str, tuple[Callable[[Facts], bool], str]] = {
-    "more steps do not help": (_probed, "the adaptive protocol on the single pass"),
-    "attack has not converged": (_probed, "the adaptive protocol on the single pass"),
-    "the widest ball does not reach chance": (_probed, "the adaptive protocol on the single pass"),
+    "more steps do not help": (_was_probed, "the adaptive protocol on the single pass"),
+    "attack has not converged": (_was_probed, "the adaptive protocol on the single pass"),
+    "the widest ball does not reach chance": (_was_probed, "the adaptive protocol on the single pass"),
     "single-step beats iterative": (_single_and_iterated, "the attacks fgsm and ifgsm"),
     "transfer beats white-box": (_both_protocols, "both protocols on one function"),
-    "zero gradients": (_adaptive, "the adaptive protocol"),
-    "a certified input was broken inside its radius": (_certified, "certificates for an attacked function, same units"),
-    "more is certified than survives": (_certified, "certificates for an attacked function, same units"),
+    "zero gradients": (_was_attacked_adaptively, "the adaptive protocol"),
+    "a certified input was broken inside its radius": (
+        _was_certified,
+        "certificates for an attacked function, same units",
+    ),
+    "more is certified than survives": (_was_certified, "certificates for an attacked function, same units"),
     "units of radius differ": (_has_certificates, "certificates and the adaptive protocol"),
     "inputs look like [0, 1]": (_always, ""),
 }

@@ -91,7 +91,7 @@ def _read(facts: Facts, kept: KeptPictures) -> dict[str, Pixels]:
 
 
 def _file(facts: Facts, kept: KeptPictures) -> Path:
-    """In the private folder; older runs have it beside the others. Never anywhere else."""
+    """Return the file in the private folder, or where older runs have it; never one anywhere else."""
     name = Path(kept.file)
     return facts.run.path / PRIVATE / name.name if name.parts[0] == PRIVATE else facts.run.path / name.name
 
@@ -107,7 +107,7 @@ def _example(facts: Facts, kept: KeptPictures, pixels: dict[str, Pixels], place:
 
 
 def _png(pixels: Pixels) -> str:
-    """C x H x W bytes as a data address."""
+    """Return C x H x W bytes as a data address."""
     from PIL import Image
 
     channels = pixels.shape[0]

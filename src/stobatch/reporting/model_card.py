@@ -1,6 +1,6 @@
 """The model card beside an exported network: what it is, who guarantees what, and what that is not about.
 
-Its front matter is for programs, in the style of the Hugging Face Hub; no number in it stands without its status.
+Its front matter is for programs, in the style of the Hugging Face Hub; every number in it has its status.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _metrics(exported: Exported) -> Iterator[dict[str, Any]]:
             "value": exported.test_accuracy,
             "args": {"status": "measured", "test_examples": exported.test_examples},
         }
-    for kind, row in _certified(exported):
+    for kind, row in _certified_rows(exported):
         where = f"radius {row.radius:g}, {unit(kind.norm, kind.input_range)}, {kind.name}"
         yield {
             "type": "certified_accuracy",
@@ -90,7 +90,7 @@ def _metrics(exported: Exported) -> Iterator[dict[str, Any]]:
         }
 
 
-def _certified(exported: Exported) -> Iterator[tuple[Kind, ShareAt]]:
+def _certified_rows(exported: Exported) -> Iterator[tuple[Kind, ShareAt]]:
     certificates = exported.certificates
     for kind in certificates.kinds if certificates else ():
         yield from ((kind, row) for row in certificates.certified_accuracy[kind.name]) if certificates else ()
@@ -155,15 +155,15 @@ def _robustness(exported: Exported) -> Iterator[str]:
         yield "No certificates were made for this run."
         return
     rows = ["| certificate | status | function | radius | right and certified, 95% interval |", "|---|---|---|---|---|"]
-    for kind, row in _certified(exported):
+    for kind, row in _certified_rows(exported):
         radius = f"{row.radius:g} ({unit(kind.norm, kind.input_range)})"
-        status = _shout(kind.status)
+        status = _loud_status(kind.status)
         rows.append(f"| {kind.name} | {status} | {kind.function.replace('_', ' ')} | {radius} | {row} |")
     yield f"Of the run's own network on {certificates.rows:,} test images:"
     yield "\n".join(rows)
     for kind in certificates.kinds:
         assumes = "".join(f"; assumes {one}" for one in kind.assumptions)
-        yield _line(f"{kind.name}: {_shout(kind.status)}, source: {kind.source}; {_reliability(kind)}{assumes}.")
+        yield _line(f"{kind.name}: {_loud_status(kind.status)}, source: {kind.source}; {_reliability(kind)}{assumes}.")
     if exported.flags:
         flags = (_line(f"{flag.level.upper()}: {flag.name}. {flag.evidence}") for flag in exported.flags)
         yield f"Against these numbers:\n\n{_list(*flags)}"
@@ -177,7 +177,7 @@ def _reliability(kind: Kind) -> str:
     return f"each certificate fails with probability at most {kind.failure_probability:g}"
 
 
-def _shout(status: Status) -> str:
+def _loud_status(status: Status) -> str:
     """Return a status in words, loud where it must not be overlooked."""
     words = status_words(status)
     return words if status is Status.PROVED else words.upper()

@@ -44,7 +44,7 @@ def plan_table(plan: PlanDocument, status: str) -> Table:
 
 
 def same_images_table(block: SameImages, kinds: Mapping[str, str], unit_name: str) -> Table:
-    """Both protocols' worst, the gap, and what is certified for the clean input, radius by radius.
+    """Return both protocols' worst, the gap, and what is certified for the clean input, radius by radius.
 
     `kinds` has the status of each rule that certifies this function.
     """
@@ -67,7 +67,7 @@ def same_images_table(block: SameImages, kinds: Mapping[str, str], unit_name: st
 
 
 def attack_table(under: ProtocolTable, accuracy: Sequence[AttackedShare], what: str) -> Table:
-    """Accuracies under each attack of one protocol on one function, and under the worst of them."""
+    """Return accuracies under each attack of one protocol on one function, and under the worst of them."""
     attacks = [*under.attacks, WORST]
     radii = sorted({row.radius for row in accuracy})
     rows: list[list[Entry]] = [
@@ -125,7 +125,7 @@ def attacked_function(under: ProtocolTable) -> str:
 
 
 def certified_tables(summary: CertificateSummary, kinds: Iterable[Kind]) -> list[Table]:
-    """Certified accuracy of clean inputs, radius by radius; a table for each unit of radius."""
+    """Return certified accuracy of clean inputs, radius by radius; a table for each unit of radius."""
     by_unit: dict[str, list[Kind]] = {}
     for kind in kinds:
         by_unit.setdefault(kind_unit(kind), []).append(kind)
@@ -144,7 +144,7 @@ def _certified_table(summary: CertificateSummary, unit_name: str, kinds: Sequenc
 
 
 def vouching_table(summary: CertificateSummary, kinds: Iterable[Kind]) -> Table:
-    """Who vouches for each kind of certificate, what it assumes, and how far it reaches."""
+    """Return who vouches for each kind of certificate, what it assumes, and how far it reaches."""
     caption = (
         "What vouches for each certified radius. The largest radius is over all test images, whatever their label."
     )

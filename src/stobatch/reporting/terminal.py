@@ -117,7 +117,7 @@ def plan_parts(plan: PlanDocument) -> RenderableType:
 
 
 def certificate_parts(summary: CertificateSummary) -> RenderableType:
-    """Certified accuracy on clean test inputs, a column for each kind of certificate, and how far it reaches."""
+    """Return certified accuracy on clean test inputs by kind of certificate, and how far each reaches."""
     verified = summary.verified_accuracy
     votes = summary.kinds[0].function == "vote"
     draws = f" with {CertificationConfig.from_dict(summary.settings).noise_draws} draws" if votes else ""
@@ -148,7 +148,7 @@ def _reliability(kind: Kind) -> str:
 
 
 def attack_parts(under: ProtocolTable) -> RenderableType:
-    """Accuracy under each attack of one protocol on one function, and under the worst of them."""
+    """Return accuracy under each attack of one protocol on one function, and under the worst of them."""
     what = f"Accuracy under attack on the {attacked_function(under)}, clean {percent(under.clean_accuracy)}"
     return Group(
         attack_table(under, under.accuracy, what).to_rich(),
@@ -182,7 +182,7 @@ def flag_panel(flags: Sequence[SanityFlag]) -> RenderableType:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print to standard output, without colours where nobody looks."""
+    """Print to standard output, without colours where it is not a terminal."""
     console = Console(highlight=False)
     for part in parts:
         console.print(part)

@@ -152,9 +152,9 @@ class Finding(Part):
     """One instrument's word on one claim.
 
     **Guarantee.** Where the claim holds, `verdict` is refuted with probability at most 1 - confidence over the audit's
-    own randomness, whatever was audited. A claim that is proved by a trade-off curve is the curve: a bound that assumes
-    it may refute as well. It is consistent only if an attack that always wins would have refuted the claim; otherwise
-    it is not tested, and `details.could_not_refute` says why.
+    own randomness. A claim that is proved by a trade-off curve is the curve: a bound that assumes it may refute too.
+    It is consistent only if an attack that always wins would have refuted the claim; otherwise it is not tested, and
+    `details.could_not_refute` says why.
     """
 
     instrument: Text
@@ -188,12 +188,12 @@ class Finding(Part):
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
-        """Bounds on ε from below; none of a finding about certificates."""
+        """Return the lower bounds on ε; none for a finding about certificates."""
         return () if isinstance(self.details, CertificateDetails) else self.details.bounds
 
     @property
     def claimed_budget(self) -> tuple[float, float] | None:
-        """The ε and δ that the bounds are held against; None where nothing is claimed about them."""
+        """Return the ε and δ that the bounds are held against; None where nothing is claimed about them."""
         details = self.details
         if isinstance(details, CertificateDetails) or details.claimed_epsilon is None:
             return None

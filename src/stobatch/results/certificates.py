@@ -87,7 +87,7 @@ class AboutPrior(Part):
 
     @property
     def budget(self) -> str:
-        """What they cost the private records, in words."""
+        """Return what the prior's certificates cost the private records, in words."""
         if self.conflict is not None:
             return "no ε: it may contain the private records"
         return "ε = 0" if self.tuned is None else "ε = 0 but for settings that were chosen by looking at them"

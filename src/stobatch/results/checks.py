@@ -52,7 +52,7 @@ class Verification(Document):
 
 
 class Health(StrEnum):
-    """How a thing of this machine is."""
+    """The state of one part of this machine."""
 
     OK = "ok"
     WARNING = "warning"
@@ -60,7 +60,7 @@ class Health(StrEnum):
     MISSING = "missing"
     """Optional, and not installed."""
     ABSENT = "not here"
-    """This machine has no such thing, or nobody asked for it; nothing to mend."""
+    """This machine has none, or it was not asked for; nothing to mend."""
     BROKEN = "broken"
 
 

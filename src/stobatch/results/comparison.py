@@ -89,7 +89,7 @@ class SeedsGuarantee(Part):
 
     @model_serializer(mode="wrap")
     def _fold(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """In files the guarantee's keys stand beside the seeds."""
+        """Write the guarantee's keys next to the seeds, as files hold them."""
         content = handler(self)
         return {"seeds": content["seeds"], **content["guarantee"]}
 

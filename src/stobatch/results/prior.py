@@ -1,6 +1,6 @@
 """A prior: weights made without private data, as NAME.safetensors, and the card beside them, NAME.card.json.
 
-The card says what the weights have seen. Whoever trains from them on private data cannot find that out from the
+The card says what the weights have seen. Those who train from them on private data cannot find that out from the
 numbers, and a guarantee that starts from weights which have seen the private records is none.
 """
 
@@ -14,7 +14,7 @@ from stobatch.files import read_json, read_tensors, serialise_tensors, tensors_s
 from stobatch.results.document import Count, Document, Part, Settings, Text
 
 UNKNOWN = "unknown"
-"""In `may_contain`: nobody can say which records the weights have seen."""
+"""In `may_contain`: it is not known which records the weights have seen."""
 _WEIGHTS, _CARD = ".safetensors", ".card.json"
 
 
@@ -26,9 +26,9 @@ class PriorSource(Part):
     """In a sentence: which images, and how many kinds of them."""
     licence: Text
     sha256: Text | None
-    """Of the records as they were trained on, or of the files; none where they are drawn anew in every step."""
+    """Of the records as they were trained on, or of the files; none where they are drawn afresh in every step."""
     records: Count | None
-    """How many; none where they are drawn anew in every step."""
+    """How many; none where they are drawn afresh in every step."""
 
 
 class PriorCard(Document):

@@ -117,7 +117,7 @@ class Pictures(Part):
 
     file: Text
     public: Flag | None = None
-    """Whether everybody can have these images; None where an older version did not say."""
+    """Whether these images are public; None where an older version did not say."""
     attack: Text
     labels: tuple[Whole, ...]
     predictions: dict[Text, tuple[Whole, ...]]
@@ -134,7 +134,7 @@ class _Evaluated(Part):
     settings: Settings
     rows: Count
     test_records: Text | None = None
-    """What accuracies assume of the test records; None where nobody looked for copies yet."""
+    """What accuracies assume of the test records; None where copies were not looked for yet."""
     guarantee: Guarantee
 
 
@@ -166,7 +166,7 @@ class Scores(Document, ScoreSummary, _Evaluated):
 
     @property
     def has_noise(self) -> bool | None:
-        """Whether what is deployed adds noise to its inputs; None where no document says so."""
+        """Return whether the deployed function adds noise to its inputs; None where no document says so."""
         kinds = self.certificates.kinds if self.certificates else ()
         if "vote" in {under.function for under in self.under_attack} | {kind.function for kind in kinds}:
             return True

@@ -66,18 +66,18 @@ class StartedRun(Document):
 
     @property
     def data(self) -> str:
-        """The name of the data in the settings; `dataset.name` is that of the data themselves."""
+        """Return the name of the data in the settings; `dataset.name` is that of the data themselves."""
         return str(self.config["data"]["name"])
 
     @property
     def seed(self) -> int | None:
-        """The public seed; None where seeds are secret."""
+        """Return the public seed; None where seeds are secret."""
         seed: int | None = self.config["seed"]
         return seed
 
     @property
     def trained_radius(self) -> float | None:
-        """The radius that training aims at, l-infinity over [-1, 1]; None where the method has none of its own."""
+        """Return the radius that training aims at, l-infinity over [-1, 1]; None where the method has none."""
         own = self.config["method"]
         radius = next((own[name] for name in ("radius", "train_attack_radius") if name in own), None)
         return float(radius) if isinstance(radius, (int, float)) else None

@@ -34,7 +34,7 @@ def use_device(machine: MachineConfig) -> torch.device:
     if machine.threads:
         torch.set_num_threads(machine.threads)
     if device.type == "cuda" and device.index is not None:
-        # Collectives work on the current GPU, whatever tensors they are given.
+        # Collectives work on the current GPU, wherever their tensors are.
         torch.cuda.set_device(device)
     if device.type == "cpu":
         _keep_freed_memory()
@@ -51,7 +51,7 @@ def _keep_freed_memory() -> None:
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:
-    """Versions, platform, CPU capability and device, as a manifest keeps them."""
+    """Return versions, platform, CPU capability and device, as a manifest keeps them."""
     kind = torch.device(device)
     return {
         "python": platform.python_version(),
@@ -83,7 +83,7 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return cls(device, "gpu tensors")
-        _give_back()
+        _trim_memory()
         try:
             _RESET.write_text("5")
         except OSError:
@@ -101,7 +101,7 @@ class PeakMemory:
         return {"peak_memory_mb": None if mebibytes is None else round(mebibytes, 1), "peak_memory_of": self.of}
 
 
-def _give_back() -> None:
+def _trim_memory() -> None:
     """Hand memory that is free to the system: what was done before in this process must not count."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

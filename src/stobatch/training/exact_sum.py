@@ -28,9 +28,9 @@ _BLOCK = 2**16
 class ExactSum:
     """The sum of gradients, parameter by parameter.
 
-    **Guarantee.** For parts below 2³⁰ in total, and at most 4,096 processes, the result has the same bits whatever the
-    order and the grouping of `add` and whatever adds up `message`; it misses the sum by at most 2⁻⁶⁵ a part, and
-    float32 parts above 2⁻⁴⁰ are not rounded at all. Larger gradients are summed as float64 sums them. With a grid, the
+    **Guarantee.** For parts below 2³⁰ in total, and at most 4,096 processes, the result has the same bits for every
+    order and grouping of `add`, and for every way to add up the `message`s; it misses the sum by at most 2⁻⁶⁵ a part,
+    and float32 parts above 2⁻⁴⁰ are not rounded at all. Larger gradients are summed as float64 sums them. With a grid, the
     result is a function of the multiple of the grid's step that is nearest to that sum.
 
     `message` is all of it in one flat vector, with a place at its end for votes of processes; `carry` comes before it
@@ -53,7 +53,7 @@ class ExactSum:
         self._coarse, self._fine = (dict(zip(parameters, torch.split(row, sizes), strict=True)) for row in self.buffer)
 
     def clear(self) -> None:
-        """Begin again, in the same memory."""
+        """Set the sum to zero, in the same memory."""
         self.message.zero_()
         self._added = 0
 

@@ -26,7 +26,7 @@ class Stretch:
     first: int
     last: int
     state: str
-    """A digest of parameters, optimiser and whatever else a step reads, before the first step."""
+    """A digest of parameters, optimiser and all else that a step reads, before the first step."""
     bits: str
     """A fingerprint of the arithmetic: machine, versions, settings and seeds (`training/loop.py`)."""
     repeatable: bool
@@ -68,24 +68,24 @@ class Ledger:
 
     @property
     def reached(self) -> int:
-        """No step from here on was ever begun."""
+        """Return the first step that was never begun, like all after it."""
         return max([self.past_steps, *(stretch.last for stretch in self.stretches)])
 
     @property
     def attempt(self) -> int:
-        """Of the present stretch."""
+        """Return the attempt of the present stretch."""
         return self.stretches[-1].attempt if self.stretches else 0
 
     def begun(self, releases: int) -> Ledger:
-        """So many releases that were never made before are about to be made; what was open stays counted."""
+        """Count releases that were never made before and are about to be; what was open stays counted."""
         return replace(self, done=self.accounted, open=releases)
 
     def made(self, releases: int) -> Ledger:
-        """So many of the open releases were made, and the rest of them were not."""
+        """Count this many of the open releases as made, and the rest of them as not made."""
         return replace(self, done=self.done + releases, open=0)
 
     def entered(self, stretch: Stretch) -> Ledger:
-        """Return a stretch is about to be made. Its attempt is new unless it repeats one that is known, bit by bit."""
+        """Count a stretch that is about to be made. Its attempt is new unless it repeats a known one bit by bit."""
         known = next((other for other in self.stretches if stretch.repeats(other)), None)
         if known is not None:
             others = tuple(other for other in self.stretches if other is not known)
@@ -93,9 +93,9 @@ class Ledger:
         used = [other.attempt for other in self.stretches if stretch.meets(other)]
         used += [self.past_attempts] if stretch.first < self.past_steps else []
         now = replace(stretch, attempt=max(used) + 1 if used else 0)
-        return replace(self.begun(stretch.last - stretch.first), stretches=(*self.stretches, now))._forgetting()
+        return replace(self.begun(stretch.last - stretch.first), stretches=(*self.stretches, now))._forget_old()
 
-    def _forgetting(self) -> Ledger:
+    def _forget_old(self) -> Ledger:
         old = self.stretches[:-_REMEMBERED]
         return replace(
             self,
@@ -119,7 +119,7 @@ class Ledger:
         return replace(self, stretches=(*self.stretches[:-1], replace(present, first=step, state=state), head))
 
     def distrusted(self) -> Ledger:
-        """Return the present stretch was computed wrongly by some process: nothing repeats it."""
+        """Mark the present stretch as computed wrongly by some process: nothing repeats it."""
         wrong = tuple(replace(stretch, repeatable=False) for stretch in self.stretches[-1:])
         return replace(self, stretches=(*self.stretches[:-1], *wrong))
 

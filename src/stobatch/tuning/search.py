@@ -61,8 +61,8 @@ def tune(
     if prior is not None or config.prior.name is not None:
         info = dataset.info if dataset else data.describe(config.data.replace(held_out=0), data_root(config))
         config, start = take_prior(config, info, prior, network, directory)
-    planned = _planned(config, dataset, network)
-    config = _with_budget(config, planned)
+    planned = _plan_search(config, dataset, network)
+    config = _set_candidate_epsilon(config, planned)
     if workers < 1:
         raise SettingError(f"{workers} workers train nothing.", remedy="Give a number from 1 on.")
     _require_same(directory, config)
@@ -83,7 +83,7 @@ def tune(
     return document
 
 
-def _planned(config: RunConfig, dataset: Dataset | None, network: nn.Module | None) -> DpSgdPlan:
+def _plan_search(config: RunConfig, dataset: Dataset | None, network: nn.Module | None) -> DpSgdPlan:
     """Return the plan of the search, after every combination of settings has been tried on paper."""
     require_searchable(config)
     first = plan(config, dataset=dataset, network=network)
@@ -93,7 +93,7 @@ def _planned(config: RunConfig, dataset: Dataset | None, network: nn.Module | No
             why="A search is paid for by what is proved of its candidates.",
             remedy="Set method.name=sound, or another method that descends by DP-SGD.",
         )
-    decided, plans = _with_budget(config, first), []
+    decided, plans = _set_candidate_epsilon(config, first), []
     for settings in combinations(config):
         try:
             plans.append(plan(decided.override_all(settings), dataset=dataset, network=network))
@@ -105,8 +105,8 @@ def _planned(config: RunConfig, dataset: Dataset | None, network: nn.Module | No
     return plans[0]
 
 
-def _with_budget(config: RunConfig, planned: DpSgdPlan) -> RunConfig:
-    """Return the settings with the ε that each candidate has, so that nobody has to find it again."""
+def _set_candidate_epsilon(config: RunConfig, planned: DpSgdPlan) -> RunConfig:
+    """Return the settings with the ε that each candidate has, so that it need not be found again."""
     assert planned.searched is not None
     return config.override("search.candidate_epsilon", planned.searched.candidate_epsilon)
 

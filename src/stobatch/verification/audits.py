@@ -39,7 +39,7 @@ def known(value: T | None) -> T:
 
 
 def audit_checks(subject: Subject) -> Iterator[Check]:
-    """`audit.json` repeats the findings of the evidence files, and each of them follows from its own numbers."""
+    """Check that `audit.json` repeats the findings of the evidence files, and that each follows from its numbers."""
     document, gathered = Audit.read(subject.run), list[Finding]()
     for name in INSTRUMENTS:
         evidence = Evidence.read_of(subject.run, name)

@@ -31,7 +31,7 @@ def not_checked(name: str, detail: str, file: str = "") -> Check:
 
 
 def compared(name: str, file: str, pairs: Iterable[tuple[str, Any, Any]], detail: str) -> Check:
-    """Differs at the first of (what, recorded, computed) that is not the same; else agrees, with the detail."""
+    """Return the first difference among (what, recorded, computed); else agreement, with the detail."""
     for what, recorded, computed in pairs:
         difference = first_difference(recorded, computed, what)
         if difference:
@@ -96,7 +96,7 @@ def sign(run_path: str | Path, key: str | Path) -> Path:
     signature = run.path / SSH
     done = _tool(["ssh-keygen", "-Y", "sign", "-f", str(key), "-n", NAMESPACE], manifest)
     if done.returncode:
-        raise SettingError(f"{key} cannot sign: {_last(done)}.", remedy="Give a private key of ssh-keygen's.")
+        raise SettingError(f"{key} cannot sign: {_last_line(done)}.", remedy="Give a private key of ssh-keygen's.")
     write_atomically(signature, lambda out: out.write(done.stdout))
     return signature
 
@@ -124,7 +124,7 @@ def signature_check(run: Run, signers: Path | None, identity: str | None) -> Che
         )
         who = identity
     if done.returncode:
-        return differs(_NAME, f"is not one of {who} for this manifest ({_last(done)})", SSH)
+        return differs(_NAME, f"is not one of {who} for this manifest ({_last_line(done)})", SSH)
     return agrees(_NAME, f"signed by {who}, checked with {signers.name}", SSH)
 
 
@@ -142,6 +142,6 @@ def _tool(command: list[str], data: Path | None = None) -> subprocess.CompletedP
     return subprocess.run(command, input=data.read_bytes() if data else None, capture_output=True, check=False)
 
 
-def _last(done: subprocess.CompletedProcess[bytes]) -> str:
+def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
     lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
     return lines[-1].strip().rstrip(".") if lines else f"exit code {done.returncode}"

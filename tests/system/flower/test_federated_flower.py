@@ -65,11 +65,11 @@ def test_through_flower_the_run_has_the_same_bits(tmp_path: Path) -> None:
 
 @without_flower
 def test_tensors_cross_to_the_bit() -> None:
-    from stobatch.federated.flower import packed, unpacked
+    from stobatch.federated.flower import pack, unpack
 
     sent = {"a": torch.randn(3, 2, 2).to(memory_format=torch.contiguous_format), "b": torch.randn(2, 3).T.double()}
     sent["c"] = torch.tensor([0.0, -0.0, 1e-45, torch.inf])
-    for name, value in unpacked(packed(sent)).items():
+    for name, value in unpack(pack(sent)).items():
         assert value.dtype == sent[name].dtype
         assert value.numpy().tobytes() == sent[name].contiguous().numpy().tobytes()
 
@@ -282,7 +282,7 @@ def test_the_server_takes_no_node_without_a_registered_key_and_no_node_takes_ano
     known, stranger = tmp_path / "known.key", tmp_path / "stranger.key"
     with ExitStack() as running:
         running.enter_context(
-            loopback._process(loopback.superlink_command(loopback.HERE, port, ours), log, environment)
+            loopback._running(loopback.superlink_command(loopback.HERE, port, ours), log, environment)
         )
         loopback._wait_for(port, log)
         node = loopback.register(make_party_key(known), environment)
@@ -291,7 +291,7 @@ def test_the_server_takes_no_node_without_a_registered_key_and_no_node_takes_ano
             command = loopback.supernode_command(
                 f"{loopback.HERE}:{port}", loopback._free_port(), authority.authority, key, tmp_path / "party"
             )
-            with loopback._process(command, tmp_path / f"{name}.log", environment):
+            with loopback._running(command, tmp_path / f"{name}.log", environment):
                 until = time.monotonic() + 60
                 heard = f"SuperNode ID: {node}"
                 while time.monotonic() < until and heard not in (tmp_path / f"{name}.log").read_text():
