@@ -85,7 +85,7 @@ class Reading:
 def count_in_units(readings: Sequence[Reading]) -> Counts:
     """Return how much of each reading, records or persons, every unit of a book has: a row for a unit.
 
-    A unit is a record that is nobody's, or a person with all records. Where readings divide records among persons in
+    A unit is a record without a person, or a person with all records. Where readings divide records among persons in
     different ways, persons with a record in common are one unit, and the records of a unit are counted once for each.
 
     >>> once = np.array([1, 2, 3], np.uint64)
@@ -127,7 +127,7 @@ def _num_persons(reading: Reading) -> int:
 def cost_of(plan: Plan, accounted_steps: int | None = None) -> Cost:
     """Return what a plan costs those whose records are trained on; more steps than planned cost more.
 
-    With a public seed everybody can take the noise off, so it counts as if there were none.
+    With a public seed anyone can take the noise off, so it counts as if there were none.
     """
     if plan.public_seeds:
         return Unbounded("its seed is public: what it released is as if it were not private")
@@ -139,7 +139,7 @@ def cost_of(plan: Plan, accounted_steps: int | None = None) -> Cost:
     return mechanism
 
 
-def _words(epsilon: float) -> str:
+def _shown(epsilon: float) -> str:
     return epsilon_words(None if isinf(epsilon) else epsilon)
 
 
@@ -202,7 +202,7 @@ class Newcomer:
 
 @dataclass
 class Book:
-    """An open book. Whoever checks and then enters holds its lock (`locked`)."""
+    """An open book. To check and then enter, hold its lock (`locked`)."""
 
     path: Path
     key: bytes = field(repr=False)
@@ -221,15 +221,15 @@ class Book:
                 raise BudgetError(
                     f"there is no book at {folder}.", remedy="Train with --set machine.book=FOLDER first."
                 )
-            _begin(folder)
+            _create_folder(folder)
         book = cls(folder, _key(folder))
         book._read()
         return book
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Wait until nobody else writes, and read what was written meanwhile."""
-        with _alone_in(self.path):
+        """Wait until no one else writes, and read what was written meanwhile."""
+        with _lock_folder(self.path):
             self._cut_torn_line()
             self._read()
             yield
@@ -249,7 +249,7 @@ class Book:
             if number == len(lines) - 1 and not line.endswith(b"\n"):
                 break
             try:
-                self._take(json.loads(line))
+                self._apply_line(json.loads(line))
             except (ValueError, KeyError, TypeError, SettingError) as error:
                 raise BudgetError(
                     f"line {number + 1} of {pages} is not as it was written: {error}.",
@@ -257,7 +257,7 @@ class Book:
                     remedy="Restore the book from a copy.",
                 ) from None
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _apply_line(self, line: dict[str, Any]) -> None:
         code = line.pop("code")
         if line["previous"] != self._last or not hmac.compare_digest(str(code), self._code(line)):
             raise ValueError("it does not fit the line before it, or was changed")
@@ -300,7 +300,7 @@ class Book:
 
     @property
     def delta(self) -> float:
-        """At which ε is composed: as the owner said, else 1e-5."""
+        """Return the δ at which ε is composed: the owner's, else 1e-5."""
         return self.limit.delta if self.limit else 1e-5
 
     def set_limit(self, epsilon: float | None, delta: float) -> None:
@@ -391,7 +391,7 @@ class Book:
         sizes = (*after.records, after.newcomers)
         costs = [entry.cost for entry in after.entries]
         before = compose_groups(list(zip(costs, after.records, strict=True)), self.delta)
-        spent = f"{len(after.entries)} earlier trainings, {_words(before)}" if after.entries else "no earlier training"
+        spent = f"{len(after.entries)} earlier trainings, {_shown(before)}" if after.entries else "no earlier training"
         word = after.word if meant.persons is None else "persons"
         same = " (as far as the settings of the data tell)" if presumed and after.entries else ""
         reason = f" It is not bounded: {newcomer.cost.why}." if isinstance(newcomer.cost, Unbounded) else ""
@@ -399,7 +399,7 @@ class Book:
             reason += f" A training took up to {max(sizes)} of a person's records for records of different persons."
         raise BudgetError(
             f"this training would spend more than the limit of ε = {self.limit.epsilon:g} in {self.path}.",
-            why=f"With it, {word}{same} have {_words(after.epsilon)} at δ = {self.delta:g}; on them: {spent}.{reason}",
+            why=f"With it, {word}{same} have {_shown(after.epsilon)} at δ = {self.delta:g}; on them: {spent}.{reason}",
             remedy="Lower method.epsilon, train on other records, or raise the limit: `stobatch budget --limit`.",
         )
 
@@ -422,7 +422,7 @@ class Book:
                 self._append("cost", mark=newcomer.mark, cost=cost_to_dict(newcomer.cost), settled=False)
 
     def settle(self, mark: str, cost: Cost) -> None:
-        """A training has ended, and this is what it cost."""
+        """Record that a training has ended, and what it cost."""
         with self.locked():
             known = self.entries.get(mark)
             if known is not None and not known.settled:
@@ -439,7 +439,7 @@ class Booking:
 
     @classmethod
     def of(cls, config: RunConfig, plan: Plan, run: Run, method: str | None = None) -> Booking | None:
-        """Return the booking that the settings or the environment ask for; None where nobody asked."""
+        """Return the booking that the settings or the environment ask for; None where none is asked for."""
         named = config.machine.book or os.environ.get(VARIABLE)
         if not named:
             return None
@@ -489,7 +489,7 @@ def _folder(path: str | Path) -> Path:
         raise BudgetError(f"{path} names no folder.", remedy="Give the book's folder without ~.") from None
 
 
-def _begin(folder: Path) -> None:
+def _create_folder(folder: Path) -> None:
     """Make a book; of several that try at once, one does."""
     # Hidden files are its lock, or a key that somebody else is writing.
     strange = folder.exists() and not (folder.is_dir() and all(one.name.startswith(".") for one in folder.iterdir()))
@@ -498,7 +498,7 @@ def _begin(folder: Path) -> None:
     try:
         make_folder(folder, private=True)
         folder.chmod(0o700)
-        with _alone_in(folder):
+        with _lock_folder(folder):
             if not is_book(folder):
                 write_json(folder / f"{_KEY}.json", _KEY, {"key": secrets.token_hex(32)}, private=True)
     except OSError as error:
@@ -506,8 +506,8 @@ def _begin(folder: Path) -> None:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until nobody else writes in a book's folder."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Wait until no one else writes in a book's folder."""
     descriptor = open_private(folder / _LOCK, os.O_RDWR)
     try:
         try:

@@ -55,7 +55,7 @@ def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: b
     shape, rule = None, PictureRule()
     digests: dict[str, list[tuple[str, str, Path]]] = defaultdict(list)
     with progress("check", len(every), quiet=quiet) as advance:
-        for part, name, path in _each(files):
+        for part, name, path in _each_file(files):
             try:
                 channels, height, width = image_shape(path)
                 if shape is None:
@@ -68,7 +68,7 @@ def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: b
             else:
                 sizes[height, width] += 1
                 kinds[channels] += 1
-                _look(image, path.relative_to(folder), faults)
+                _check_picture(image, path.relative_to(folder), faults)
                 digests[_digest(image)].append((part, name, path.relative_to(folder)))
             advance()
     if len(sizes) > 1 and not rule.resize:
@@ -82,16 +82,18 @@ def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: b
         is_grey = shape is not None and shape[0] == 1
         what = f"{kinds[1]:,} pictures are grey and {kinds[3]:,} in colour"
         faults.add(what, "Set data.colour=grey or data.colour=rgb.", stops=is_grey)
-    _repeated(digests, files, faults, per="person" if config.manifest else "picture")
+    _check_repeats(digests, files, faults, per="person" if config.manifest else "picture")
     classes = [
         ClassCount(name=name, train=len(files["train"].get(name, ())), test=len(files["test"].get(name, ())))
         for name in sorted({*files["train"], *files["test"]})
     ]
-    persons = {} if config.manifest is None else {"persons": _owned(folder, folder / config.manifest, files, faults)}
+    persons = (
+        {} if config.manifest is None else {"persons": _check_persons(folder, folder / config.manifest, files, faults)}
+    )
     return DataCheck(folder=str(folder), input_shape=shape, classes=tuple(classes), faults=faults.all(), **persons)
 
 
-def _owned(folder: Path, table: Path, files: dict[str, dict[str, list[Path]]], faults: _Faults) -> PersonCount:
+def _check_persons(folder: Path, table: Path, files: dict[str, dict[str, list[Path]]], faults: _Faults) -> PersonCount:
     """Count persons, with what is wrong about the table that names them."""
     try:
         owners = read_owners(table)
@@ -100,7 +102,7 @@ def _owned(folder: Path, table: Path, files: dict[str, dict[str, list[Path]]], f
         return PersonCount(num=0, largest=0)
     named: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
     missing = "Add a line for each: image,label,person."
-    for part, name, path in _each(files):
+    for part, name, path in _each_file(files):
         key = path.relative_to(folder).as_posix()
         owner = owners.pop(key, None)
         if owner is None:
@@ -149,15 +151,15 @@ def _list(folder: Path, faults: _Faults) -> dict[str, dict[str, list[Path]]]:
     return files
 
 
-def _each(files: dict[str, dict[str, list[Path]]]) -> Iterator[tuple[str, str, Path]]:
+def _each_file(files: dict[str, dict[str, list[Path]]]) -> Iterator[tuple[str, str, Path]]:
     for part in PARTS:
         for name, paths in files[part].items():
             for path in paths:
                 yield part, name, path
 
 
-def _look(image: Tensor, path: Path, faults: _Faults) -> None:
-    """What can be read and still is hardly what was meant."""
+def _check_picture(image: Tensor, path: Path, faults: _Faults) -> None:
+    """Note faults of a picture that can be read and still is hardly what was meant."""
     low, high = image.aminmax()
     if low == high:
         faults.add("a picture has one value everywhere", "Look whether it was saved as it should.", path, stops=False)
@@ -170,13 +172,13 @@ def _digest(image: Tensor) -> str:
     return hashlib.sha256(image.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
 
 
-def _repeated(
+def _check_repeats(
     digests: dict[str, list[tuple[str, str, Path]]],
     files: dict[str, dict[str, list[Path]]],
     faults: _Faults,
     per: str,
 ) -> None:
-    """The same picture more than once: a leak into the test set, two labels for one, or one person twice."""
+    """Note pictures that occur more than once: a leak into the test set, two labels for one, or one person twice."""
     groups = [group for group in digests.values() if len(group) > 1]
     num_test = sum(map(len, files["test"].values()))
     leaked = [

@@ -65,19 +65,19 @@ class TrainedModel:
 
     @property
     def claim(self) -> PrivacyGuarantee:
-        """What the method says of this training with secret seeds, before anyone looked: what audits test."""
+        """Return what the method says of this training with secret seeds, before anyone looked: what audits test."""
         return self.plan.after(self.accounted_steps).started_from(self.plan.prior)
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
-        """The claim, void where the seed is public, in the light of the run's audits."""
+        """Return the claim, void where the seed is public, in the light of the run's audits."""
         held = self.claim.with_public_seed() if self.plan.public_seeds else self.claim
         audit = Audit.read_if_there(self.run)
         return held.audited(recheck(audit.findings) if audit else ())
 
     @property
     def certifies(self) -> bool:
-        """Whether there is verified inference for this model."""
+        """Return whether there is verified inference for this model."""
         return can_certify(self.config, self.network)
 
     def verifiers(self) -> tuple[Verifier, ...]:
@@ -88,7 +88,7 @@ class TrainedModel:
 
     @property
     def verifier(self) -> Verifier:
-        """The way to certify that `certify` chose, or the first."""
+        """Return the way to certify that `certify` chose, or the first."""
         ways = self.verifiers()
         certified = CertificateSummary.read_if_there(self.run)
         chosen = certified.chosen.certificate if certified and certified.chosen else None
@@ -131,7 +131,7 @@ class TrainedModel:
         rule: PictureRule | None = None,
         seeds: Seeds | None = None,
     ) -> tuple[Kind | None, Iterator[Prediction]]:
-        """As `predict`, one answer after the other, for more pictures than fit into memory."""
+        """Yield the answers of `predict` one after the other, for more pictures than fit into memory."""
         verifier = self.verifier_for(radius, norm)
         named = name_pictures(pictures, self.network.input_shape)
         kind = describe_kind(best_kind(verifier.kinds), self.refuted_kinds()) if verifier else None
@@ -254,7 +254,7 @@ def make_network(
 ) -> Classifier:
     """Return a network to be trained: fresh, of a prior, or a copy of one handed over; the rest of it is frozen."""
     if config.prior.name is not None and start is None:
-        raise _not_here(config)
+        raise _missing_network_error(config)
     network = fresh_network(config, info, seeds, given)
     if start is not None:
         put_start(network, start, new_head=config.prior.new_head)
@@ -283,7 +283,7 @@ def read_start(config: RunConfig, run: Run | None) -> dict[str, Tensor] | None:
         return None
     path = None if run is None else run.path / START
     if path is None or not path.exists():
-        raise _not_here(config)
+        raise _missing_network_error(config)
     tensors, _ = read_tensors(path)
     if tensors_sha256(path.read_bytes()) != config.prior.weights_sha256:
         raise RunError(
@@ -294,7 +294,7 @@ def read_start(config: RunConfig, run: Run | None) -> dict[str, Tensor] | None:
     return tensors
 
 
-def _not_here(config: RunConfig) -> SettingError:
+def _missing_network_error(config: RunConfig) -> SettingError:
     return SettingError(
         f"the settings start from the prior {config.prior.name}, which is not here.",
         why="They name its digest; its weights are a file of their own.",
@@ -342,7 +342,7 @@ def read_config(run: Run) -> RunConfig:
 
 
 def as_certified(config: RunConfig, document: CertificateSummary) -> RunConfig:
-    """Return the settings that certificates were made with, whatever the run's own are."""
+    """Return the settings that certificates were made with, in place of the run's own."""
     return config.replace(
         certification=CertificationConfig.from_dict(document.settings),
         evaluation=config.evaluation.replace(norm=document.kinds[0].norm, radii=document.radii()),
@@ -428,7 +428,7 @@ def load(
             f"the weights do not fit the network: {reason}", remedy="Hand over the same network."
         ) from None
     weights_sha256 = tensors_sha256(directory.model_file.read_bytes())
-    _require_own(directory, training, weights_sha256)
+    _require_own_weights(directory, training, weights_sha256)
     method_of(config).restore(built, directory.path, config.training_hash)
     built.to(use_device(config.machine)).eval().requires_grad_(False)
     built.calibrate()
@@ -440,7 +440,7 @@ def load(
     return TrainedModel(built, config, recorded, directory, accounted, info.class_names, weights_sha256)
 
 
-def _require_own(run: Run, training: Training, weights_sha256: str) -> None:
+def _require_own_weights(run: Run, training: Training, weights_sha256: str) -> None:
     """Refuse weights and private tensors that this training did not leave; old trainings have no digests to ask."""
     if training.weights_sha256 not in (None, weights_sha256):
         raise RunError(

@@ -99,7 +99,7 @@ class Method(ABC):
         members: Tensor,
         seeds: Sequence[Seeds],
     ) -> ManyModels | None:
-        """Models on the examples `pool[members]`, a row for each, trained in the same passes; None if it cannot."""
+        """Return models on the examples `pool[members]`, a row each, trained in the same passes; None if it cannot."""
         return None
 
     @abstractmethod
@@ -117,17 +117,17 @@ def can_certify(config: RunConfig, network: Classifier | None) -> bool:
     """Return whether `verifiers_of` has a way to certify this network trained with these settings, or will try one."""
     method = method_of(config)
     follows = isinstance(network, HandedOver) and "bounds" in method.certificates and not why_unbounded(network)
-    return _names_another_way(config) or method.certifies(config) or follows
+    return _names_other_certificate(config) or method.certifies(config) or follows
 
 
 def verifiers_of(config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
     """Return the ways to certify a trained network: the method's own, or the one that the settings name instead."""
-    if _names_another_way(config):
+    if _names_other_certificate(config):
         return make_verifiers((config.certification.certificate,), config, plan, network)
     return method_of(config).verifiers(config, plan, network)
 
 
-def _names_another_way(config: RunConfig) -> bool:
+def _names_other_certificate(config: RunConfig) -> bool:
     return config.certification.certificate not in ("best", *method_of(config).certificates)
 
 
@@ -167,7 +167,7 @@ def require_per_example_at_size(config: RunConfig, network: Classifier, rows: in
 def split_network(network: Classifier, method: str) -> Network:
     """Return the network in two parts: some methods put noise between its first affine layer and the rest."""
     if not isinstance(network, Network):
-        raise _unfit(method, f"a {network.name if isinstance(network, HandedOver) else type(network).__name__}")
+        raise _unfit_error(method, f"a {network.name if isinstance(network, HandedOver) else type(network).__name__}")
     return network
 
 
@@ -176,11 +176,11 @@ def encoder_of(config: RunConfig, info: DatasetInfo, network: Classifier | None,
     if network is not None:
         return split_network(network, method).encoder
     if config.model.layers is not None:
-        raise _unfit(method, "a list of layers")
+        raise _unfit_error(method, "a list of layers")
     return build_encoder(config.model, info.input_shape)
 
 
-def _unfit(method: str, kind: str) -> ModelError:
+def _unfit_error(method: str, kind: str) -> ModelError:
     return ModelError(
         f"{method} cannot train {kind}.",
         why="It needs the first affine layer apart from the rest.",

@@ -25,7 +25,7 @@ _MOST_ROWS = 512
 def describe_prospects(config: RunConfig, network: HandedOver) -> tuple[str, ...]:
     """Return how a network will be clipped and certified; raises at what no method can train.
 
-    Whatever it raises it raises before any data is read, and nothing is written.
+    It raises before any data is read, if at all, and writes nothing.
     """
     batch = getattr(config.method, "batch_size", _MOST_ROWS)
     require_function(network, min(batch, rows_in_memory(network, config.machine.memory_mb // 8, most=_MOST_ROWS)))

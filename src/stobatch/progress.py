@@ -94,8 +94,8 @@ def running() -> Progress:
 
 @contextmanager
 def progress(title: str, total: int, *, start: int = 0, quiet: bool = False) -> Iterator[Progress]:
-    """Show progress while the block runs; silent where nobody wants it."""
-    with _shown(title, total, start, quiet) as shown:
+    """Show progress while the block runs; silent where it is not wanted."""
+    with _show(title, total, start, quiet) as shown:
         token = _running.set(shown)
         try:
             yield shown
@@ -104,7 +104,7 @@ def progress(title: str, total: int, *, start: int = 0, quiet: bool = False) -> 
 
 
 @contextmanager
-def _shown(title: str, total: int, start: int, quiet: bool) -> Iterator[Progress]:
+def _show(title: str, total: int, start: int, quiet: bool) -> Iterator[Progress]:
     if quiet:
         yield _Silent()
     elif not sys.stderr.isatty():

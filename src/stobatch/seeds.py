@@ -56,7 +56,7 @@ class Seeds:
         return hashlib.sha256(repr((self.root, *path)).encode()).digest()
 
     def generator(self, *path: str | int) -> torch.Generator:
-        """A fresh CPU generator for this path; draws are made on the CPU so that they do not depend on the device.
+        """Return a fresh generator for this path, on the CPU, so that draws do not depend on the device.
 
         PyTorch's generator keeps 32 bits of its seed. That is enough for attacks and initial weights, and not for what
         a proof rests on: among a thousand steps two would share their noise with a probability above a usual δ.

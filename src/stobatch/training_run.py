@@ -118,7 +118,7 @@ def train(
         info = dataset.info if dataset else data.describe(config.data, data_root(config))
         config, start = take_prior(config, info, prior, network, run)
     with engine_for(config) as engine:
-        # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
+        # Agents of torchrun count for themselves: one that is new to the group has replaced no other.
         replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
         resume = resume or replaced > 0
         observers = _observers(run, callback, log)
@@ -176,13 +176,13 @@ def _train(
     device = use_device(config.machine)
     seeds, given = _common_seeds(engine, seeds or seeds_of(config, run)), dataset is not None
     own = given or is_own(config.data)
-    dataset = hold_out(dataset, config.data, seeds)[0] if dataset else _read_by_turns(engine, config, seeds, quiet)
+    dataset = hold_out(dataset, config.data, seeds)[0] if dataset else _read_data(engine, config, seeds, quiet)
     copies = require_apart(dataset, config.data) if own else None
     if engine.leads and not quiet:
-        _tell_owner(config, copies, len(dataset.test))
+        _warn_owner(config, copies, len(dataset.test))
     net = make_network(config, dataset.info, seeds, network, start)
     net = net.to(device, parameter_precision(config.machine.precision))
-    trainable = _with_canaries(config, the_plan, dataset, net, seeds)
+    trainable = _add_canaries(config, the_plan, dataset, net, seeds)
     saved = SavedState(net, trainable.released_state) if trainable.claims_privacy else None
     trainable.check_data(engine.arrange(len(trainable.tasks(0))))
     trained_on = dataset.train.fingerprint()
@@ -211,7 +211,7 @@ def _train(
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
                 _warn_if_diverged(size_at_start, _size(net))
-                merge = partial(_merged, net, saved, the_plan, handed_over=network is not None)
+                merge = partial(_merge_adapters, net, saved, the_plan, handed_over=network is not None)
                 facts = {"data": described_data(run, dataset, given), "processes": engine.processes}
                 _write_end(run, config, trainable, merge, state, dataset.test, spent | facts)
             engine.note("done")
@@ -226,8 +226,8 @@ def _train(
     return replace(trained, config=trained.config.replace(machine=config.machine))
 
 
-def _tell_owner(config: RunConfig, copies: int | None, num_test: int) -> None:
-    """Say what the data's owner should know before the training, and nobody else."""
+def _warn_owner(config: RunConfig, copies: int | None, num_test: int) -> None:
+    """Say what the data's owner, and no one else, should know before the training."""
     lines = []
     if copies:
         lines += [f"{copies} of {num_test} test records are training records. This is for the data's owner alone."]
@@ -321,7 +321,7 @@ def _write_end(
     held_out: Examples,
     spent: dict[str, Any],
 ) -> None:
-    """What a finished training leaves; the model comes last but for the manifest, since it says that all is there."""
+    """Write what a training leaves; the model comes last but for the manifest, since it says that all is there."""
     kept, described = trainable.finish(run.path), merge()
     monitored = Monitored.of(held_out, config, trainable.network)
     with trainable.keeping_state():
@@ -350,7 +350,9 @@ def _write_end(
     write_atomically(run.model_file, lambda out: out.write(model))
 
 
-def _merged(network: Classifier, saved: SavedState | None, the_plan: Plan, *, handed_over: bool) -> NetworkFacts:
+def _merge_adapters(
+    network: Classifier, saved: SavedState | None, the_plan: Plan, *, handed_over: bool
+) -> NetworkFacts:
     """Make the network that is deployed of the one that was trained, whose fixed parts have to be as they were."""
     if saved is not None:
         saved.require_same()
@@ -380,8 +382,8 @@ def _common_seeds(engine: Engine, own: Seeds) -> Seeds:
     return own if own.public else Seeds(engine.common_root(own.root), public=False)
 
 
-def _read_by_turns(engine: Engine, config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
-    """Return one process of each node reads first, since reading may fetch and unpack."""
+def _read_data(engine: Engine, config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
+    """Read the data, on one process of each node first, since reading may fetch and unpack."""
     dataset = read_data(config, seeds, quiet or not engine.leads) if first_on_its_node() else None
     engine.exchange("data are there", "")
     return dataset or read_data(config, seeds, quiet=True)
@@ -406,8 +408,9 @@ def write_start(
     seeds: Seeds,
     start: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """The files that make a directory a run: its settings, its plan, what it starts from where that is public weights,
-    and for the owner only its secret seeds.
+    """Write the files that make a directory a run.
+
+    They are its settings, its plan, the public weights that it starts from, if any, and for the owner its secret seeds.
     """
     content = {"config": config.to_dict(), "dataset": info.to_dict()}
     if not run.exists:
@@ -421,7 +424,7 @@ def write_start(
         run.write("seeds", {"root": str(seeds.root)}, private=True)
 
 
-def _with_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network: Classifier, seeds: Seeds) -> Trainable:
+def _add_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network: Classifier, seeds: Seeds) -> Trainable:
     """Return the method bound to its data; canaries stand beside them, or in their place for one size."""
     method, train = method_of(config), dataset.train
     if not config.canaries.num:

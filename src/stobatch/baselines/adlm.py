@@ -40,7 +40,7 @@ from stobatch.verifier import Verifier
 
 
 def budget_of(network: Network) -> Tensor:
-    """β, the share of the input budget that each input value has; the mean is 1."""
+    """Return β, the share of the input budget that each input value has; the mean is 1."""
     assert isinstance(network.input_budget, Tensor)
     return network.input_budget
 
@@ -66,7 +66,7 @@ class InputRelevance(RelevanceTrainable):
         return self.network.input_shape
 
     def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
-        """|x_j ∂z_y/∂x_j| of each example, with z_y the score of its label.
+        """Return |x_j ∂z_y/∂x_j| of each example, with z_y the score of its label.
 
         In a ReLU network without biases that is what layer-wise relevance propagation (LRP-0) hands down to an input,
         exactly; biases and normalisation keep some of the relevance there. Sizes are taken example by example, so that
@@ -79,7 +79,7 @@ class InputRelevance(RelevanceTrainable):
         return (slope * inputs).abs()
 
     def take(self, relevance: Tensor) -> None:
-        """β_j = d R_j / Σ R, mixed with an even share so that none is 0; a mean of sizes below 0 is noise."""
+        """Return β_j = d R_j / Σ R, mixed with an even share so that none is 0; a mean of sizes below 0 is noise."""
         positive = relevance.clamp(min=0).double()
         shares = self.even_share + (1 - self.even_share) * positive / positive.mean().clamp(min=1e-30)
         budget_of(self.network).copy_(shares / shares.mean())
@@ -137,7 +137,7 @@ class AdLmTrainable(OpenTrainable):
         # One copy of the data on the device serves both.
         self.estimation.reader = self.reader
 
-    def _estimates(self, step: int) -> bool:
+    def _is_estimation(self, step: int) -> bool:
         return step <= self.estimation.relevance_step
 
     def monitor(self, step: int) -> float:
@@ -148,14 +148,14 @@ class AdLmTrainable(OpenTrainable):
         super().check_data(share)
 
     def targets(self, step: int) -> Mapping[str, Tensor]:
-        return self.estimation.targets(step) if self._estimates(step) else super().targets(step)
+        return self.estimation.targets(step) if self._is_estimation(step) else super().targets(step)
 
     def grid(self, step: int) -> Grid | None:
-        return self.estimation.grid(step) if self._estimates(step) else None
+        return self.estimation.grid(step) if self._is_estimation(step) else None
 
     def release(self, step: int, engine: Engine, stop: Stop = never) -> Averaged:
         self.estimation.attempt = self.attempt
-        if not self._estimates(step):
+        if not self._is_estimation(step):
             return super().release(step, engine, stop)
         averaged, parameters = self.estimation.release(step, engine, stop), self.parameters
         with torch.no_grad():
@@ -169,8 +169,8 @@ class AdLmTrainable(OpenTrainable):
         return Averaged({}, averaged.stopping)
 
     def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
-        """Of AdLM: the mean gradient of the Taylor losses of a batch under one draw of input noise, and χ3 once."""
-        if self._estimates(step):
+        """Yield AdLM's mean gradient of the Taylor losses of a batch under one draw of input noise, and χ3 once."""
+        if self._is_estimation(step):
             yield from self.estimation.parts(task, step, share)
             return
         batch, noise = self.order(step)[: self.batch_size], self.input_noise(step)
@@ -184,12 +184,12 @@ class AdLmTrainable(OpenTrainable):
             yield {"head.output.weight": gradient}
 
     def input_noise(self, step: int) -> Tensor:
-        """Lap(Δ_h0 / ε_j) / |L| with ε_j = β_j ε2: one draw for the batch of a step."""
+        """Return Lap(Δ_h0 / ε_j) / |L| with ε_j = β_j ε2: one draw for the batch of a step."""
         drawn = laplace(self.network.input_shape, self.plan.input_noise_scale, self._stream(step, "input noise"))
         return drawn.to(self.network.device, self.network.dtype) / budget_of(self.network)
 
     def loss_noise(self, step: int) -> Tensor:
-        """χ3 = Lap(Δ_F / ε3) / |L|, for every coefficient h_π y_k."""
+        """Return χ3 = Lap(Δ_F / ε3) / |L|, for every coefficient h_π y_k."""
         weight = self.network.head.output.weight
         return laplace(tuple(weight.shape), self.plan.loss_noise_scale, self._stream(step, "loss noise")).to(weight)
 
@@ -222,7 +222,7 @@ class AdLmTrainable(OpenTrainable):
         return {**super().finish(run), "accounted_steps": Ledger.of(run).accounted}
 
     def save_private(self, run: Path, config_hash: str) -> None:
-        """Noise lives in the steps alone; the model carries none."""
+        """Save nothing: noise lives in the steps alone."""
 
 
 _split = partial(split_network, method="AdLM")
@@ -266,7 +266,7 @@ class AdLm(Method):
         )
 
     def register_buffers(self, network: Classifier) -> None:
-        """β, even to begin with."""
+        """Add β, even to begin with."""
         _split(network).register_buffer("input_budget", torch.ones(network.input_shape))
 
     def prepare(
@@ -292,7 +292,7 @@ class AdLm(Method):
         return (NoisyBatch(plan),)
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """The weights are all there is: noise is in training alone."""
+        """Do nothing: the weights are all there is, and noise is in training alone."""
 
     def certifies(self, config: RunConfig) -> bool:
         return False

@@ -48,7 +48,7 @@ class PixelDpConfig(NoiseLayerSettings, name="pixeldp"):
 
     @property
     def size(self) -> float:
-        """The standard deviation of Gaussian noise, or the scale of Laplace noise, for a first layer of norm 1."""
+        """Return the noise for a first layer of norm 1: standard deviation if Gaussian, scale if Laplace."""
         if self.layer_noise == "laplace":
             return self.construction_bound / self.robustness_epsilon
         return self.gaussian_stddev(Classical())
@@ -151,7 +151,7 @@ class PixelDp(Method):
         return trainable
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """The weights are all there is."""
+        """Do nothing: the weights are all there is."""
 
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         method = config.method

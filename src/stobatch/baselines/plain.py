@@ -55,7 +55,7 @@ class Plain(Method):
         )  # fmt: skip
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """The weights are all there is."""
+        """Do nothing: the weights are all there is."""
 
     def certifies(self, config: RunConfig) -> bool:
         return False
@@ -72,7 +72,7 @@ _CPU_CHUNK = 833
 
 
 def require_batches(info: DatasetInfo, batch_size: int, batches: int) -> None:
-    """Raise unless so many batches of distinct examples fit the data."""
+    """Raise unless all batches of distinct examples fit the data."""
     if batches * batch_size > info.num_train:
         counted = {1: "a batch", 2: "two batches"}[batches]
         raise SettingError(
@@ -115,10 +115,10 @@ class OpenTrainable(Trainable):
         self.network.calibrate()
 
     def save_private(self, run: Path, config_hash: str) -> None:
-        """Nothing is private here."""
+        """Save nothing: nothing is private here."""
 
     def check_data(self, share: DeviceRank) -> None:
-        """Batches are drawn from all of the data, so every device may read every shard."""
+        """Accept any data: batches are drawn from all of them, so every device may read every shard."""
         self.reader.examples.require()
 
     def order(self, step: int) -> Tensor:
@@ -135,7 +135,7 @@ class OpenTrainable(Trainable):
                 yield self.weighted(self.scores(inputs, coins), labels, 1 / self.batch_size)
 
     def scores(self, inputs: Tensor, coins: NormalSampler) -> Tensor:
-        """Of some examples as training sees them; the coins are theirs alone."""
+        """Return the logits of some examples as training sees them; the generator is theirs alone."""
         logits: Tensor = self.network(inputs)
         return logits
 

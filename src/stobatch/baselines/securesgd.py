@@ -49,20 +49,20 @@ class RelevanceTrainable(DpSgdTrainable):
     @property
     @abstractmethod
     def relevance_step(self) -> int:
-        """Which."""
+        """Return the number of the step that releases relevances."""
 
     @abstractmethod
     def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
-        """Of each value of the layer, for each example; a function of that example alone."""
+        """Return the relevance of each value of the layer, for each example: a function of that example alone."""
 
     @abstractmethod
     def take(self, relevance: Tensor) -> None:
-        """The released mean over examples, noise included; kept in a buffer of the network."""
+        """Keep the released mean over examples, noise included, in a buffer of the network."""
 
     @property
     @abstractmethod
     def relevance_shape(self) -> tuple[int, ...]:
-        """The layer's."""
+        """Return the shape of the layer."""
 
     @property
     def largest_release(self) -> int:
@@ -165,7 +165,7 @@ class VulnerableLayer(RelevanceTrainable, EvenLayer):
         return self.network.encoder.hidden_shape
 
     def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
-        """|∂loss/∂h| of each example, in a noisy pass."""
+        """Return |∂loss/∂h| of each example, in a noisy pass."""
         assert isinstance(self.config, SecureSgdConfig)
         network = self.network
         with torch.no_grad():

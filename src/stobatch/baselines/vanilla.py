@@ -115,7 +115,7 @@ class VanillaAdversarial(Method):
         return False
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """The weights are all there is."""
+        """Do nothing: the weights are all there is."""
 
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         raise ModelError(

@@ -96,7 +96,7 @@ def pretrain(
     card = PriorCard(
         name=prior_files(out)[0].stem,
         made_by=f"stobatch pretrain, version {source_code()['stobatch']}",
-        architecture=None if network is not None else _untied_model(config.model).to_dict(),
+        architecture=None if network is not None else _plain_model(config.model).to_dict(),
         input_shape=info.input_shape,
         num_classes=classes,
         sources=images.sources,
@@ -126,7 +126,7 @@ def _require_positive(**numbers: float) -> None:
             raise SettingError(f"{name}={number} is not allowed.", remedy=f"Give {name} a number above 0.")
 
 
-def _untied_model(model: ModelConfig) -> ModelConfig:
+def _plain_model(model: ModelConfig) -> ModelConfig:
     """Return the network without what is to be private training's own: a prior is trained whole."""
     return ModelConfig(
         architecture=model.architecture, normalisation=model.normalisation, last_hidden_size=model.last_hidden_size

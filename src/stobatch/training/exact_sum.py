@@ -30,8 +30,8 @@ class ExactSum:
 
     **Guarantee.** For parts below 2³⁰ in total, and at most 4,096 processes, the result has the same bits for every
     order and grouping of `add`, and for every way to add up the `message`s; it misses the sum by at most 2⁻⁶⁵ a part,
-    and float32 parts above 2⁻⁴⁰ are not rounded at all. Larger gradients are summed as float64 sums them. With a grid, the
-    result is a function of the multiple of the grid's step that is nearest to that sum.
+    and float32 parts above 2⁻⁴⁰ are not rounded at all. Larger gradients are summed as float64 sums them. With a grid,
+    the result is a function of the multiple of the grid's step that is nearest to that sum.
 
     `message` is all of it in one flat vector, with a place at its end for votes of processes; `carry` comes before it
     is sent.
