@@ -29,9 +29,9 @@ class DataConfig(Settings):
         doc="The data set; `small_digits` is MNIST at 8x8, for audits; `shards` is what `stobatch shard` writes; "
         "`tensors` means it is handed over in Python",
     )
-    num_classes: int | None = setting(None, at_least=2, doc="Number of classes to keep, the first; all if unset")
-    train_limit: int | None = setting(None, at_least=1, doc="Number of training examples to use, the first")
-    test_limit: int | None = setting(None, at_least=1, doc="Number of test examples to use, the first")
+    num_classes: int | None = setting(None, at_least=2, doc="Keep only the first N classes; all of them if unset")
+    train_limit: int | None = setting(None, at_least=1, doc="Use only the first N training examples")
+    test_limit: int | None = setting(None, at_least=1, doc="Use only the first N test examples")
     augment: bool = setting(False, doc="Augment the training images as Appendix P describes, once, before batching")
     size: str | None = setting(
         None,
@@ -191,7 +191,7 @@ class CertificationConfig(Settings):
         doc="Clopper-Pearson on votes (the released code) or Hoeffding on mean scores (the paper's text)",
     )
     attack_radius: float = setting(0.2, above=0, at_most=2, doc="The attack size mu_a, l-infinity over [-1, 1]")
-    limit: int | None = setting(None, at_least=1, doc="Number of test examples to certify, the first")
+    limit: int | None = setting(None, at_least=1, doc="Certify only the first N test examples")
     certificate: str = setting(
         "best",
         choices=Names("best", registry=CERTIFICATES),
@@ -204,7 +204,7 @@ class CertificationConfig(Settings):
         added_later=True,
     )
     branches: int = setting(
-        0, at_least=0, doc="Of bounds: the most branches on signs of ReLUs for such an input", added_later=True
+        0, at_least=0, doc="Of bounds: at most N branches on signs of ReLUs for such an input", added_later=True
     )
     selection_draws: int = setting(100, at_least=1, doc="Of votes: the draws that choose the class and are not counted")
     hidden_stddev: float = setting(
@@ -262,8 +262,8 @@ class EvaluationConfig(Settings):
         doc="Noise draws per gradient step on the vote; unset takes as many as gradients need to agree",
     )
     vote_draws: int = setting(200, at_least=1, doc="Draws of each vote on an attacked input")
-    vote_limit: int | None = setting(100, at_least=1, doc="Number of test examples to attack the vote on, the first")
-    limit: int | None = setting(None, at_least=1, doc="Number of test examples to attack, the first")
+    vote_limit: int | None = setting(100, at_least=1, doc="Attack the vote on only the first N test examples")
+    limit: int | None = setting(None, at_least=1, doc="Attack only the first N test examples")
     num_images: int = setting(8, at_least=0, doc="Attacked test images kept for the report")
 
     def model_post_init(self, context: Any) -> None:

@@ -78,9 +78,9 @@ class Method(ABC):
         """Add to a fresh network what the method keeps in the model beside its weights."""
         return
 
-    @abstractmethod
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """Give a loaded network what its deployment needs beside its weights."""
+        """Give a loaded network what its deployment needs beside its weights: nothing, by default."""
+        return
 
     def certifies(self, config: RunConfig) -> bool:
         """Return whether there is verified inference for what this method trains with these settings."""

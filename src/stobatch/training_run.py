@@ -13,16 +13,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from stobatch import data
 from stobatch.book import Booking, cost_of
+from stobatch.bounds.certifier import why_unbounded
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.data.sources import hold_out, is_public
 from stobatch.dp.canaries import CANARY_SCORES, draw_run_canaries, replace_by_canaries
+from stobatch.dp.clipping import Batch, clipped_sum_partly_formed, clipper_for, formed_at_once, unrecorded
+from stobatch.dp.mixing import FEW_ROWS
 from stobatch.dp.plan import DpSgdPlan, Plan
-from stobatch.errors import BudgetError, RunError, SettingError
+from stobatch.errors import BudgetError, ModelError, RunError, SettingError
 from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
 from stobatch.loading import (
@@ -36,16 +40,19 @@ from stobatch.loading import (
     seeds_of,
 )
 from stobatch.methods import method_of
-from stobatch.models import Classifier, HandedOver, low_rank
+from stobatch.models import Classifier, HandedOver, low_rank, rows_in_memory
+from stobatch.models.experiments import require_function
+from stobatch.models.handed_over import public_points
+from stobatch.models.low_rank import as_deployed
 from stobatch.models.parts import choose_parts
 from stobatch.models.validators import SavedState
-from stobatch.network_prospects import describe_prospects
 from stobatch.prior import take_prior
 from stobatch.processes import attempt, first_on_its_node
 from stobatch.results import DataDigests, HistoryRow, NetworkFacts, Training
 from stobatch.runs import MANIFEST, START, Run, commit, make_key, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
+from stobatch.sound.settings import DpSgdSettings
 from stobatch.training import Trainable
 from stobatch.training import train as run_training
 from stobatch.training.checkpoint import TrainingState, tensors_digest
@@ -56,6 +63,9 @@ from stobatch.training.ledger import Ledger
 from stobatch.training.observer import Callback, CallingBack, Observer, TensorBoardLog
 from stobatch.training.trainable import Monitored, parameter_precision
 from stobatch.types import Neighbours
+
+_MOST_ROWS = 512
+"""Of the largest public batch; methods repeat the experiments at the size that they pass, where they pass it."""
 
 
 def plan(
@@ -80,7 +90,58 @@ def plan(
     given = None if network is None else plain_network(config, info, Seeds.reproducible(0), network)
     if given is not None:
         choose_parts(given, config.model, torch.Generator())
-    return replace(the_plan, network=describe_prospects(config, given)) if isinstance(given, HandedOver) else the_plan
+    return replace(the_plan, network=_describe_prospects(config, given)) if isinstance(given, HandedOver) else the_plan
+
+
+def _describe_prospects(config: RunConfig, network: HandedOver) -> tuple[str, ...]:
+    """Try a network on public points; return how it will be clipped and certified, or raise where none can train it."""
+    batch = getattr(config.method, "batch_size", _MOST_ROWS)
+    require_function(network, min(batch, rows_in_memory(network, config.machine.memory_mb // 8, most=_MOST_ROWS)))
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    held = sum(p.numel() for p in network.parameters()) - trained
+    sizes = f"network: {network.name}, {trained:,} values to train" + (f", {held:,} held fixed" if held else "")
+    clipped = (_clipping_words(network),) if isinstance(config.method, DpSgdSettings) else ()
+    return sizes, *clipped, _certificate_words(config, network)
+
+
+def _clipping_words(network: HandedOver) -> str:
+    probe = public_points(network, FEW_ROWS), torch.arange(FEW_ROWS, device=network.device) % network.num_classes
+    try:
+        way = clipper_for(network, _cross_entropy, probe)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:160].rstrip(".")
+        raise ModelError(
+            f"no example's gradient can be formed in your {network.name}: {reason}.",
+            why="DP-SGD clips every example's gradient, and torch.func forms it where one pass does not.",
+            remedy="Let its forward not branch on values, and change no tensor in place.",
+        ) from None
+    if not (formed := formed_at_once(network, way)):
+        return "clipping: in one backward pass, no example's gradient is formed"
+    left_over = [f"'{name.removeprefix('module.')}'" for name in unrecorded(network)]
+    named = ", ".join(left_over[:4]) + (", ..." if len(left_over) > 4 else "")
+    cost = f"{formed:,} bytes for each example that passes at once"
+    if way is clipped_sum_partly_formed:
+        return f"clipping: in one backward pass, and in a second that forms gradients of {named}, {cost}"
+    why = f"no layer that one pass can clip holds {named}" if left_over else "a weight is used outside of its layer"
+    return f"clipping: every example's gradient is formed, {cost}: {why}"
+
+
+def _cross_entropy(network: nn.Module, batch: Batch) -> Tensor:
+    inputs, labels = batch
+    return F.cross_entropy(network(inputs), labels, reduction="none")
+
+
+def _certificate_words(config: RunConfig, network: HandedOver) -> str:
+    ways = method_of(config).certificates
+    if "bounds" not in ways:
+        return f"certificates: method {config.method.title} has none for a network of your own"
+    unbounded = why_unbounded(as_deployed(network)).rstrip(".")
+    noise = config.method.noise if isinstance(config.method, DpSgdSettings) else None
+    votes = f"votes under {noise}" if noise is not None else ""
+    if not unbounded:
+        return f"certificates: bounds, of forward as torch.fx follows it{f'; or {votes}' if votes else ''}"
+    without = "votes need method.smoothing_stddev, which is 0"
+    return f"certificates: {votes or 'none, ' + without}; {unbounded}"
 
 
 def train(

@@ -28,7 +28,7 @@ class Neighbours(StrEnum):
 
 
 class Status(StrEnum):
-    """Who vouches for a guarantee. `VOID` is a privacy guarantee of a run whose seed is public: it protects no one."""
+    """Who vouches for a guarantee. `VOID` is a privacy guarantee of a run whose seed is public: it protects nobody."""
 
     NONE = "none"
     CLAIMED = "claimed"

@@ -291,9 +291,6 @@ class AdLm(Method):
         assert isinstance(plan, AdLmPlan)
         return (NoisyBatch(plan),)
 
-    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """Do nothing: the weights are all there is, and noise is in training alone."""
-
     def certifies(self, config: RunConfig) -> bool:
         return False
 

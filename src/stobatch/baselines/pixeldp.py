@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -149,9 +148,6 @@ class PixelDp(Method):
         )  # fmt: skip
         require_per_example_at_size(config, network, min(trainable.chunk, method.batch_size))
         return trainable
-
-    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """Do nothing: the weights are all there is."""
 
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         method = config.method

@@ -54,9 +54,6 @@ class Plain(Method):
             pieces=config.machine.pieces,
         )  # fmt: skip
 
-    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """Do nothing: the weights are all there is."""
-
     def certifies(self, config: RunConfig) -> bool:
         return False
 

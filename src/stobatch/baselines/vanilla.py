@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -113,9 +112,6 @@ class VanillaAdversarial(Method):
 
     def certifies(self, config: RunConfig) -> bool:
         return False
-
-    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """Do nothing: the weights are all there is."""
 
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         raise ModelError(

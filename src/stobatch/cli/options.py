@@ -34,7 +34,7 @@ Seed = Annotated[
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what was interrupted.")]
-Limit = Annotated[int | None, typer.Option(help="Use only this many test examples, the first ones.")]
+Limit = Annotated[int | None, typer.Option(help="Only the first N test examples.")]
 RunPath = Annotated[Path | None, typer.Argument(help="A run directory.", show_default=False)]
 OutOfRun = Annotated[Path | None, typer.Option("--out", help="The run directory, instead of the argument.")]
 Radii = Annotated[list[float] | None, typer.Option("--radius", help="Over [-1, 1]; may be repeated.")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 from stobatch.config import DataConfig, RunConfig
@@ -313,9 +312,6 @@ class Federated(Method):
             why="Its noise is drawn by the parties, each for its own records.",
             remedy="Use `stobatch federate`, or train with method sound.",
         )
-
-    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """Do nothing: the weights are all there is."""
 
     certificates = Sound.certificates
 

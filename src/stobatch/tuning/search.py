@@ -23,7 +23,7 @@ from stobatch.data import Dataset
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation.tables import data_root
-from stobatch.files import PRIVATE, make_folder, write_tensors
+from stobatch.files import PRIVATE, make_folder, write_atomically, write_tensors
 from stobatch.prior import take_prior
 from stobatch.progress import progress
 from stobatch.results import CandidateRow, Candidates, Search, Training, Winner
@@ -231,8 +231,6 @@ def _scores(
 def _write_table(
     directory: Run, config: RunConfig, candidates: Sequence[Candidate], scores: Sequence[Score], best: int | None
 ) -> None:
-    from stobatch.tuning.page import write_figure
-
     rows = tuple(
         CandidateRow(
             number=one.number,
@@ -245,7 +243,30 @@ def _write_table(
     )
     table = Candidates(held_out=config.data.held_out, rows=rows)
     directory.write(table.kind, table.to_dict(), private=True)
-    write_figure(table, directory.path / PRIVATE / "candidates.svg")
+    _write_figure(table, directory.path / PRIVATE / "candidates.svg")
+
+
+def _write_figure(candidates: Candidates, path: Path) -> None:
+    """Write the scores of candidates against each setting that was searched, for the owner alone."""
+    from stobatch.reporting.figures import canvas, standalone
+    from stobatch.reporting.page import LIGHT
+
+    keys = list(candidates.rows[0].settings) if candidates.rows else []
+    if not keys:
+        return
+    scored = [row for row in candidates.rows if row.noisy_score is not None]
+    with canvas(len(keys), 2.6 * len(keys) + 0.6, 2.6) as (figure, axes):
+        for axis, key in zip(axes, keys, strict=True):
+            values = list(dict.fromkeys(str(row.settings[key]) for row in candidates.rows))
+            for row in scored:
+                share = (row.noisy_score or 0.0) / candidates.held_out
+                colour = LIGHT["proved"] if row.won else LIGHT["muted"]
+                axis.plot(values.index(str(row.settings[key])), share, "D" if row.won else "o", color=colour)
+            axis.set_xticks(range(len(values)), values)
+            axis.set_xlabel(key)
+        axes[0].set_ylabel("noisy share of held-out records")
+        content = standalone(figure, "candidates")
+    write_atomically(path, lambda out: out.write(content), private=True)
 
 
 def _release(directory: Run, config: RunConfig, best: Candidate, score: Score) -> Winner:
