@@ -312,9 +312,7 @@ class Book:
             self._append("limit", epsilon=epsilon, delta=delta)
 
     def reading(self, records: TrainingExamples) -> Reading:
-        """Return a digest of each record's inputs under the book's key, and whose it is; -0.0 is no other value than
-        0.0.
-        """
+        """Return a keyed digest of each record's inputs, and whose it is; -0.0 counts as 0.0."""
         key, digests_of_rows = hashlib.sha256(self.key + b"records").digest(), []
         for inputs, _ in chunks(records):
             rows = (inputs + 0.0).flatten(1).contiguous().numpy()
@@ -374,9 +372,7 @@ class Book:
         return sorted(shares, key=lambda share: -share.epsilon)
 
     def require_within(self, newcomer: Newcomer, records: Reading | None) -> None:
-        """Raise where a training would spend more than the owner's limit; without records, those known by their
-        settings are meant.
-        """
+        """Raise where a training would exceed the owner's limit; without records, those known by its settings count."""
         known = self.entries.get(newcomer.mark) if newcomer.mark else None
         if self.limit is None or self.limit.epsilon is None or (known and known.cost == newcomer.cost):
             return
@@ -404,9 +400,7 @@ class Book:
         )
 
     def enter(self, newcomer: Newcomer, records: Reading) -> None:
-        """Enter a training before its first step, or what it costs now where it is there already; raises beyond the
-        limit.
-        """
+        """Enter a training before its first step, or the present cost of one entered before; raise beyond the limit."""
         with self.locked():
             self.require_within(newcomer, records)
             known = self.entries.get(newcomer.mark)

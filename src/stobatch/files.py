@@ -37,7 +37,7 @@ def make_folder(folder: Path, *, private: bool) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Return a descriptor of a new file that no other user can ever read."""
+    """Return a descriptor of a file that no other user can read, not even where an older one was readable."""
     descriptor = os.open(path, flags | os.O_CREAT, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor

@@ -81,9 +81,7 @@ class TrainedModel:
         return can_certify(self.config, self.network)
 
     def verifiers(self) -> tuple[Verifier, ...]:
-        """Return the ways to certify this model's answers in the norm of its evaluation, one per kind of
-        certificate.
-        """
+        """Return the ways to certify answers in the norm of the evaluation, one per kind of certificate."""
         return verifiers_of(self.config, self.plan, self.network)
 
     @property
@@ -152,7 +150,7 @@ class TrainedModel:
 
 
 def name_network(config: RunConfig, network: nn.Module | None) -> RunConfig:
-    """Return the settings of a run that trains a module of somebody's own: no architecture of ours has its name."""
+    """Return the settings of a run that trains a user's own module: no architecture of ours has its name."""
     if network is None or (isinstance(network, Classifier) and not isinstance(network, HandedOver)):
         return config
     return config.override("model.architecture", "custom")
@@ -303,8 +301,9 @@ def _missing_network_error(config: RunConfig) -> SettingError:
 
 
 def model_of_prior(model: TrainedModel) -> TrainedModel | None:
-    """Return the prior of a run as a model of its own, untouched by the private data; None where the run has none, or
-    where its last layer is of other classes.
+    """Return the prior of a run as a model of its own, untouched by the private data.
+
+    None where the run has no prior, or where its last layer is of other classes.
     """
     if model.config.prior.name is None or model.config.prior.new_head:
         return None
@@ -350,8 +349,9 @@ def as_certified(config: RunConfig, document: CertificateSummary) -> RunConfig:
 
 
 def describe_network(network: Classifier, *, handed_over: bool, parts: TrainedPart | None = None) -> NetworkFacts:
-    """Return the network for people and for `verify`: its layers, its size, whether it has to be handed over, and what
-    was trained where that is not all of it.
+    """Return the facts about a network for people and for `verify`.
+
+    They are its layers, its size, whether it has to be handed over, and what was trained where that is not all.
     """
     layers = tuple(str(layer) for layer in network.modules() if not list(layer.children()))
     count = sum(parameter.numel() for parameter in network.parameters())
@@ -362,7 +362,7 @@ def describe_network(network: Classifier, *, handed_over: bool, parts: TrainedPa
 
 @torch.no_grad()
 def _probe(network: Classifier) -> tuple[float, ...]:
-    """Return the scores of public points: no configuration says what a module of somebody's own computes."""
+    """Return the scores of public points: no configuration says what a user's own module computes."""
     return tuple(network(public_points(network, PROBES)).double().flatten().tolist())
 
 

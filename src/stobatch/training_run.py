@@ -299,8 +299,9 @@ def _warn_owner(config: RunConfig, copies: int | None, num_test: int) -> None:
 
 
 def _book(config: RunConfig, the_plan: Plan, run: Run, dataset: Dataset | None) -> Booking | None:
-    """Return the booking of a training that is not finished, if its owner keeps a book; one that is known to exceed the
-    limit is refused before data are read.
+    """Return the booking of an unfinished training, if its owner keeps a book.
+
+    One that is known to exceed the limit is refused before data are read.
     """
     booking = None if run.is_trained else Booking.of(config, the_plan, run)
     if booking is not None and dataset is None:

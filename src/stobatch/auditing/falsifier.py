@@ -270,7 +270,7 @@ _NOTHING: Columns = {name: [] for name in (*COLUMNS, "row", "point")}
 
 
 def of_certificates(audited: Audited) -> list[Finding]:
-    """Return every kind of certificate that `certify` left, attacked inside the balls nearest to a border."""
+    """Attack every kind of certificate that `certify` left, inside the balls nearest to a border."""
     trained, run = audited.trained(), audited.run
     document = CertificateSummary.read_if_there(run)
     if document is None:

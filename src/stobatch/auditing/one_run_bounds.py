@@ -118,7 +118,7 @@ def bounds_of_guesses(
         search: Callable[[Callable[[Claim], bool]], float],
         impossible: Callable[[Claim, int, int], bool],
     ) -> EpsilonBound:
-        """Return one search for the most that any number of guesses refutes: one for each asks about more."""
+        """Search once for the most that any number of guesses refutes; a search for each would ask more questions."""
         best = 0
 
         def refuted(claim: Claim) -> bool:

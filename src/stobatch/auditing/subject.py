@@ -92,12 +92,12 @@ class Audited:
         return records.read()
 
     def fresh(self, plan: Plan, train: Examples, seeds: Seeds) -> Trainable:
-        """Return a training of its own with these records and secrets."""
+        """Return a new training with these records and secrets."""
         network = self.fresh_network(seeds).to(self.config.machine.device)
         return method_of(self.config).prepare(self.config, plan, network, train, seeds)
 
     def fresh_network(self, seeds: Seeds) -> Classifier:
-        """Return a network as this training would start with, from the same prior where it has one."""
+        """Return a network as this training would start with, from the same prior if it has one."""
         return make_network(self.config, self.info, seeds, self.network, self.start)
 
     @cached_property

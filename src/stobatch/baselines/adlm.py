@@ -79,7 +79,7 @@ class InputRelevance(RelevanceTrainable):
         return (slope * inputs).abs()
 
     def take(self, relevance: Tensor) -> None:
-        """Return β_j = d R_j / Σ R, mixed with an even share so that none is 0; a mean of sizes below 0 is noise."""
+        """Set β_j = d R_j / Σ R, mixed with an even share so that none is 0; a mean of sizes below 0 is noise."""
         positive = relevance.clamp(min=0).double()
         shares = self.even_share + (1 - self.even_share) * positive / positive.mean().clamp(min=1e-30)
         budget_of(self.network).copy_(shares / shares.mean())

@@ -138,8 +138,9 @@ class SecureSgdPlan(DpSgdPlan):
 
 
 class EvenLayer(DpSgdTrainable):
-    """DP-SGD on cross-entropy under fresh noise behind a first layer of norm 1, or of the norm it has where it is not
-    trained: certificates go by the norm that it has.
+    """DP-SGD on cross-entropy under fresh noise behind the first layer.
+
+    That layer has norm 1, or where it is not trained the norm it has: certificates use the actual norm.
     """
 
     network: Network

@@ -1,5 +1,4 @@
-"""Digits bent and drawn afresh in every batch, framed as MNIST's are: 20 pixels long in a picture of 28x28, centred by
-mass.
+"""Digits bent and drawn afresh in every batch, framed like MNIST's: 20 of 28 pixels long, centred by mass.
 
 A glyph is kept as its signed distance to the outline, positive inside: a thicker or thinner pen is another level of it,
 and it can be read between its pixels.

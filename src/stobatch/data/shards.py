@@ -423,7 +423,7 @@ def describe(config: DataConfig, root: Path) -> DatasetInfo:
 
 
 def read(info: DatasetInfo, root: Path, generator: torch.Generator | None) -> tuple[ShardedExamples, Examples]:
-    """Return the training examples stay on disk; the test examples are read."""
+    """Return the data set: training examples stay on disk, test examples are read."""
     manifest = Manifest.read(root)
     return ShardedExamples(manifest), read_test(manifest, info.num_test)
 

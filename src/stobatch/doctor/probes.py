@@ -72,7 +72,7 @@ def environment() -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ask first: a launcher takes its own children along, which live in sessions of their own."""
+    """End a process. Ask first: a launcher takes its own children along, which live in sessions of their own."""
     for stop in (process.terminate, process.kill):
         if process.poll() is None:
             stop()

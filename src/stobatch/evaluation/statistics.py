@@ -87,7 +87,7 @@ def sign_test(first_only: int, second_only: int) -> float:
 
 
 def compare_over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> TTest:
-    """Return whether two settings differ: paired where both have the same seeds, else Welch's test.
+    """Test whether two settings differ: paired where both have the same seeds, else Welch's test.
 
     >>> test = compare_over_seeds({1: 0.91, 2: 0.92, 3: 0.93}, {1: 0.81, 2: 0.82, 3: 0.84})
     >>> round(test.difference, 3), test.paired, test.p_value < 0.01

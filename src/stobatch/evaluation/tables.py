@@ -44,7 +44,7 @@ def read_data(config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
 
 
 def test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | None, quiet: bool) -> Examples:
-    """Test examples only; the training data is not needed any more, but data sets are read as one."""
+    """Return the test examples only; the training data are not needed any more, but data sets are read as one."""
     whole = dataset or read_data(model.config, seeds_of(model.config, model.run), quiet)
     if whole.info.input_shape != model.network.input_shape or whole.info.num_classes != model.network.num_classes:
         raise DataError(

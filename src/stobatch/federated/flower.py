@@ -50,7 +50,7 @@ def unpack(record: ArrayRecord) -> dict[str, Tensor]:
 
 @cache
 def _open_party(run: Path) -> Party:
-    """Return a process that lives on keeps its parties; what counts, the ledger, is read from disk every time."""
+    """Return the party of a run, kept by the process; its ledger, which counts, is read from disk every time."""
     return Party.open(run)
 
 
@@ -193,9 +193,7 @@ class FlowerPost:
         return list(self.grid.send_and_receive(messages, timeout=seconds)) if messages else []
 
     def _content_of(self, reply: Message) -> Any:
-        """Return what a reply says; a party whose rounds are spent has nothing to say, any other refusal is an
-        error.
-        """
+        """Return the content of a reply; None from a party whose rounds are spent, an error for any other refusal."""
         if reply.has_error():
             raise FederationError(f"a party failed: {reply.error.reason}", remedy="See that party's own log.")
         refusal = reply.content.get("refusal")

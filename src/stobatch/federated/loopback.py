@@ -60,9 +60,7 @@ _MODULE = "from stobatch.federated.flower import client, server\n\n__all__ = ['c
 
 
 def write_app(folder: Path) -> Path:
-    """Return the Flower app to hand to `flwr run`: two lines, because all code is installed with the parties
-    already.
-    """
+    """Write the Flower app for `flwr run`: two lines, because all code is installed with the parties already."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(_PROJECT)
     (folder / "stobatch_federation.py").write_text(_MODULE)

@@ -127,9 +127,7 @@ def party_of(terms: RunConfig, name: str) -> PartySizes:
 
 
 def party_config(terms: RunConfig, party: PartySizes) -> RunConfig:
-    """Return a party's own settings: its part of the terms, its cap as the number of steps, its data in its own
-    hands.
-    """
+    """Return a party's own settings: its part of the terms, its cap as the number of steps, data that it holds."""
     return RunConfig(
         method=method_of_terms(terms).sound(party),
         data=DataConfig(name="tensors"),
@@ -141,9 +139,7 @@ def party_config(terms: RunConfig, party: PartySizes) -> RunConfig:
 
 
 def terms_hash(terms: RunConfig, input_shape: tuple[int, ...], num_classes: int, *, persons: bool = False) -> str:
-    """Return what everyone must have agreed on. Machines, certificates and attacks may differ; data keep only their
-    form.
-    """
+    """Return a hash of what all must agree on: not machines, certificates or attacks, and of data only their form."""
     agreed: dict[str, Any] = {key: terms.to_dict()[key] for key in ("method", "model", "training")}
     unit = {"unit": "person"} if persons else {}
     return content_hash({**agreed, "input_shape": list(input_shape), "num_classes": num_classes, **unit})

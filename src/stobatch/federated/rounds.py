@@ -35,9 +35,7 @@ class Transport(Protocol):
         """Return what every party says of itself."""
 
     def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Said]:
-        """Return what these parties say to the present step; nothing of those that are silent for
-        `method.answer_within`.
-        """
+        """Return the answers of these parties to the present step; none of those silent for `method.answer_within`."""
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
         """Return how many answers these parties count, of those that can be reached."""
@@ -52,7 +50,7 @@ class Rounds(Protocol):
 
 
 def converse(federation: Federation, post: Transport, *, quiet: bool = True) -> TrainedModel:
-    """Return all rounds that are left. A stop is obeyed between two rounds, with everything saved."""
+    """Run all rounds that are left. A stop is obeyed between two rounds, with everything saved."""
     with federation.run.held():
         federation.enrol(post.statements())
         steps = federation.terms.training.steps
@@ -89,7 +87,7 @@ class InProcessTransport:
 
 
 def in_process(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:
-    """Return the reference: all parties in this process, one after the other."""
+    """Return the reference transport: all parties in this process, one after the other."""
     return converse(
         federation, InProcessTransport({name: Party.open(path) for name, path in directories.items()}), quiet=quiet
     )
@@ -123,7 +121,7 @@ def split(terms: RunConfig, train: Examples) -> dict[str, Examples]:
 
 
 def found_parties(terms: RunConfig, folder: Path, dataset: Dataset, *, resume: bool = False) -> dict[str, Path]:
-    """Return a directory for each party with its share of the data; parties that are there already are kept."""
+    """Make a directory for each party with its share of the data; keep those that are there already."""
     directories = {}
     for name, own in split(terms, dataset.train.in_memory()).items():
         Party.found(folder / name, terms, dataset.info, name, own, resume=resume)

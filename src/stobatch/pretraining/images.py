@@ -136,9 +136,7 @@ def public_images(
     count: int,
     licence: str | None = None,
 ) -> PublicImages:
-    """Return what `--from-data` names, in this shape, to draw `count` images from; nothing of the private data that
-    `config` speaks of is read.
-    """
+    """Return what `--from-data` names, in this shape, to draw `count` images from; no private data are read."""
     if name in (DIGITS, FONTS, STROKES):
         return Rendered(name, shape, seeds)
     if name in (LEAVES, GENERATORS):

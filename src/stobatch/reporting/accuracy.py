@@ -100,7 +100,7 @@ def _function(facts: Facts, function: str) -> FunctionTables:
 
 
 def _at_attacked(facts: Facts, entry: ProtocolTable) -> Iterator[FoldedTable]:
-    """Yield where an attack has moved the input already; the clean input may be certified or not."""
+    """Yield accuracies certified at inputs that an attack has moved; the clean input may be certified or not."""
     statuses = {kind.name: str(kind.status) for kind in facts.all_kinds}
     for rule, rows in entry.certified_at_attacked.items():
         status = statuses.get(rule, "status not recorded")

@@ -275,7 +275,7 @@ class Bounded:
 
 
 def score_histograms(histogram: Histogram, name: str) -> Chart:
-    """Return the attack's scores of both kinds of models; where the two do not overlap, nothing is hidden."""
+    """Draw the attack's scores of both kinds of models; where the two do not overlap, nothing is hidden."""
     with canvas(1, 4.8, 2.7) as (figure, (axes,)):
         edges = histogram.edges
         sides = ((histogram.without, "one data set", "clean"), (histogram.with_, "its neighbour", "attack-2"))

@@ -68,7 +68,7 @@ def comparison_section(document: Comparison) -> ComparisonSection:
 
 
 def comparison_tables(document: Comparison) -> RenderableType:
-    """Return the same in a terminal; of many t-tests those with the smallest p-values."""
+    """Return the comparison for a terminal; of many t-tests those with the smallest p-values."""
     from rich.console import Group
     from rich.text import Text
 
@@ -381,7 +381,7 @@ NAMES = ("comparison.html", "comparison.svg")
 
 
 def write_comparison(document: Comparison, folder: Path) -> list[Path]:
-    """Return the page and its first figure; the same document gives the same bytes."""
+    """Write the page and its first figure, and return their paths; the same document gives the same bytes."""
     page = render(
         "comparison.html",
         title=f"{len({row.name for row in document.rows})} methods compared",

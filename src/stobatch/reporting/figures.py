@@ -129,7 +129,7 @@ def accuracy_curves(facts: Facts, name: str) -> Chart:
 
 
 def attack_curves(facts: Facts, name: str) -> Chart | None:
-    """Return each adaptive attack on its own, and the worst of them for each example."""
+    """Draw each adaptive attack on its own, and the worst of them for each example."""
     panels = []
     for function in facts.functions:
         entry = facts.entry("adaptive", function)
@@ -304,7 +304,7 @@ def standalone(figure: Figure, name: str) -> bytes:
 
 
 def _svg(figure: Figure, name: str, *, transparent: bool) -> str:
-    """Return the same figure gives the same bytes."""
+    """Return the figure as SVG; the same figure gives the same bytes."""
     import matplotlib
 
     out = io.StringIO()

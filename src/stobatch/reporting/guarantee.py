@@ -99,7 +99,7 @@ def prior_lines(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
 
 
 def start_lines(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
-    """Return the same under a heading that says what they are of."""
+    """Return the lines of `prior_lines` without the word that a heading says already."""
     return tuple(line.removeprefix("prior").lstrip(":, ") for line in prior_lines(guarantee))
 
 

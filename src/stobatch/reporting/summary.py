@@ -177,7 +177,7 @@ class Facts:
         return next(recorded, None) or self._same_numbers(function)
 
     def _same_numbers(self, function: str) -> SameImages:
-        """Return the same from scores of an older version: certificates for another number of images are left out."""
+        """Return the same numbers from scores of an older version: certificates of other image counts are left out."""
         entries = [entry for entry in self.scores.under_attack if entry.function == function]
         rows = entries[0].rows
         kinds = self.kinds(function) if self.certificates and self.certificates.rows == rows else []

@@ -10,7 +10,7 @@ from stobatch.results.training import DatasetFacts, Training
 
 
 class Outcome(StrEnum):
-    """Of one check of a run."""
+    """The outcome of one check of a run."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -18,7 +18,7 @@ class Outcome(StrEnum):
 
 
 class Check(Part):
-    """One thing of a run that was looked at: the file it is about, and what was found."""
+    """A check of one part of a run: the file it is about, and the outcome."""
 
     name: Text
     outcome: Outcome

@@ -219,7 +219,7 @@ def _without_titles(schema: Any) -> Any:
 
 
 def describe(error: ValidationError) -> str:
-    """Return the first thing that is wrong, and where: `accuracy[0].radius is missing`."""
+    """Return the first fault, and where it is: `accuracy[0].radius is missing`."""
     first = error.errors(include_url=False)[0]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     fault = {"missing": "is missing", "extra_forbidden": "is nothing that it may hold"}.get(first["type"])

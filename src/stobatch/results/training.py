@@ -52,7 +52,7 @@ class StartedRun(Document):
     @field_validator("config")
     @classmethod
     def _has_names(cls, config: Settings) -> Settings:
-        """Return what every run's settings name; the rest is for `config` to read."""
+        """Check that the settings have what every run names; the rest is for `config` to read."""
         method, data, seed = config.get("method"), config.get("data"), config.get("seed", False)
         if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in (method, data)):
             raise ValueError("it names no method, or no data")

@@ -66,7 +66,7 @@ def environment(device: torch.device | str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """A measurement that has begun.
+    """A measurement of peak memory that has begun.
 
     On a GPU what PyTorch's tensors took on it; else the resident size of the whole process, libraries and data
     included.
@@ -79,7 +79,7 @@ class PeakMemory:
 
     @classmethod
     def begin(cls, device: torch.device) -> PeakMemory:
-        """Forget what was reached before."""
+        """Begin a measurement: forget what was reached before."""
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return cls(device, "gpu tensors")

@@ -21,7 +21,7 @@ _REMEMBERED = 16
 
 @dataclass(frozen=True)
 class Stretch:
-    """Steps from `first` to `last` (excluded), and all that their bits hang on."""
+    """Steps from `first` to `last` (excluded), and all that their bits depend on."""
 
     first: int
     last: int
@@ -105,7 +105,7 @@ class Ledger:
         )
 
     def settled(self, step: int, state: str) -> Ledger:
-        """Return the present stretch was made up to a step, and what came of it, with that digest, is safe on disk.
+        """Count the present stretch as made up to a step, whose outcome, with that digest, is safe on disk.
 
         What is left of a stretch that is made for the first time was never made. What is left of a repetition may have
         been, before the crash: it is a stretch of its own from now on.

@@ -139,7 +139,7 @@ class ManyModels(ABC):
 
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
-        """Return what each trained model says: models x inputs x classes."""
+        """Return the logits of each trained model: models x inputs x classes."""
 
 
 class OneByOne(ManyModels):
@@ -161,7 +161,7 @@ class OneByOne(ManyModels):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of the arithmetic of all processes together."""
+    """A fingerprint of the arithmetic of all processes together."""
 
     digest: str
     repeatable: bool

@@ -168,7 +168,7 @@ def _documents(subject: Subject) -> Iterator[Check]:
 
 
 def _files(run: Run, rewritten: tuple[str, ...]) -> Iterator[Check]:
-    """Yield every public file against the manifest."""
+    """Check every public file against the manifest."""
     if not run.has(MANIFEST):
         yield differs("manifest", "there is none: the files vouch for nothing, and cannot be verified", "manifest.json")
         return

@@ -116,7 +116,7 @@ def _wrong_ledger(subject: Subject, counted: int) -> Iterator[tuple[str, str]]:
 
 
 def guarantee_checks(subject: Subject) -> Iterator[Check]:
-    """Yield what documents say of privacy against what configuration and counts give."""
+    """Check what documents say of privacy against what configuration and counts give."""
     for document in (Attack.read_if_there(subject.run), Scores.read_if_there(subject.run)):
         if document is not None:
             yield _check_guarantee(subject, f"{document.kind}.json", document.guarantee)
@@ -255,7 +255,7 @@ def attack_check(subject: Subject) -> Check:
 
 
 def scores_checks(subject: Subject) -> Iterator[Check]:
-    """Yield the whole evaluation: every table, the gaps, the flags, and the certificates beside them."""
+    """Check the whole evaluation: every table, the gaps, the flags, and the certificates with them."""
     document, file = Scores.read(subject.run), "scores.json"
     if wrong := other_run(subject, document.training_hash, document.weights_sha256):
         yield differs("evaluation", wrong, file)
@@ -328,7 +328,7 @@ def _check_tables_agree(tables: list[AttackedTable], certified: Columns | None, 
 
 
 def pictures_check(subject: Subject) -> Check:
-    """Return the owner's pictures are those that the evaluation kept."""
+    """Check that the owner's pictures are those that the evaluation kept."""
     name, kept = "pictures", Scores.read(subject.run).images
     path = subject.run.path / PRIVATE / IMAGES
     if kept is None or not path.exists():
@@ -341,7 +341,7 @@ def pictures_check(subject: Subject) -> Check:
 
 
 def _pairs(document: Part, computed: Part) -> list[tuple[str, Any, Any]]:
-    """Return what a document says beside what was computed again, key by key."""
+    """Return what a document says next to what was computed again, key by key."""
     recorded = document.to_dict()
     return [(key, recorded.get(key), value) for key, value in computed.to_dict().items()]
 

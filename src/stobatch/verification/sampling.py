@@ -108,7 +108,7 @@ def _sample_rows(rows: int, size: int, seeds: Seeds) -> Tensor:
 
 
 def _check_answers(subject: Subject, test: Examples, rows: Columns, chosen: Tensor, file: str) -> Check:
-    """Return labels and clean answers of the single pass; two scores that tie up to rounding may fall either way."""
+    """Check labels and clean answers of the single pass; two scores that tie up to rounding may fall either way."""
     name = "sample answered again"
     if rows["label"] != test.labels[: len(rows["label"])].tolist():
         return differs(name, "the rows are for other labels", file)
@@ -160,7 +160,7 @@ class _Again:
     file = "certificates.json"
 
     def bounds(self, verifier: BoundsVerifier) -> Check:
-        """Return every recorded radius is one that was asked about, and is proved again."""
+        """Check that every recorded radius is one that was asked about, and prove it again."""
         radius = np.asarray(self.recorded["radius"])
         # Another machine may round the last bit of a bound otherwise: a millionth less has to hold in any case.
         asked = tuple(sorted(size for each in verifier.radii for size in (each, each * (1 - 1e-6))))
@@ -174,7 +174,7 @@ class _Again:
         return agrees(self.name, f"{len(self.rows)} of {self.of} rows: every radius is proved again", self.file)
 
     def radii(self) -> Check:
-        """Return what another package certifies without draws, computed again; rounding may make it less."""
+        """Compute again what another package certifies without draws; rounding may make it less."""
         columns = self.verifier.verify(self.inputs, self.seeds.generator("sample radii")).columns()
         for kind in self.verifier.kinds:
             recorded, again = np.asarray(self.recorded[kind.column]), columns[kind.column]

@@ -84,7 +84,7 @@ class Subject:
         return {}
 
     def _verifiers(self, config: RunConfig) -> tuple[Verifier, ...]:
-        """Return those of the model under these settings, which several documents have in common."""
+        """Return the model's verifiers under these settings, which several documents have in common."""
         if config not in self._verifiers_by_config:
             model = TrainedModel(self.model.network, config, self.model.plan, self.run, self.model.accounted_steps)
             self._verifiers_by_config[config] = model.verifiers()

@@ -128,7 +128,7 @@ class Engine(ABC):
 
     @abstractmethod
     def exchange(self, topic: str, text: str) -> list[str]:
-        """Tell all processes a short text, and hear what each of them says; also a meeting point."""
+        """Tell all processes a short text, and return what each of them says; also a meeting point."""
 
     def common_root(self, own: int) -> int:
         """Return the root of secret seeds of the process that leads, below 2¹²⁸."""

@@ -171,7 +171,7 @@ def speaks(error: StobatchError) -> bool:
 
 
 def _claim(store: Store, rank: int) -> bool:
-    """Return the right to speak for processes that have not joined; one that was replaced has lost it."""
+    """Claim the right to speak for processes that have not joined; one that was replaced has lost it."""
     key, own = "speaks before joining", f"{time.time()} {rank} {secrets.token_hex(8)}"
     try:
         before = store.compare_set(key, "", own).decode()
