@@ -95,7 +95,7 @@ def _flush_folder(folder: Path) -> None:
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a new folder so that a kill at any moment leaves it whole or not at all under its name.
 
-    What a killed writer leaves is a hidden folder beside it, `.NAME.….tmp`.
+    What a killed writer leaves is a hidden folder next to it, `.NAME.….tmp`.
     """
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     try:

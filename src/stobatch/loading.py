@@ -310,7 +310,7 @@ def model_of_prior(model: TrainedModel) -> TrainedModel | None:
     start, network = read_start(model.config, model.run), copy.deepcopy(model.network)
     assert start is not None
     put_start(network, start, new_head=False)
-    # What the method keeps beside the weights may come from the private data.
+    # What the method keeps besides the weights may come from the private data.
     method_of(model.config).register_buffers(network)
     network.to(model.network.device, model.network.dtype)
     network.calibrate()

@@ -55,7 +55,7 @@ class Method(ABC):
     has_trainers: ClassVar[bool] = False
     """Whether `trainers` divides its data among owners; the published method's trainers follow from its batches."""
     trains_parts: ClassVar[bool] = False
-    """Whether it can leave parameters as they are, train adapters beside them, and start from given weights."""
+    """Whether it can leave parameters as they are, train adapters next to them, and start from given weights."""
     takes_prior: ClassVar[bool] = False
     """Whether it can start from given weights, where it trains no parts."""
     certificates: ClassVar[tuple[str, ...]] = ()
@@ -75,11 +75,11 @@ class Method(ABC):
         """Bind the method to data: check the network, draw what is private, perturb the inputs. Writes nothing."""
 
     def register_buffers(self, network: Classifier) -> None:
-        """Add to a fresh network what the method keeps in the model beside its weights."""
+        """Add to a fresh network what the method keeps in the model besides its weights."""
         return
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """Give a loaded network what its deployment needs beside its weights: nothing, by default."""
+        """Give a loaded network what its deployment needs besides its weights: nothing, by default."""
         return
 
     def certifies(self, config: RunConfig) -> bool:

@@ -44,7 +44,7 @@ def implements(*names: str, verdict: str) -> Callable[[T], T]:
     `verdict` says in one sentence whether the paper's statement holds; the pages under docs/ give the reasons.
     """
     del names, verdict  # `items` reads them from the source
-    return lambda thing: thing
+    return lambda code: code
 
 
 @cache

@@ -17,10 +17,10 @@ LINE_EVERY_S = 30.0
 
 
 class Progress(ABC):
-    """Work that somebody waits for. Call it with what was done since the last call."""
+    """Work that a user waits for. Call it with what was done since the last call."""
 
     def __call__(self, count: float = 1, note: str | None = None) -> None:
-        """Move by `count` and, if given, replace the note beside it."""
+        """Move by `count` and, if given, replace the note next to it."""
         self.advance(count, note)
 
     @abstractmethod

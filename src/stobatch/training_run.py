@@ -160,7 +160,7 @@ def train(
 
     `network` is any `nn.Module` from inputs in [-1, 1] to one score per class; its sizes are found by a public probe,
     and a copy of it is trained. Without one the configuration says what is built. `prior` is what training starts from
-    instead of random weights: a finished run on other data, or a safetensors file with its card beside it.
+    instead of random weights: a finished run on other data, or a safetensors file with its card next to it.
 
     Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
     `callback` is told every `training.monitor_every` steps what may be seen of the training, and with
@@ -487,7 +487,7 @@ def write_start(
 
 
 def _add_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network: Classifier, seeds: Seeds) -> Trainable:
-    """Return the method bound to its data; canaries stand beside them, or in their place for one size."""
+    """Return the method bound to its data; canaries are added to them, or replace some to keep their number."""
     method, train = method_of(config), dataset.train
     if not config.canaries.num:
         return method.prepare(config, the_plan, network, train, seeds)

@@ -218,7 +218,7 @@ def require_same_scores(
     differ by rounding; a difference of functions is a thousand times that.
     """
     for part in torch.split(inputs.to(network.device, network.dtype), rows_at_once):
-        # Scores that are no numbers are another error, which comes later.
+        # NaN scores are another error, which comes later.
         expected = certified(part.clone()).nan_to_num()
         allowed = _AGREEMENT * expected.abs().max()
         computed = {"the network that is called": network(part.clone())}

@@ -65,7 +65,7 @@ class InputRelevance(RelevanceTrainable):
     def relevance_shape(self) -> tuple[int, ...]:
         return self.network.input_shape
 
-    def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
+    def relevances(self, inputs: Tensor, labels: Tensor, sampler: NormalSampler) -> Tensor:
         """Return |x_j ∂z_y/∂x_j| of each example, with z_y the score of its label.
 
         In a ReLU network without biases that is what layer-wise relevance propagation (LRP-0) hands down to an input,

@@ -83,12 +83,12 @@ class GaussianLayer(OpenTrainable):
         self.size = size
         super().__init__(network, train, seeds, batch_size=batch_size, memory_mb=memory_mb, pieces=pieces)
 
-    def noise(self, shape: tuple[int, ...], coins: NormalSampler) -> Tensor:
-        return coins(shape) * (self.size * spread_of(self.network))
+    def noise(self, shape: tuple[int, ...], sampler: NormalSampler) -> Tensor:
+        return sampler(shape) * (self.size * spread_of(self.network))
 
-    def scores(self, inputs: Tensor, coins: NormalSampler) -> Tensor:
+    def scores(self, inputs: Tensor, sampler: NormalSampler) -> Tensor:
         network = self.network
-        noise = self.noise((len(inputs), *network.encoder.hidden_shape), coins).to(inputs)
+        noise = self.noise((len(inputs), *network.encoder.hidden_shape), sampler).to(inputs)
         logits: Tensor = network.head(network.noisy_hidden(inputs) + noise)
         return logits
 
@@ -103,8 +103,8 @@ class GaussianLayer(OpenTrainable):
 class LaplaceLayer(GaussianLayer):
     """The same with Laplace noise, behind a first layer of l1 norm 1."""
 
-    def noise(self, shape: tuple[int, ...], coins: NormalSampler) -> Tensor:
-        return view_noise("laplace", 2**0.5 * self.size, shape, coins)
+    def noise(self, shape: tuple[int, ...], sampler: NormalSampler) -> Tensor:
+        return view_noise("laplace", 2**0.5 * self.size, shape, sampler)
 
     def limit(self) -> None:
         limit_l1_norm(self.network.encoder)

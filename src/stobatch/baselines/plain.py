@@ -127,11 +127,11 @@ class OpenTrainable(Trainable):
         for number, piece in enumerate(split_rows(len(batch), self.chunk, self.network.device, share, self.pieces)):
             if share.takes(number):
                 stream = partial(self.seeds.generator, "step", step, "noise")
-                coins = sampler_by_blocks(stream, piece, self.network.device)
+                sampler = sampler_by_blocks(stream, piece, self.network.device)
                 inputs, labels = self.reader.fetch(batch[piece])
-                yield self.weighted(self.scores(inputs, coins), labels, 1 / self.batch_size)
+                yield self.weighted(self.scores(inputs, sampler), labels, 1 / self.batch_size)
 
-    def scores(self, inputs: Tensor, coins: NormalSampler) -> Tensor:
+    def scores(self, inputs: Tensor, sampler: NormalSampler) -> Tensor:
         """Return the logits of some examples as training sees them; the generator is theirs alone."""
         logits: Tensor = self.network(inputs)
         return logits

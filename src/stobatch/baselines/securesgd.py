@@ -52,7 +52,7 @@ class RelevanceTrainable(DpSgdTrainable):
         """Return the number of the step that releases relevances."""
 
     @abstractmethod
-    def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
+    def relevances(self, inputs: Tensor, labels: Tensor, sampler: NormalSampler) -> Tensor:
         """Return the relevance of each value of the layer, for each example: a function of that example alone."""
 
     @abstractmethod
@@ -77,7 +77,7 @@ class RelevanceTrainable(DpSgdTrainable):
         if step != self.relevance_step:
             return super()._clipped_rows(inputs, labels, step, coins, per)
         relevances = self.relevances(inputs, labels, coins).detach()
-        # In float64, and vectors that are no numbers left out: the bound must not depend on what the data do.
+        # In float64, and vectors with NaN or infinite values left out: the bound must not depend on what the data do.
         rows = relevances.reshape(len(relevances) // per, per, -1).double().mean(1)
         rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
         weights = clipping_weights(rows.norm(dim=1), self.clip_norm)
@@ -165,12 +165,12 @@ class VulnerableLayer(RelevanceTrainable, EvenLayer):
     def relevance_shape(self) -> tuple[int, ...]:
         return self.network.encoder.hidden_shape
 
-    def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
+    def relevances(self, inputs: Tensor, labels: Tensor, sampler: NormalSampler) -> Tensor:
         """Return |∂loss/∂h| of each example, in a noisy pass."""
         assert isinstance(self.config, SecureSgdConfig)
         network = self.network
         with torch.no_grad():
-            noise = coins((len(inputs), *self.relevance_shape)).to(inputs)
+            noise = sampler((len(inputs), *self.relevance_shape)).to(inputs)
             hidden = network.noisy_hidden(inputs) + noise * (self.config.layer_stddev * spread_of(network))
         with torch.enable_grad():
             leaf = hidden.requires_grad_()

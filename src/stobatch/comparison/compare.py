@@ -115,7 +115,7 @@ def _has_same_weights(one: Compared, document: CertificateSummary | Scores) -> b
 
 
 def _is_evaluated(one: Compared) -> bool:
-    """Return whether there are scores of this model, made with these settings and beside these certificates."""
+    """Return whether there are scores of this model, made with these settings and certificates."""
     content = one.run.read("scores") if one.run.has("scores") else {}
     if "same_images" not in content:
         # None, or those of an older version, which lack more than that.

@@ -54,7 +54,7 @@ def as_dense(codes: Tensor) -> Tensor:
 
 
 def check_codes(codes: Tensor, num_records: int) -> None:
-    """Raise unless there is a number for each record, and every number below the largest is somebody's."""
+    """Raise unless there is a number for each record, and every number below the largest is used."""
     form = codes.dtype == torch.int64 and codes.shape == (num_records,)
     if not form or not torch.equal(codes, as_dense(codes)):
         raise DataError(
@@ -149,7 +149,7 @@ class Persons:
 def few_of_each(counts: Tensor, most: int, stream: Stream) -> Tensor:
     """Return places in a row of all persons' records, at most `most` of each person, chosen uniformly.
 
-    `counts` says how many records each person has in the row. A person's choice depends on secret coins and on the
+    `counts` says how many records each person has in the row. A person's choice depends on secret draws and on the
     number of that person's own records alone.
 
     >>> from stobatch.seeds import Seeds

@@ -1,6 +1,6 @@
 """`doctor`: whether this machine's back-ends work, before a long or a many-process training is started.
 
-Every check tries the thing itself: a file is written for good, processes add up, a gradient is computed twice. None of
+Every check tries what it is about: a file is written for good, processes add up, a gradient is computed twice. None of
 them reads private data, and what they say names no folder and no host. A check that raises or hangs is broken, and the
 next one has its turn.
 """

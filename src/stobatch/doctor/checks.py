@@ -1,4 +1,4 @@
-"""The checks that `doctor` makes: each tries one thing that a training rests on and says what was measured.
+"""The checks that `doctor` makes: each tries one part that a training rests on and says what was measured.
 
 Arithmetic is tried on small cases whose answers are known by other means. Each check takes as an argument what it
 tries, so that a broken one can be put in its place.

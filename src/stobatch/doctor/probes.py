@@ -81,7 +81,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _reason(code: int, errors: str) -> str:
-    """Return one line: the exception if there was one, else the last thing said, else how the process ended."""
+    """Return one line: the exception if there was one, else the last line printed, else how the process ended."""
     if named := _ERROR.findall(errors):
         return str(named[0])
     if code == -signal.SIGALRM:

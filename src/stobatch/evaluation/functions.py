@@ -62,7 +62,7 @@ class SinglePass(Deployed):
     @torch.no_grad()
     def answer(self, points: Tensor, generator: torch.Generator) -> Columns:
         scores = torch.cat([self.network(part) for part in torch.split(points, self.rows)])
-        # The largest of scores that are no numbers is no prediction.
+        # The largest of NaN scores is no prediction.
         if not bool(scores.isfinite().all()):
             raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
         return {"prediction": scores.argmax(1).tolist()}

@@ -104,7 +104,7 @@ def begin(model: TrainedModel, *rewritten: str) -> None:
 
 
 def end(model: TrainedModel, verb: str) -> None:
-    """Enter what the verb wrote into the manifest: the last thing it does."""
+    """Enter what the verb wrote into the manifest, as its last act."""
     seal(model.run, verb, environment(model.network.device))
 
 

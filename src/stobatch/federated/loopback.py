@@ -81,7 +81,7 @@ def quiet_environment(home: Path) -> dict[str, str]:
 
 
 def require_flower() -> None:
-    """Raise if Flower's programs are not beside this Python."""
+    """Raise if Flower's programs are not installed next to this Python."""
     if not Path(sys.executable).with_name("flower-superlink").exists():
         raise SettingError("Flower is not installed.", remedy="Install it: pip install 'stobatch[flower]'.")
 

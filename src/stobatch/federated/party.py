@@ -1,4 +1,4 @@
-"""A party: its records, its seeds, its ledger. It trusts nobody, and answers only what its plan allows."""
+"""A party: its records, its seeds, its ledger. It trusts no one, and answers only what its plan allows."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Party:
 
     **Guarantee.** Everything that ever leaves a party through `answer`, taken together, is (ε, δ)-private when one of
     its records is added or removed, with `guarantee`'s ε. An answer is counted on disk before it is
-    computed, so a crash counts too often and never too seldom. Its sample and noise hang on that count and on nothing
+    computed, so a crash counts too often and never too seldom. Its sample and noise depend on that count and on nothing
     that the server says, so the same question asked twice gets two independent answers, and pays twice. Beyond the cap
     there are none. Assumes secret seeds, and a directory that is never set back to an older copy.
     """
@@ -193,7 +193,7 @@ class Party:
         if ledger.accounted >= self.plan.steps:
             raise Spent(
                 f"{self.name} has answered {ledger.accounted} times and answers no more.",
-                why="Its noise was chosen for that many answers, whoever asks.",
+                why="Its noise was chosen for that many answers, no matter who asks.",
                 remedy="Go on without it, or make a new federation with more noise.",
             )
         ledger.begun(1).save(self.run.path)

@@ -94,7 +94,7 @@ def in_process(federation: Federation, directories: Mapping[str, Path], *, quiet
 
 
 def parties_of(run: Path) -> Path:
-    """Return where a simulation keeps its parties: beside the server's run and never inside it."""
+    """Return where a simulation keeps its parties: next to the server's run, never inside it."""
     return run.with_name(f"{run.name}.parties")
 
 

@@ -168,7 +168,7 @@ class Federation:
         return [name for name, questions in self.silent.items() if questions and name not in self.excluded]
 
     def enrol(self, statements: Mapping[str, Statement]) -> None:
-        """Refuse a party that has other terms, other numbers or somebody else's seeds.
+        """Refuse a party that has other terms, other numbers or another party's seeds.
 
         All have to be there before the first step. One that is missing later is left out until it is back.
         """

@@ -182,8 +182,8 @@ def functional_mechanism(
     `coefficients` holds one row per example, every row of 1-norm at most `largest_norm`.
 
     **Guarantee.** ε-DP for replace-one neighbours: the sensitivity is Δ = 2 max ‖λ‖₁ and every entry of the sum gets
-    its own draw of Lap(Δ/ε). Rows that are too long are scaled down first and rows that are no numbers count as zero,
-    so the guarantee needs no trust in the data.
+    its own draw of Lap(Δ/ε). Rows that are too long are scaled down first and rows with NaN or infinite values
+    count as zero, so the guarantee needs no trust in the data.
     """
     finite = torch.where(coefficients.isfinite().all(1, keepdim=True), coefficients, 0.0)
     norms = finite.abs().sum(1, keepdim=True)

@@ -121,7 +121,7 @@ def _certificates(facts: Facts) -> Certificates:
         f"{f'Verified inference with {draws} draws' if votes else 'The network itself'} on {summary.rows} clean test "
         f"images: {percent(verified.correct_without_abstaining)} right, {percent(verified.abstained)} abstained."
     )
-    # Certified accuracies that stand beside no attacks: other units, other images, or a function not attacked.
+    # Certified accuracies that have no attacks to stand next to: other units, other images, or a function not attacked.
     apart = [kind for kind in facts.all_kinds if not facts.certified(kind)]
     tables = (vouching_table(summary, facts.all_kinds), *certified_tables(summary, apart))
     return Certificates(deployed, tables, stale)

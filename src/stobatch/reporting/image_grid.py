@@ -1,4 +1,4 @@
-"""Attacked test images beside clean ones, as small PNGs inside the page."""
+"""Attacked test images next to clean ones, as small PNGs inside the page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pictures_of(facts: Facts, *, images: bool | None) -> Pictures:
         return Pictures(Note("Pictures were left out of this report on request."))
     if kept is None:
         return Pictures(Note("The evaluation kept no pictures."))
-    # Old runs do not say whether anybody can download their test images: those have to be asked for.
+    # Old runs do not say whether anyone can download their test images: those have to be asked for.
     if images is None and not kept.public:
         note = "Pictures were left out: the test images are not those of a public data set. To show them:"
         return Pictures(Note(note, "stobatch report RUN --images"))

@@ -1,4 +1,4 @@
-"""The model card beside an exported network: what it is, who guarantees what, and what that is not about.
+"""The model card of an exported network: what it is, who guarantees what, and what that is not about.
 
 Its front matter is for programs, in the style of the Hugging Face Hub; every number in it has its status.
 """
@@ -193,7 +193,7 @@ def _line(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    r"""Return a name that somebody chose, with nothing in it read as Markdown.
+    r"""Return a name that a user chose, with nothing in it read as Markdown.
 
     >>> print(_name("a|b*<i>"))
     a\|b\*\<i\>

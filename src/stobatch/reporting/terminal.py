@@ -157,7 +157,7 @@ def attack_parts(under: ProtocolTable) -> RenderableType:
 
 
 def score_parts(scores: Scores) -> RenderableType:
-    """Return the worst case under every protocol beside what is certified, of the same images; and the flags."""
+    """Return the worst case under every protocol next to what is certified, of the same images; and the flags."""
     statuses = {kind.name: str(kind.status) for kind in (scores.certificates.kinds if scores.certificates else ())}
     parts: list[RenderableType] = []
     for block in scores.same_images:
@@ -209,7 +209,7 @@ def _verification_verdict(document: Verification) -> Text:
     if differing:
         return Text(f"DIFFERS in {differing} of {len(document.checks)} checks: do not rely on it.", style="bold red")
     skipped = sum(check.outcome is Outcome.NOT_CHECKED for check in document.checks)
-    return Text(f"Everything that was checked agrees; {skipped} things were not checked.", style="bold green")
+    return Text(f"Everything that was checked agrees; {skipped} checks were left out.", style="bold green")
 
 
 _STATE_STYLES = {"ok": "green", "warning": "yellow", "missing": "dim", "not here": "dim", "broken": "bold red"}

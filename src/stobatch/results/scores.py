@@ -1,4 +1,4 @@
-"""attack.json and scores.json: what is left under attack, beside what is certified, and flags for what looks wrong."""
+"""attack.json and scores.json: what is left under attack, what is certified, and flags for what looks wrong."""
 
 from __future__ import annotations
 

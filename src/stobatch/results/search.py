@@ -11,7 +11,7 @@ class Winner(Part):
     """The candidate that a search has chosen: all that it releases."""
 
     run: Text
-    """The run directory, beside the file."""
+    """The run directory, next to the file."""
     settings: Settings
     """What it drew of the settings that were searched."""
     noisy_score: Number

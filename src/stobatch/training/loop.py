@@ -2,7 +2,7 @@
 
 `train` makes a run: with files, checkpoints, and as many processes as there are. `train_one` makes the same steps and
 nothing else; audits train thousands of models so, of one configuration, each with its own data and its own secrets.
-`fingerprint` says what the bits of a step depend on, beside the state that it starts from.
+`fingerprint` says what the bits of a step depend on, besides the state that it starts from.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def processor() -> str:
 
 
 def fingerprint(machine: MachineConfig, device: torch.device, engine: Engine) -> Fingerprint:
-    """Compare this process with the others, and say what their steps depend on beside the state they start from."""
+    """Compare this process with the others, and say what their steps depend on besides the state they start from."""
     own = content_hash(
         {
             "code": code_digest(),

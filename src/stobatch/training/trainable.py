@@ -115,14 +115,14 @@ class Trainable(ABC):
 
     @abstractmethod
     def save_private(self, run: Path, config_hash: str) -> None:
-        """Store, for the owner's eyes only, what a later load needs beside the weights."""
+        """Store, for the owner's eyes only, what a later load needs besides the weights."""
 
     @abstractmethod
     def monitor(self, step: int) -> float:
         """Return a public number worth watching: computed from the parameters and the plan, never from the data."""
 
     def add_canaries(self, planted: Planted) -> None:
-        """Train with records beside the data, as an audit needs; each is treated exactly like an example."""
+        """Train with records in addition to the data, as an audit needs; each is treated exactly like an example."""
         raise ModelError(
             "this method has no room for canaries beside its data.",
             why="Its neighbouring data sets have one size, so a canary takes the place of a record.",
@@ -145,7 +145,7 @@ class Trainable(ABC):
         return 0.0
 
     def extra_state(self) -> dict[str, Tensor]:
-        """Return what has to survive a restart beside parameters and optimisers; changed in place."""
+        """Return what has to survive a restart besides parameters and optimisers; changed in place."""
         return {}
 
     def begin(self, run: Path, stretch: Stretch) -> int:

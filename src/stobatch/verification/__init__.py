@@ -32,7 +32,7 @@ BEYOND = (
     "that the dates and the machine in the manifest are true, unless somebody you trust signed it",
     "that the attacks were run as their settings say: attacked rows are counted again, not attacked again",
 )
-"""What no file can show to somebody who was not there."""
+"""What no file can show to a reader who was not there."""
 
 _UNUSABLE = (StobatchError, KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration, OverflowError)
 """What documents that were edited by hand make of code that reads them."""

@@ -102,7 +102,7 @@ def sign(run_path: str | Path, key: str | Path) -> Path:
 
 
 def signature_check(run: Run, signers: Path | None, identity: str | None) -> Check:
-    """Check that the manifest is signed by somebody whom the reader trusts."""
+    """Check that the manifest is signed by a key that the reader trusts."""
     manifest, ssh, minisign = (run.path / name for name in ("manifest.json", SSH, MINISIGN))
     if signers is not None and not signers.is_file():
         raise SettingError(f"there is no file {signers}.", remedy="Give ssh-keygen's allowed signers, or a public key.")

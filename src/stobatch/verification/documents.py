@@ -235,7 +235,7 @@ def certificates_check(subject: Subject, document: CertificateSummary, file: str
 
 
 def _own_row(subject: Subject, row: PriorCertificates | PriorScores | None) -> tuple[str, Any, Any]:
-    """Return which prior stands beside a run's numbers, and which has to: one that has an answer is never left out."""
+    """Return which prior is shown with a run's numbers, and which must be: one with an answer is never left out."""
     prior, expected = subject.model.plan.prior, None
     if prior is not None and not prior.new_head:
         expected = [prior.name, prior.weights_sha256, prior.conflict, prior.tuned]
