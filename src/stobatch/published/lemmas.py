@@ -33,11 +33,6 @@ def reconstruction_sensitivity(inputs_per_neuron: int, neurons_per_map: int) -> 
     return inputs_per_neuron * (neurons_per_map + 2)
 
 
-def coefficient_sensitivity_bound(inputs_per_neuron: int, neurons_per_map: int, num_maps: int = 1) -> int:
-    """Return 3dβ per map: a bound that does hold for Σ (1/2 - x_j) h when x and h are in [-1, 1]."""
-    return 3 * inputs_per_neuron * neurons_per_map * num_maps
-
-
 @implements(
     "Lemma 3",
     verdict="does not hold: Δ_x = 1 and Δ_h are Lipschitz ratios, not sensitivities, and one draw of noise shared by "

@@ -20,8 +20,11 @@ from stobatch.dp.noise import Grid
 _COARSE, _FINE = 2.0**-22, 2.0**-64
 """Coarse steps add exactly up to ±2³⁰; what they leave over, at most 2⁻²³ each, does so for 4,096 parts."""
 _TO_COARSE, _TO_FINE = (1.5 * 2.0**52 * step for step in (_COARSE, _FINE))
-"""Adding and taking away so large a number leaves the nearest multiple of the step."""
+"""From 2⁵² to 2⁵³ steps the last place of a float64 is one step: x + c - c is the multiple of the step nearest to x,
+for |x| below 2⁵¹ steps."""
 _CARRY_EVERY = 2048
+"""A carry leaves at most 2⁻²³ in the fine sum, so 2,048 parts later it is below 2⁻¹¹, 2⁵³ fine steps; so is the sum of
+4,096 processes, each of which carries before it sends."""
 _BLOCK = 2**16
 
 

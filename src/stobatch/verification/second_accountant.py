@@ -130,9 +130,12 @@ def _bracket_one_direction(loss: _Loss, steps: int, delta: float) -> Bracket:
     np.add.at(one, cells % size, mass)
     whole = np.fft.irfft(np.fft.rfft(one) ** steps, size)
 
+    # The sum has its indices modulo `size`, which is wider than the range between the Chernoff bounds: around that
+    # range's centre each residue stands for one value, but for the mass beyond the bounds.
     centre = round((highest + lowest) / 2 / grid - steps * shift / grid)
     sums = np.arange(centre - size // 2, centre - size // 2 + size)
     values, weights = sums * grid + steps * shift, np.maximum(whole[sums % size], 0.0)
+    # Four shares of δ: Chernoff's above and below, Hoeffding's for the rounding, and the tails of x over all steps.
     error = 4 * _SHARE * delta + steps * lost + _rounding(steps)
     eta = grid * reach
     return Bracket(
