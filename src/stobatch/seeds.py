@@ -101,7 +101,7 @@ class Stream:
         """Return further bits of the word at a position, as the digits behind its last one."""
         return int.from_bytes(self._bytes("further", position, 8 * words), "big")
 
-    def chosen(self, count: int, probability: float) -> NDArray[np.bool_]:
+    def choose(self, count: int, probability: float) -> NDArray[np.bool_]:
         """Choose each of `count` independently.
 
         **Guarantee.** The probability of each is the largest multiple of 2⁻⁶⁴ that is at most `probability`.

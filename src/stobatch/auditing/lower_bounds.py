@@ -53,7 +53,7 @@ class EpsilonBound:
         assuming = f", assuming {self.assumes}" if self.assumes else ""
         return f"ε ≥ {self.epsilon:.3g} at δ = {self.delta:g} with {100 * self.confidence:.3g}% confidence{assuming}"
 
-    def described(self) -> Bound:
+    def to_document(self) -> Bound:
         """Return the bound as documents hold it, under names that cannot be mistaken for a guarantee."""
         return Bound(
             epsilon_at_least=self.epsilon,
@@ -65,8 +65,8 @@ class EpsilonBound:
         )
 
     @classmethod
-    def recorded(cls, bound: Bound) -> EpsilonBound:
-        """Return the inverse of `described`."""
+    def from_document(cls, bound: Bound) -> EpsilonBound:
+        """Return the inverse of `to_document`."""
         return cls(bound.epsilon_at_least, bound.at_delta, bound.confidence, bound.name, bound.assumes, bound.details)
 
 
@@ -297,6 +297,6 @@ def privacy_finding(
             claimed_delta=claim.delta,
             neighbours=claim.neighbours,
             **details,
-            bounds=tuple(bound.described() for bound in bounds),
+            bounds=tuple(bound.to_document() for bound in bounds),
         ),
     )

@@ -103,7 +103,7 @@ class MembershipResult:
             num_targets=self.num_targets,
             num_examples=self.num_examples,
             roc=Roc(false_positive_rate=tuple(self.roc[0]), true_positive_rate=tuple(self.roc[1])),
-            bounds=(self.epsilon_bound.described(),),
+            bounds=(self.epsilon_bound.to_document(),),
             claimed_epsilon=claimed[0],
             claimed_delta=claimed[1],
             targets_needed=needed,

@@ -66,9 +66,9 @@ def federate(
 def _transport(through: str) -> Rounds:
     """Return what carries the conversation."""
     from stobatch.federated import in_process
-    from stobatch.federated.loopback import deployed, require_flower
+    from stobatch.federated.loopback import require_flower, through_flower
 
-    ways: dict[str, Rounds] = {"here": in_process, "loopback": deployed}
+    ways: dict[str, Rounds] = {"here": in_process, "loopback": through_flower}
     if through not in ways:
         raise SettingError(f"--through {through} is not known.", remedy=f"Use {' or '.join(ways)}.")
     if through == "loopback":

@@ -101,4 +101,4 @@ def poisson_sample(num_examples: int, rate: float, stream: Stream) -> Tensor:
     """
     if not 0 <= rate <= 1:
         raise DataError(f"a sampling rate of {rate} is not a probability.", remedy="Use a rate from 0 to 1.")
-    return torch.from_numpy(stream.chosen(num_examples, rate)).nonzero().flatten()
+    return torch.from_numpy(stream.choose(num_examples, rate)).nonzero().flatten()

@@ -315,10 +315,10 @@ class ShardedExamples(TrainingExamples):
             if start < stop:
                 self.require([number])
                 shard = self.manifest.shards[number]
-                stored_inputs, stored_labels = mapped(self.manifest, shard)
+                stored_inputs, stored_labels = map_files(self.manifest, shard)
                 places, to = ascending[start:stop] - shard.first, order[start:stop]
                 inputs[to], labels[to] = stored_inputs[places], stored_labels[places]
-        return decoded(self.manifest, inputs, labels, wanted)
+        return decode(self.manifest, inputs, labels, wanted)
 
     def in_memory(self) -> Examples:
         (inputs, labels), persons = self.fetch(torch.arange(len(self))), self.persons
@@ -356,7 +356,7 @@ def check_sums(manifest: Manifest, shard: Shard) -> None:
             raise _damaged_error(manifest.folder, shard, file, f"is not the file that was written{belongs}")
 
 
-def mapped(manifest: Manifest, shard: Shard) -> tuple[Array, Array]:
+def map_files(manifest: Manifest, shard: Shard) -> tuple[Array, Array]:
     """Return views of a shard's files that read what is indexed; they last as long as they are referenced."""
     inputs = (shard.count, *manifest.info.input_shape)
     return (
@@ -376,7 +376,7 @@ def _map_array(manifest: Manifest, shard: Shard, file: StoredFile, dtype: str, s
     return np.asarray(array)
 
 
-def decoded(manifest: Manifest, inputs: Array, labels: Array, positions: Array) -> tuple[Tensor, Tensor]:
+def decode(manifest: Manifest, inputs: Array, labels: Array, positions: Array) -> tuple[Tensor, Tensor]:
     """Return what is stored as what is trained on, checked."""
     stored = torch.from_numpy(inputs)
     as_inputs = scale(stored) if manifest.encoding == "uint8" else stored
@@ -394,9 +394,9 @@ def read_test(manifest: Manifest, limit: int) -> Examples:
     """Return the first test examples, after both files have been compared with their checksums."""
     stamp_of(manifest.folder, manifest.test)
     check_sums(manifest, manifest.test)
-    stored_inputs, stored_labels = mapped(manifest, manifest.test)
+    stored_inputs, stored_labels = map_files(manifest, manifest.test)
     inputs, labels = np.array(stored_inputs[:limit]), np.array(stored_labels[:limit])
-    return Examples(*decoded(manifest, inputs, labels, np.arange(limit)), manifest.info.num_classes)
+    return Examples(*decode(manifest, inputs, labels, np.arange(limit)), manifest.info.num_classes)
 
 
 def _damaged_error(folder: Path, shard: Shard, file: StoredFile, what: str) -> DataError:

@@ -44,7 +44,7 @@ class Flag:
     refutes: str | None = None
     """The status of the certificates that it refutes, if it does."""
 
-    def described(self) -> SanityFlag:
+    def to_document(self) -> SanityFlag:
         """Return the flag as documents hold it."""
         return SanityFlag(
             **vars(self.rule), evidence=self.evidence, refutes=Status(self.refutes) if self.refutes else None

@@ -89,7 +89,7 @@ def score_summary(evidence: Evidence, lowest_input: float) -> ScoreSummary:
         under_attack=tuple(attack_summary(table) for table in evidence.tables),
         gaps={name: _gaps(evidence.tables, name) for name in functions},
         same_images=same_images(evidence.tables, evidence.certified),
-        flags=tuple(flag.described() for flag in flags(evidence, lowest_input=lowest_input)),
+        flags=tuple(flag.to_document() for flag in flags(evidence, lowest_input=lowest_input)),
     )
 
 

@@ -86,7 +86,7 @@ def require_flower() -> None:
         raise SettingError("Flower is not installed.", remedy="Install it: pip install 'stobatch[flower]'.")
 
 
-def deployed(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:
+def through_flower(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:
     """Run a federation through Flower's own processes; each party's log stays in that party's directory."""
     require_flower()
     with tempfile.TemporaryDirectory(prefix="stobatch-flower-") as folder, ExitStack() as running:
@@ -102,7 +102,7 @@ def deployed(federation: Federation, directories: Mapping[str, Path], *, quiet: 
             nodes[name] = register(make_party_key(key), environment)
             node = supernode_command(f"{HERE}:{port}", _free_port(), certificates.authority, key, path)
             running.enter_context(_running(node, path / LOG, environment))
-        settings = f"run={json.dumps(str(federation.run.path.resolve()))} nodes={json.dumps(told(nodes))}"
+        settings = f"run={json.dumps(str(federation.run.path.resolve()))} nodes={json.dumps(nodes_setting(nodes))}"
         command = ("flwr", "run", str(write_app(home / "app")), CONNECTION, "--stream", "--run-config", settings)
         with _open_log(log) as out:
             subprocess.run(command, env=environment, stdout=out, stderr=out, check=False)
@@ -153,7 +153,7 @@ def register(public_key: Path, environment: Mapping[str, str]) -> int:
         ) from None
 
 
-def told(nodes: Mapping[str, int]) -> str:
+def nodes_setting(nodes: Mapping[str, int]) -> str:
     """Return which node is whose, as the server app reads it."""
     return " ".join(f"{name}={node}" for name, node in nodes.items())
 

@@ -163,7 +163,7 @@ class Account:
         """Return what the party's numbers count."""
         return "records" if self.plan.num_persons is None else "persons"
 
-    def described(self) -> PartyAccount:
+    def to_document(self) -> PartyAccount:
         """Return the account as documents hold it."""
         return PartyAccount(
             name=self.name,

@@ -338,7 +338,7 @@ class Federation:
         self.network.calibrate()
         model = serialise_tensors(self.network.state_dict(), {"config_hash": self.terms.training_hash})
         FederationAccount(
-            parties=tuple(account.described() for account in final.accounts),
+            parties=tuple(account.to_document() for account in final.accounts),
             answers_received=self.taken,
             answers_clipped=self.clipped,
             answer_bounds=self.bounds,

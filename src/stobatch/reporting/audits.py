@@ -173,7 +173,7 @@ def _figures(facts: Facts, name: str) -> Iterator[Chart]:
     for place, finding in enumerate(facts.findings):
         details = finding.details
         if isinstance(details, PrivacyDetails) and details.histogram is not None:
-            yield score_histograms(details.histogram, f"{name}-scores-{place}").captioned(_SCORES)
+            yield score_histograms(details.histogram, f"{name}-scores-{place}").with_caption(_SCORES)
         if isinstance(details, MembershipDetails):
             yield _membership_figure(facts, details, finding.claimed_budget, f"{name}-membership-{place}")
 
@@ -189,7 +189,7 @@ def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Chart:
         caption += " The line is the ε they are held against, as in the table: a bar that passes it refutes the claim."
     if any(assumes for row in rows for _, assumes in row.bounds):
         caption += " Faint bars hold under an assumption, which the details name."
-    return bounds_found(rows, f"ε of the guarantee ({STATUS_WORDS[facts.status]})", name).captioned(caption)
+    return bounds_found(rows, f"ε of the guarantee ({STATUS_WORDS[facts.status]})", name).with_caption(caption)
 
 
 def _membership_figure(
@@ -203,7 +203,7 @@ def _membership_figure(
             f" The ceiling is e^ε times the false-positive rate, plus δ = {delta:.3g}, for replacing a record: a curve "
             "above it by more than chance refutes the claim."
         )
-    return membership_curve(details.roc, budget, words, name).captioned(caption)
+    return membership_curve(details.roc, budget, words, name).with_caption(caption)
 
 
 def _details(finding: Finding) -> DetailedFinding:

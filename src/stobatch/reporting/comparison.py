@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stobatch.files import write_atomically
 from stobatch.reporting.comparison_figures import PROTOCOLS, methods_figure, methods_svg, radius_curves, radius_unit
 from stobatch.reporting.figures import Chart, epsilon_curves
-from stobatch.reporting.format import STATUS_WORDS, interval, percent, points, privacy_words, spoken
+from stobatch.reporting.format import STATUS_WORDS, interval, percent, points, privacy_words, title_of
 from stobatch.reporting.guarantee import GuaranteeCard, card_of, guarantee_line
 from stobatch.reporting.header import Lead
 from stobatch.reporting.page import render
@@ -59,8 +59,8 @@ def comparison_section(document: Comparison) -> ComparisonSection:
     return ComparisonSection(
         methods_table(document, first),
         tuple((f"The same at radius {radius:g}", methods_table(document, radius)) for radius in others),
-        methods_figure(document, "methods").captioned(figure),
-        radius_curves(document, "radii").captioned(curves),
+        methods_figure(document, "methods").with_caption(figure),
+        radius_curves(document, "radii").with_caption(curves),
         flag_lines(document),
         by_chance(document),
         t_tests_table(tests) if tests else None,
@@ -105,7 +105,7 @@ def methods_table(document: Comparison, radius: float) -> Table:
 
 def _row(document: Comparison, row: ComparedRow, radius: float) -> list[Entry]:
     return [
-        [Cell(row.name), Cell(f"{spoken(row.function)}, {row.test_examples:,} test images")],
+        [Cell(row.name), Cell(f"{title_of(row.function)}, {row.test_examples:,} test images")],
         budgets(document, row),
         share(row.clean),
         *(share(row.attacked_at(protocol, radius)) for protocol in PROTOCOLS),
@@ -284,7 +284,7 @@ def _lead(runs: Sequence[Facts], function: str, radius: float | None) -> Lead:
             spans.append(f"{percent(low)} to {percent(high)}{of_what} under the {protocol} protocol")
     if not spans:
         return Lead("These runs were not attacked at a common radius.", "")
-    start = f"At radius {radius:g} ({runs[0].unit}) on the {spoken(function)}, these runs are right on "
+    start = f"At radius {radius:g} ({runs[0].unit}) on the {title_of(function)}, these runs are right on "
     return Lead(start, ", and on ".join(spans), ".")
 
 
@@ -298,9 +298,9 @@ def _table(runs: Sequence[Facts], function: str, radius: float | None) -> Table:
         return Table.of(caption, headings, rows)
     kinds = list(dict.fromkeys((kind.name, kind.function) for facts in runs for kind in facts.all_kinds))
     headings += ["published protocol", "adaptive protocol", "gap"]
-    headings += [f"certified, {rule} rule, {spoken(certified)}" for rule, certified in kinds]
+    headings += [f"certified, {rule} rule, {title_of(certified)}" for rule, certified in kinds]
     caption = (
-        f"Accuracy on the {spoken(function)} at radius {radius:g} ({runs[0].unit}), worst attack for each example, "
+        f"Accuracy on the {title_of(function)} at radius {radius:g} ({runs[0].unit}), worst attack for each example, "
         "and certified accuracy of clean inputs at that radius, in %; gap in percentage points; 95% interval in "
         "brackets. Numbers are of as many test images as the row says, or as stands beside them."
     )
@@ -370,11 +370,13 @@ def _epsilons(runs: Sequence[Facts], function: str, radius: float | None) -> Cha
     budgeted = [facts for facts in runs if facts.epsilon is not None]
     if not budgeted:
         return None
-    where = "" if radius is None else f" on the {spoken(function)}, worst attack at radius {radius:g} ({runs[0].unit})"
+    where = (
+        "" if radius is None else f" on the {title_of(function)}, worst attack at radius {radius:g} ({runs[0].unit})"
+    )
     left_out = len(runs) - len(budgeted)
     caption = f"Accuracy against ε{where}. Each dot is a run; lines join the means over seeds of the same setting."
     caption += f" Runs without any privacy guarantee are not on it: {left_out}." if left_out else ""
-    return epsilon_curves(budgeted, function, radius, "epsilon").captioned(caption)
+    return epsilon_curves(budgeted, function, radius, "epsilon").with_caption(caption)
 
 
 NAMES = ("comparison.html", "comparison.svg")

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.evaluation.statistics import t_tests_between
-from stobatch.reporting.format import privacy_words, spoken
+from stobatch.reporting.format import privacy_words, title_of
 from stobatch.reporting.summary import Facts, common_radii
 from stobatch.results import (
     AttackedSpread,
@@ -139,7 +139,7 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], root
     memory = {seed: one.peak_memory_mb for seed, one in trainings.items() if one.peak_memory_mb is not None}
     return ComparedRow(
         name=name,
-        label=f"{name} ({words}), {spoken(function)}",
+        label=f"{name} ({words}), {title_of(function)}",
         method=first.started.method,
         function=function,
         guarantees=guarantees,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stobatch.reporting.format import STATUS_WORDS, spoken
+from stobatch.reporting.format import STATUS_WORDS, title_of
 from stobatch.reporting.page import LIGHT
 from stobatch.reporting.summary import Facts
 from stobatch.reporting.tables import kind_unit
@@ -76,7 +76,7 @@ class Chart:
     def is_wide(self) -> bool:
         return self.width > 480
 
-    def captioned(self, caption: str) -> Chart:
+    def with_caption(self, caption: str) -> Chart:
         return replace(self, caption=caption)
 
 
@@ -116,14 +116,14 @@ def accuracy_curves(facts: Facts, name: str) -> Chart:
     """Draw accuracy against radius for each deployed function: both protocols, and what is certified."""
     panels: dict[tuple[str, str], Panel] = {}
     for function in facts.functions:
-        panel = panels[function, facts.unit] = Panel(spoken(function), f"radius, {facts.unit}")
+        panel = panels[function, facts.unit] = Panel(title_of(function), f"radius, {facts.unit}")
         panel.curves += [_worst_curve(facts, p, function) for p in facts.protocols if facts.entry(p, function)]
     for kind in facts.all_kinds:
         attacked = kind in facts.kinds(kind.function) and kind.function in facts.functions
         if attacked and not facts.certified(kind):
             continue
         key = (kind.function, kind_unit(kind))
-        panel = panels.setdefault(key, Panel(spoken(kind.function), f"radius, {kind_unit(kind)}"))
+        panel = panels.setdefault(key, Panel(title_of(kind.function), f"radius, {kind_unit(kind)}"))
         panel.curves.append(_certified_curve(facts, kind))
     return draw(list(panels.values()), name)
 
@@ -138,7 +138,7 @@ def attack_curves(facts: Facts, name: str) -> Chart | None:
             worst = _from_clean(entry, WORST)
             look = {"color": LIGHT["adaptive"], "marker": "s", "linewidth": 2.0}
             curves.append(Curve("worst of them", worst, look, band=False))
-            panels.append(Panel(spoken(function), f"radius, {facts.unit}", curves))
+            panels.append(Panel(title_of(function), f"radius, {facts.unit}", curves))
     return draw(panels, name, legend_in_panel=True) if panels else None
 
 

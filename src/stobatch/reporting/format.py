@@ -53,7 +53,7 @@ def unit(norm: str, input_range: str) -> str:
     return f"{_NORMS.get(norm, norm)} over {input_range}"
 
 
-def spoken(function: str) -> str:
+def title_of(function: str) -> str:
     return function.replace("_", " ")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stobatch.reporting.format import interval, percent, points, spoken
+from stobatch.reporting.format import interval, percent, points, title_of
 from stobatch.reporting.guarantee import GuaranteeCard, card_of, guarantee_line
 from stobatch.reporting.page import Note
 from stobatch.reporting.summary import Facts
@@ -68,7 +68,7 @@ def headline(facts: Facts) -> Lead:
     """Return one sentence: what the published protocol shows, what an adaptive attacker leaves, and the gap."""
     function, radius = facts.main_function, facts.main_radius
     shares = {p: at_radius(facts.worst(p, function), radius) for p in facts.protocols}
-    setting = f"At radius {radius:g} ({facts.unit}) on the {spoken(function)}, "
+    setting = f"At radius {radius:g} ({facts.unit}) on the {title_of(function)}, "
     published, adaptive, gap = shares.get("published"), shares.get("adaptive"), facts.gap(function, radius)
     if published and adaptive and gap:
         measured = (

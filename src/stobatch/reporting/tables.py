@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.reporting.format import interval, number, percent, points, spoken, status_words, unit
+from stobatch.reporting.format import interval, number, percent, points, status_words, title_of, unit
 from stobatch.reporting.table import DASH, Cell, Column, Entry, Heading, Table
 from stobatch.results import (
     WORST,
@@ -59,7 +59,7 @@ def same_images_table(block: SameImages, kinds: Mapping[str, str], unit_name: st
         cells += [share_cell(at_radius(block.certified.get(rule, ()), radius)) for rule in kinds]
         rows.append(cells)
     caption = (
-        f"All numbers are of the same {block.rows} test images, {spoken(block.function)}, clean accuracy "
+        f"All numbers are of the same {block.rows} test images, {title_of(block.function)}, clean accuracy "
         f"{percent(block.clean_accuracy)}. Worst over attacks for each example; certified: clean inputs. Accuracy in "
         f"%, gap in percentage points, 95% interval in brackets; radius {unit_name}."
     )
@@ -121,7 +121,7 @@ def prior_notes(guarantee: PrivacyGuarantee, shown: Table | None) -> list[str]:
 
 
 def attacked_function(under: ProtocolTable) -> str:
-    return f"{spoken(under.function)}, {under.protocol.name} protocol"
+    return f"{title_of(under.function)}, {under.protocol.name} protocol"
 
 
 def certified_tables(summary: CertificateSummary, kinds: Iterable[Kind]) -> list[Table]:
@@ -152,7 +152,7 @@ def vouching_table(summary: CertificateSummary, kinds: Iterable[Kind]) -> Table:
     rows: list[list[Entry]] = [
         [
             Cell(kind.name, status=kind.status),
-            spoken(kind.function),
+            title_of(kind.function),
             kind.source,
             "; ".join(kind.assumptions) or "not stated",
             "not stated" if kind.failure_probability is None else f"{kind.failure_probability:g}",

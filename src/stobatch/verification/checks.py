@@ -30,7 +30,7 @@ def not_checked(name: str, detail: str, file: str = "") -> Check:
     return Check(name=name, outcome=Outcome.NOT_CHECKED, detail=detail, file=file)
 
 
-def compared(name: str, file: str, pairs: Iterable[tuple[str, Any, Any]], detail: str) -> Check:
+def compare(name: str, file: str, pairs: Iterable[tuple[str, Any, Any]], detail: str) -> Check:
     """Return the first difference among (what, recorded, computed); else agreement, with the detail."""
     for what, recorded, computed in pairs:
         difference = first_difference(recorded, computed, what)

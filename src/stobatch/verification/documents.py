@@ -46,7 +46,7 @@ from stobatch.runs import IMAGES, START
 from stobatch.sound.verifiers import BoundsVerifier
 from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
 from stobatch.types import Radius, Status
-from stobatch.verification.checks import agrees, compared, differs, not_checked
+from stobatch.verification.checks import agrees, compare, differs, not_checked
 from stobatch.verification.second_accountant import bracket, search_epsilon
 from stobatch.verification.subject import Subject, other_run
 
@@ -63,7 +63,7 @@ def plan_check(subject: Subject) -> Check:
     detail = "every number that privacy depends on follows from the configuration"
     # The description of a network handed over, before it was trained, is not a number.
     numbers = {key: value for key, value in recorded.to_dict().items() if key != "network"}
-    return compared("plan", "plan.json", [("plan", numbers, plan.to_dict())], detail)
+    return compare("plan", "plan.json", [("plan", numbers, plan.to_dict())], detail)
 
 
 def counts_check(subject: Subject) -> Check:
@@ -122,12 +122,12 @@ def guarantee_checks(subject: Subject) -> Iterator[Check]:
             yield _check_guarantee(subject, f"{document.kind}.json", document.guarantee)
     federation = FederationAccount.read_if_there(subject.run)
     if federation is not None:
-        accounts = [account.described().to_dict() for account in getattr(subject.model.plan, "accounts", ())]
+        accounts = [account.to_document().to_dict() for account in getattr(subject.model.plan, "accounts", ())]
         pairs = [
             ("guarantee", federation.guarantee.to_dict(), subject.unaudited.to_dict()),
             ("parties", [party.to_dict() for party in federation.parties], accounts),
         ]
-        yield compared("guarantee", "federation.json", pairs, _budget(subject.unaudited))
+        yield compare("guarantee", "federation.json", pairs, _budget(subject.unaudited))
     yield _check_epsilon(subject)
 
 
@@ -147,7 +147,7 @@ def _check_guarantee(subject: Subject, file: str, recorded: PrivacyGuarantee) ->
     else:
         fields = ("epsilon", "delta", "neighbours", "unit", "source", "assumptions", "objections", "prior")
         pairs = [(f"guarantee.{key}", _value_of(recorded, key), _value_of(claim, key)) for key in fields]
-    return compared("guarantee", file, pairs, _budget(claim))
+    return compare("guarantee", file, pairs, _budget(claim))
 
 
 def _budget(guarantee: PrivacyGuarantee) -> str:
@@ -231,7 +231,7 @@ def certificates_check(subject: Subject, document: CertificateSummary, file: str
     if document.chosen is not None:
         pairs.append(("chosen", document.chosen.certificate, verifier.kinds[0].name))
     detail = f"{document.rows} rows give the accuracies that it states"
-    return compared("certificates", file, pairs, detail)
+    return compare("certificates", file, pairs, detail)
 
 
 def _own_row(subject: Subject, row: PriorCertificates | PriorScores | None) -> tuple[str, Any, Any]:
@@ -249,7 +249,7 @@ def attack_check(subject: Subject) -> Check:
         return differs("attack", wrong, file)
     settings = EvaluationConfig.from_dict(document.settings)
     computed = attack_summary(subject.attacked_table(document, settings, document.weights_sha256))
-    return compared(
+    return compare(
         "attack", file, _pairs(document, computed), f"{document.rows} rows give the accuracies that it states"
     )
 
@@ -297,7 +297,7 @@ def scores_checks(subject: Subject) -> Iterator[Check]:
         recomputed = attack_summary(subject.attacked_table(own, settings, own.weights_sha256))
         pairs += [(f"prior.{key}", *pair) for key, *pair in _pairs(own, recomputed)]
         pairs.append(("prior.protocol.name", own.protocol.name, protocol_of_prior(settings)))
-    yield compared("evaluation", file, pairs, f"{len(tables)} tables of rows give every number that it states")
+    yield compare("evaluation", file, pairs, f"{len(tables)} tables of rows give every number that it states")
     yield _check_tables_agree(tables, columns, document)
 
 
@@ -367,7 +367,7 @@ def identity_check(subject: Subject) -> Check:
     ]
     if training.rounds is None:
         pairs.append(("data.training_records", sizes.training_records, subject.info.num_train))
-    return compared("identity", "manifest.json", pairs, "configuration, training, weights and data are of one run")
+    return compare("identity", "manifest.json", pairs, "configuration, training, weights and data are of one run")
 
 
 def prior_check(subject: Subject) -> Check:

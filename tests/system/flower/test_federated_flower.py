@@ -22,7 +22,7 @@ import stobatch
 from stobatch.config import RunConfig
 from stobatch.errors import DataError, SettingError
 from stobatch.federated import Federation, FederationError, Party, federate
-from stobatch.federated.loopback import deployed, quiet_environment, write_app
+from stobatch.federated.loopback import quiet_environment, through_flower, write_app
 from stobatch.training.ledger import Ledger
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -159,8 +159,8 @@ def test_real_processes_on_loopback_give_the_same_bits(tmp_path: Path) -> None:
     with pytest.raises(
         FederationError, match=r"ended at step 0\. east has clip_norm=1\.0, the terms say 0\.5\. Weights"
     ):
-        deployed(federation, directories | {"east": others["east"]})
-    deployed(Federation.open(tmp_path / "flower"), directories)
+        through_flower(federation, directories | {"east": others["east"]})
+    through_flower(Federation.open(tmp_path / "flower"), directories)
     assert_same_run(tmp_path / "here", tmp_path / "flower")
     log = (tmp_path / "flower" / "flower.log").read_text()
     for party in opened(directories).values():
@@ -185,7 +185,7 @@ def test_the_app_that_is_sent_to_parties_has_no_code_of_its_own(tmp_path: Path) 
 @pytest.mark.skipif(find_spec("flwr") is not None, reason="about a machine without Flower")
 def test_without_flower_the_way_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"Flower is not installed. Install it: pip install 'stobatch\[flower\]'"):
-        federate(terms(), tmp_path / "run", dataset=pictures(), rounds=deployed, quiet=True)
+        federate(terms(), tmp_path / "run", dataset=pictures(), rounds=through_flower, quiet=True)
 
 
 # Parties that are gone, and those that are not who they say.
