@@ -307,7 +307,9 @@ class Book:
         """Say what each record may spend; unset, nothing is refused."""
         check_delta(delta)
         if epsilon is not None and not 0 < epsilon < inf:
-            raise SettingError(f"a limit of ε = {epsilon:g} is no limit.", remedy="Give a number above 0, such as 4.")
+            raise SettingError(
+                f"a limit of ε = {epsilon:g} is not a limit.", remedy="Give a number above 0, such as 4."
+            )
         with self.locked():
             self._append("limit", epsilon=epsilon, delta=delta)
 
@@ -488,7 +490,7 @@ def _create_folder(folder: Path) -> None:
     # Hidden files are its lock, or a key that somebody else is writing.
     strange = folder.exists() and not (folder.is_dir() and all(one.name.startswith(".") for one in folder.iterdir()))
     if strange and not is_book(folder):
-        raise BudgetError(f"{folder} exists and is no book.", remedy="Choose another folder for machine.book.")
+        raise BudgetError(f"{folder} exists and is not a book.", remedy="Choose another folder for machine.book.")
     try:
         make_folder(folder, private=True)
         folder.chmod(0o700)
@@ -524,4 +526,4 @@ def _key(folder: Path) -> bytes:
     try:
         return bytes.fromhex(read_json(path, _KEY)["key"])
     except (KeyError, TypeError, ValueError, RunError):
-        raise BudgetError(f"{path} is no key of a book.", remedy="Restore the book from a copy.") from None
+        raise BudgetError(f"{path} is not the key of a book.", remedy="Restore the book from a copy.") from None

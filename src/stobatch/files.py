@@ -310,7 +310,7 @@ class Records:
         there = sorted(path for path in self.folder.glob("*") if not path.name.startswith("."))
         for path in there:
             if not re.fullmatch(r"rows-\d{8}\.parquet", path.name):
-                raise self._damaged_error(path, "is no part of the table")
+                raise self._damaged_error(path, "is not a part of the table")
         return there
 
     def _read_part(self, path: Path, start: int, limits: Limits = lambda column: None) -> Any:

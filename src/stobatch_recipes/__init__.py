@@ -75,7 +75,7 @@ def _function(location: str) -> Callable[[], RunConfig]:
         ) from error
     if not callable(function):
         raise SettingError(
-            f"the recipe '{location}' is no function.", remedy="Name a function that returns a stobatch.RunConfig."
+            f"the recipe '{location}' is not a function.", remedy="Name a function that returns a stobatch.RunConfig."
         )
     return function
 

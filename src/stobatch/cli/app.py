@@ -115,7 +115,7 @@ def _usage_message(message: str) -> str:
         keys = [row["key"] for row in read_reference("settings") if row["key"].rpartition(".")[2] == name]
         if keys:
             value = next((word for before, word in pairwise(sys.argv) if before == option[1]), "VALUE")
-            return f"{option[1]} is no option; {keys[0]} is a setting. Write --set {keys[0]}={value}."
+            return f"{option[1]} is not an option; {keys[0]} is a setting. Write --set {keys[0]}={value}."
     verbs = {command.callback.__name__ for command in app.registered_commands if command.callback}
     verb = next((f"{word} " for word in sys.argv[1:] if word in verbs), "")
     return f"{sentence[:1].lower()}{sentence[1:]}. Run `stobatch {verb}--help`."

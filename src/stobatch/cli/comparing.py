@@ -78,7 +78,7 @@ def _require_budgets(epsilons: list[float]) -> None:
     """Raise for an ε that is not positive. Here, since methods without privacy would not ask."""
     for epsilon in epsilons:
         if not (isfinite(epsilon) and epsilon > 0):
-            raise SettingError(f"--epsilon {epsilon:g} is no budget.", remedy="Give a number above 0.")
+            raise SettingError(f"--epsilon {epsilon:g} is not a budget.", remedy="Give a number above 0.")
 
 
 def _names(methods: str) -> list[str]:

@@ -98,7 +98,7 @@ def whole_numbers(seeds: str) -> list[int]:
     try:
         return [int(seed) for seed in seeds.split(",")]
     except ValueError:
-        raise SettingError(f"--seeds {seeds} are no whole numbers.", remedy="Write --seeds 1,2,3.") from None
+        raise SettingError(f"--seeds {seeds} are not whole numbers.", remedy="Write --seeds 1,2,3.") from None
 
 
 def run_path(argument: Path | None, option: Path | None) -> Path:

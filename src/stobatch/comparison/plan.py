@@ -176,7 +176,7 @@ def _require_seeds(seeds: Sequence[int] | None, repeats: int) -> None:
         return
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise SettingError(
-            f"seeds {', '.join(map(str, seeds)) or '(none)'} are no set of seeds.",
+            f"seeds {', '.join(map(str, seeds)) or '(none)'} are not a set of seeds.",
             remedy="Give each seed once, as whole numbers from 0 on.",
         )
 
@@ -227,7 +227,7 @@ def _require_answers(
     if "single_pass" not in settings.functions and not any(way.function == "vote" for way in ways):
         raise SettingError(
             f"'{name}' has no vote to evaluate.",
-            why="Its answer is no vote over noise.",
+            why="Its answer is not a vote over noise.",
             remedy="Set evaluation.functions=single_pass for it.",
         )
 

@@ -294,7 +294,9 @@ def _plain_tensor(values: Any, what: str) -> Tensor:
         tensor = torch.as_tensor(values).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = " ".join(str(error).split())
-        raise DataError(f"the {what} are no tensor: {reason}.", remedy="Give torch tensors or NumPy arrays.") from None
+        raise DataError(
+            f"the {what} are not a tensor: {reason}.", remedy="Give torch tensors or NumPy arrays."
+        ) from None
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         raise DataError(
             f"the {what} are sparse, quantised, nested or without values.", remedy="Give plain, dense tensors."

@@ -370,7 +370,7 @@ def _map_array(manifest: Manifest, shard: Shard, file: StoredFile, dtype: str, s
         array = np.load(manifest.folder / file.file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise _damaged_error(manifest.folder, shard, file, f"is no array that can be mapped ({reason})") from None
+        raise _damaged_error(manifest.folder, shard, file, f"is not an array that can be mapped ({reason})") from None
     if array.shape != shape or array.dtype != np.dtype(dtype):
         raise _damaged_error(manifest.folder, shard, file, f"holds {array.dtype} {array.shape}, not {dtype} {shape}")
     return np.asarray(array)

@@ -133,7 +133,7 @@ class Party:
         """Return the party that a directory belongs to, with its own records and seeds."""
         directory = Run(run)
         if not directory.has("terms"):
-            raise RunError(f"{run} is no party.", remedy="Make one: `stobatch federate`, or Party.found in Python.")
+            raise RunError(f"{run} is not a party.", remedy="Make one: `stobatch federate`, or Party.found in Python.")
         with as_written(run):
             agreed = directory.read("terms")
             terms, info = RunConfig.from_dict(agreed["config"]), DatasetInfo.from_dict(agreed["dataset"])

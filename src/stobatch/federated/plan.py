@@ -75,7 +75,7 @@ class FederatedConfig(SoundConfig, name="federated"):
             name, *numbers = text.split(":")
             if not (name.isidentifier() and 1 <= len(numbers) <= 3 and all(_COUNT.fullmatch(n) for n in numbers)):
                 raise SettingError(
-                    f"'{text}' is no party.", why=f"A party is written as {_FORM}.", remedy="Write north:7000, say."
+                    f"'{text}' is not a party.", why=f"A party is written as {_FORM}.", remedy="Write north:7000, say."
                 )
         if len(set(names)) < len(names):
             raise SettingError(f"a party is named twice: {', '.join(names)}.", remedy="Give every party its own name.")
@@ -109,7 +109,7 @@ class FederatedConfig(SoundConfig, name="federated"):
 def method_of_terms(terms: RunConfig) -> FederatedConfig:
     if not isinstance(terms.method, FederatedConfig):
         raise SettingError(
-            f"method.name={terms.method.title} is no federation.", remedy="Start from `--recipe federated.demo`."
+            f"method.name={terms.method.title} is not a federation.", remedy="Start from `--recipe federated.demo`."
         )
     return terms.method
 
@@ -123,7 +123,7 @@ def party_of(terms: RunConfig, name: str) -> PartySizes:
         if party.name == name:
             return party
     names = ", ".join(party.name for party in sizes_of(terms))
-    raise SettingError(f"'{name}' is no party of this federation.", remedy=f"Use one of {names}.")
+    raise SettingError(f"'{name}' is not a party of this federation.", remedy=f"Use one of {names}.")
 
 
 def party_config(terms: RunConfig, party: PartySizes) -> RunConfig:

@@ -180,7 +180,7 @@ class Federation:
         for name, statement in statements.items():
             if name not in self.plan.plans or statement.name != name:
                 raise FederationError(
-                    f"'{statement.name}' is no party of this federation.", remedy="Mend method.parties."
+                    f"'{statement.name}' is not a party of this federation.", remedy="Mend method.parties."
                 )
             planned = self.plan.plans[name].sizes()
             for key in sorted(planned):

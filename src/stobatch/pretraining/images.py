@@ -151,7 +151,7 @@ def public_images(
         return _read_folder(folder, shape, licence)
     public = [known for known in DATA_SETS if is_public(known)]
     raise SettingError(
-        f"'{name}' is no public data set and no folder.",
+        f"'{name}' is neither a public data set nor a folder.",
         remedy=f"Use {', '.join((*MADE, *public))} (tiny_imagenet:30 for its first 30 classes), or the path of a "
         "folder of images.",
     )

@@ -104,9 +104,9 @@ def test_methods_without_privacy_have_one_row_and_others_one_for_each_budget(cli
     [
         (("--methods", "sounds"), "Nearest: sound"),
         (("--methods", ""), "no method ''"),
-        (("--epsilon", "0"), "--epsilon 0 is no budget"),
-        (("--epsilon", "nan"), "is no budget"),
-        (("--methods", "vanilla_adversarial", "--epsilon", "-1"), "is no budget"),
+        (("--epsilon", "0"), "--epsilon 0 is not a budget"),
+        (("--epsilon", "nan"), "is not a budget"),
+        (("--methods", "vanilla_adversarial", "--epsilon", "-1"), "is not a budget"),
         (("--methods", "published", "--epsilon", "0.01"), "label"),
         (("--radius", "3"), "radi"),
         (("--radius", "-0.1"), "radi"),
