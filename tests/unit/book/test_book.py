@@ -270,7 +270,7 @@ def test_what_is_no_book_or_no_delta_is_refused(tmp_path: Path, book: Book):
         stobatch.budget(book.path, delta=0.0)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(BudgetError, match="is no book"):
+    with pytest.raises(BudgetError, match="is not a book"):
         Book.open(tmp_path / "full", make=True)
     (book.path / "book.json").write_text("{}")
     with pytest.raises(BudgetError, match="no key of a book"):
