@@ -107,6 +107,23 @@ class Method(ABC):
         """Return the method's own ways to certify, for the norm and radii of the evaluation; at least one."""
 
 
+class UncertifiedMethod(Method):
+    """A method without a certificate: there is no verified inference for what it trains."""
+
+    title: ClassVar[str]
+    why_uncertified: ClassVar[str] = ""
+
+    def certifies(self, config: RunConfig) -> bool:
+        return False
+
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+        raise ModelError(
+            f"{self.title} has no certificate.",
+            why=self.why_uncertified,
+            remedy="Evaluate it with `stobatch evaluate`, or train a method with certificates.",
+        )
+
+
 def method_of(config: RunConfig) -> Method:
     """Return the method that a configuration names."""
     method: Method = METHODS[config.method.name]

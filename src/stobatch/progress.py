@@ -154,3 +154,7 @@ def _bar(title: str, total: int, start: int) -> Iterator[Progress]:
 
 Tick = Callable[[float], None]
 """Told the share of the work that was done since it was told last."""
+
+
+def no_progress(share: float) -> None:
+    """Take note of a share of the work, and show nothing."""

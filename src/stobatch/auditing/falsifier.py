@@ -37,7 +37,7 @@ from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.tables import test_examples
 from stobatch.files import PRIVATE, Columns, write_tensors
 from stobatch.loading import as_certified, require_weights
-from stobatch.progress import Tick
+from stobatch.progress import Tick, no_progress
 from stobatch.results import CertificateDetails, CertificateSummary, Finding
 from stobatch.types import Verdict
 from stobatch.verifier import CertificateKind, Flags, Labels, Verifier
@@ -47,10 +47,6 @@ COLUMNS = (
     *("index", "label", "radius", "found", "margin", "distance", "attack"),
     *("broken", "broken_float64", "chance", "retests", "overclaims"),
 )
-
-
-def _no_progress(share: float) -> None:
-    """Report no progress."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ def falsify(
     *,
     tests: int | None = None,
     memory_mb: int = 512,
-    tick: Tick = _no_progress,
+    tick: Tick = no_progress,
 ) -> Attempt:
     """Attack every certificate given; `nearest` says which are worth it, `finding_of` what the outcome means.
 

@@ -28,7 +28,7 @@ from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.noise import Grid, laplace
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, SettingError
-from stobatch.methods import Method, Release, Tuples, encoder_of, require_per_example_at_size, split_network
+from stobatch.methods import Release, Tuples, UncertifiedMethod, encoder_of, require_per_example_at_size, split_network
 from stobatch.models import Classifier, Network, require_per_example
 from stobatch.published.losses import label_noise_term, taylor_loss
 from stobatch.seeds import Seeds
@@ -36,7 +36,6 @@ from stobatch.sound.losses import NormalSampler
 from stobatch.training.engines import Averaged, Engine, Gradients, Stop, TrainerTask, never
 from stobatch.training.engines.base import DeviceRank, split_rows
 from stobatch.training.ledger import Ledger, Stretch
-from stobatch.verifier import Verifier
 
 
 def budget_of(network: Network) -> Tensor:
@@ -228,10 +227,12 @@ class AdLmTrainable(OpenTrainable):
 _split = partial(split_network, method="AdLM")
 
 
-class AdLm(Method):
+class AdLm(UncertifiedMethod):
     """A baseline with a claimed budget, and no certificates."""
 
     config_class = AdLmConfig
+    title = "AdLM"
+    why_uncertified = "Its noise is in training alone, and verified inference needs noise in the network."
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> AdLmPlan:
         method = config.method
@@ -290,16 +291,6 @@ class AdLm(Method):
     def releases(self, plan: Plan) -> tuple[Release, ...]:
         assert isinstance(plan, AdLmPlan)
         return (NoisyBatch(plan),)
-
-    def certifies(self, config: RunConfig) -> bool:
-        return False
-
-    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-        raise ModelError(
-            "AdLM has no certificate.",
-            why="Its noise is in training alone, and verified inference needs noise in the network.",
-            remedy="Evaluate it with `stobatch evaluate`, or train a method with certificates.",
-        )
 
 
 @final

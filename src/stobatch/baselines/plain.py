@@ -13,8 +13,8 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.plan import OpenPlan, Plan
-from stobatch.errors import ModelError, SettingError
-from stobatch.methods import Method
+from stobatch.errors import SettingError
+from stobatch.methods import UncertifiedMethod
 from stobatch.models import Classifier, rows_in_memory
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
@@ -24,7 +24,6 @@ from stobatch.training.descent import OPTIMISERS
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.engines.base import PIECES, DeviceRank, split_rows
 from stobatch.training.trainable import Reader
-from stobatch.verifier import Verifier
 
 
 class PlainConfig(MethodConfig, name="plain"):
@@ -33,17 +32,18 @@ class PlainConfig(MethodConfig, name="plain"):
     batch_size: int = setting(256, at_least=1, doc="Examples of a step")
 
 
-class Plain(Method):
+class Plain(UncertifiedMethod):
     """Ordinary training, of any network."""
 
     config_class = PlainConfig
     trains_parts = True
+    title = "plain training"
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> OpenPlan:
         method = config.method
         assert isinstance(method, PlainConfig)
         require_batches(info, method.batch_size, batches=1)
-        return OpenPlan(info.num_train, method.batch_size, "plain training")
+        return OpenPlan(info.num_train, method.batch_size, self.title)
 
     def prepare(
         self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
@@ -53,15 +53,6 @@ class Plain(Method):
             network, train, seeds, batch_size=config.method.batch_size, memory_mb=config.machine.memory_mb,
             pieces=config.machine.pieces,
         )  # fmt: skip
-
-    def certifies(self, config: RunConfig) -> bool:
-        return False
-
-    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-        raise ModelError(
-            "plain training has no certificate.",
-            remedy="Evaluate it with `stobatch evaluate`, or train a method with certificates.",
-        )
 
 
 _CPU_CHUNK = 833

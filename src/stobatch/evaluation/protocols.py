@@ -23,12 +23,8 @@ from stobatch.evaluation.functions import Deployed
 from stobatch.files import Columns
 from stobatch.models.classifier import Classifier
 from stobatch.models.network import Network, ReferenceNorm
-from stobatch.progress import Tick
+from stobatch.progress import Tick, no_progress
 from stobatch.types import PAPER_RANGE, Norm, Radius
-
-
-def _no_progress(share: float) -> None:
-    """Report no progress."""
 
 
 def attacked_column(attack: str, radius: float, part: str = "prediction") -> str:
@@ -67,7 +63,7 @@ class Protocol(ABC):
 
     @abstractmethod
     def rows(
-        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = _no_progress
+        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = no_progress
     ) -> Columns:
         """Return predictions on clean inputs and on every attack's points at every radius; `tick` reports progress."""
 
@@ -87,7 +83,7 @@ class Published(Protocol):
         return self.config.attacks
 
     def rows(
-        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = _no_progress
+        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = no_progress
     ) -> Columns:
         surrogate = NoiseFreeSurrogate(function.network).eval().requires_grad_(False)
         with torch.no_grad():
@@ -120,7 +116,7 @@ class Adaptive(Protocol):
         return tuple(f"{name}:{victim}" for name in self.config.vote_attacks for victim in ("score", "vote"))
 
     def rows(
-        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = _no_progress
+        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = no_progress
     ) -> Columns:
         clean = function.answer(inputs, generator)
         goal = self._goal(function, inputs, labels, clean["prediction"], generator)
