@@ -189,7 +189,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Newcomer:
+class PendingTraining:
     """A training that asks to be entered."""
 
     mark: str
@@ -373,7 +373,7 @@ class Book:
             shares.append(Share(number, own, sizes_of_own, epsilon, new))
         return sorted(shares, key=lambda share: -share.epsilon)
 
-    def require_within(self, newcomer: Newcomer, records: Reading | None) -> None:
+    def require_within(self, newcomer: PendingTraining, records: Reading | None) -> None:
         """Raise where a training would exceed the owner's limit; without records, those known by its settings count."""
         known = self.entries.get(newcomer.mark) if newcomer.mark else None
         if self.limit is None or self.limit.epsilon is None or (known and known.cost == newcomer.cost):
@@ -401,7 +401,7 @@ class Book:
             remedy="Lower method.epsilon, train on other records, or raise the limit: `stobatch budget --limit`.",
         )
 
-    def enter(self, newcomer: Newcomer, records: Reading) -> None:
+    def enter(self, newcomer: PendingTraining, records: Reading) -> None:
         """Enter a training before its first step, or the present cost of one entered before; raise beyond the limit."""
         with self.locked():
             self.require_within(newcomer, records)
@@ -430,7 +430,7 @@ class Booking:
     """A training and the book that its owner keeps; the book is made when there is something to enter."""
 
     path: Path
-    newcomer: Newcomer
+    newcomer: PendingTraining
     _reading: Reading | None = field(default=None, repr=False)
 
     @classmethod
@@ -442,7 +442,7 @@ class Booking:
         root = str(sources.data_root(Path(config.machine.data_root) if config.machine.data_root else None).resolve())
         # What is held out is read, too, by a score.
         described = content_hash({"data": config.data.replace(held_out=0).to_dict(), "root": root})
-        newcomer = Newcomer(
+        newcomer = PendingTraining(
             mark(run),
             str(run.path.resolve()),
             method or config.method.title,

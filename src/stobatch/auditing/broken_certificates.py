@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stobatch.attacks.expectation import Sample
-from stobatch.auditing.vote_counts import Ballots, count, counter_of
+from stobatch.auditing.vote_counts import VoteCounts, count, counter_of
 from stobatch.bounds.certifier import BoundCertificates
 from stobatch.config import CertificationConfig
 from stobatch.models import ConvEncoder, Head, Layered, Network
@@ -96,7 +96,7 @@ class ObservedFrequency(Verifier):
 
 
 @count.register
-def _(verifier: ObservedFrequency, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+def _(verifier: ObservedFrequency, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
     return count(verifier.votes, points, draws, generator)
 
 

@@ -50,7 +50,7 @@ class FalsifierSettings(Settings):
     restarts: int = setting(2, at_least=1, doc="Random starts of apgd_ce and madry")
     num_aims: int = setting(3, at_least=1, doc="Classes that apgd_t aims at")
     queries: int = setting(200, at_least=1, doc="Queries of the square attack")
-    random_points: int = setting(100, at_least=1, doc="Corners and random points tried in each ball")
+    random_points: int = setting(100, at_least=1, doc="RandomSearch and random points tried in each ball")
     noise_draws: int | None = setting(
         None, at_least=1, doc="Draws an attack on a vote averages over at each step; none: as many as gradients need"
     )
@@ -65,7 +65,7 @@ class FalsifierSettings(Settings):
     def make_attacks(self) -> dict[str, Attack]:
         budget = Budget(self.steps, self.restarts, self.queries, self.num_aims)
         return {
-            name: Corners(self.random_points) if name == "corners" else make_attack(name, budget)
+            name: RandomSearch(self.random_points) if name == "corners" else make_attack(name, budget)
             for name in self.attacks
         }
 
@@ -120,7 +120,7 @@ class AttackedCertificates:
 
 
 @dataclass(frozen=True)
-class Worst:
+class WorstPoints:
     """For each input the worst point found in its ball: inside, checked in float64, in the deployed precision."""
 
     points: Tensor
@@ -144,7 +144,7 @@ def break_pass(
     generator: torch.Generator,
     memory_mb: int,
     tick: Tick,
-) -> Worst:
+) -> WorstPoints:
     """Attack the network and a copy of it in float64, whose gradients do not vanish so soon.
 
     **Guarantee.** `broken` says what the deployed pass itself answers at a point of its own precision that lies in the
@@ -181,7 +181,7 @@ def break_pass(
             broken_float64[rows] |= part.reached(_scores(exact, there))
         tick(1 / len(runs))
     flags = broken.cpu().numpy()
-    return Worst(
+    return WorstPoints(
         points, labels.cpu().numpy(), least.cpu().numpy(), attack, flags, 1.0 - flags, list(broken_float64.tolist())
     )
 
@@ -194,7 +194,7 @@ def break_vote(
     memory_mb: int,
     level: float,
     tick: Tick,
-) -> Worst:
+) -> WorstPoints:
     """Attack a vote in expectation over its noise, choose each input's worst point on some draws, judge it on others.
 
     In the network's own precision only: rounding moves the probabilities of a vote by nothing that draws could show.
@@ -229,7 +229,7 @@ def break_vote(
     worst = _move_inwards(verifier, ball, points[best, each], label, rival, draws, level, generator)
     judged = count(verifier, worst, settings.judging_draws, generator)
     chance = judged.chance(label, rival)
-    return Worst(
+    return WorstPoints(
         worst,
         rival,
         judged.lead(label, rival),
@@ -273,7 +273,7 @@ _MOST_FLIPS = 0.5
 
 @final
 @dataclass(frozen=True)
-class Corners(Attack):
+class RandomSearch(Attack):
     """The outermost points of the ball in many directions, and points inside; the worst for each example.
 
     Directions: all values up, all values down (where a sum over many values is weakest, and a gradient may be flat),

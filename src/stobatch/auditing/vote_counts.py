@@ -22,7 +22,7 @@ from stobatch.votes.counting import VoteCounter
 
 
 @dataclass(frozen=True)
-class Ballots:
+class VoteCounts:
     """The sum over independent draws of what each class gets, points x classes; no class gets more than 1 of a draw."""
 
     sums: Floats
@@ -60,7 +60,7 @@ class Ballots:
 
 
 @singledispatch
-def count(verifier: Any, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+def count(verifier: Any, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
     """Return what the deployed vote of a verifier says at each point, over fresh draws.
 
     The deployed vote itself and not the smooth form that attacks follow, so that nothing is called broken that a user
@@ -78,24 +78,24 @@ def can_count(verifier: Verifier) -> bool:
 
 
 @count.register
-def _(verifier: VerifiedInference, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+def _(verifier: VerifiedInference, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
     points = points.to(verifier.network.encoder.weight)
     tally = tally_products(verifier.network, points, verifier.noise, draws, generator, verifier.memory_mb)
     whole = verifier.config.interval == "clopper_pearson"
-    return Ballots((tally.votes if whole else tally.scores).cpu().double().numpy(), draws, whole)
+    return VoteCounts((tally.votes if whole else tally.scores).cpu().double().numpy(), draws, whole)
 
 
 @count.register
-def _(verifier: VotesVerifier, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+def _(verifier: VotesVerifier, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
     counter = counter_of(verifier, points)
     votes = counter.votes(np.arange(len(points)), draws, generator)
-    return Ballots(votes.cpu().double().numpy(), draws, whole=True)
+    return VoteCounts(votes.cpu().double().numpy(), draws, whole=True)
 
 
 @count.register
-def _(verifier: NoiseLayerVerifier, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+def _(verifier: NoiseLayerVerifier, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
     votes = verifier.counter(points).votes(np.arange(len(points)), draws, generator)
-    return Ballots(votes.cpu().double().numpy(), draws, whole=True)
+    return VoteCounts(votes.cpu().double().numpy(), draws, whole=True)
 
 
 def counter_of(verifier: VotesVerifier, points: Tensor) -> VoteCounter:

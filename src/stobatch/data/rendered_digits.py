@@ -80,7 +80,7 @@ def measure_glyphs(pictures: NDArray[np.bool_], labels: Tensor) -> Glyphs:
 
 
 @dataclass(frozen=True)
-class Hand:
+class Distortion:
     """How far a digit may be changed. Each number is drawn for each digit alone."""
 
     rotation: float = 0.15
@@ -101,8 +101,8 @@ class Hand:
 class RenderedDigits:
     """Digits drawn from glyphs."""
 
-    def __init__(self, glyphs: Glyphs, hand: Hand | None = None) -> None:
-        self.glyphs, self.hand = glyphs, hand or Hand()
+    def __init__(self, glyphs: Glyphs, hand: Distortion | None = None) -> None:
+        self.glyphs, self.hand = glyphs, hand or Distortion()
         line = torch.arange(SIDE) - (SIDE - 1) / 2
         self._places = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)
         self._smooth = _interpolation()

@@ -105,7 +105,7 @@ def _reply(message: Message, content: Callable[[], RecordDict]) -> Message:
 
 
 @dataclass
-class FlowerPost:
+class FlowerTransport:
     """Questions and answers through a Flower grid."""
 
     grid: Grid
@@ -232,7 +232,7 @@ def server_app(federation_of: FederationOf = _federation_of_run) -> ServerApp:
 
     def main(grid: Grid, context: Context) -> None:
         federation, registered = federation_of(context), _registered_nodes(context)
-        converse(federation, FlowerPost(grid, len(federation.parties), registered=registered))
+        converse(federation, FlowerTransport(grid, len(federation.parties), registered=registered))
 
     app = ServerApp()
     app.main()(main)

@@ -32,7 +32,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Opening:
+class Header:
     """What stands above everything else."""
 
     identity: str
@@ -42,10 +42,10 @@ class Opening:
     guarantee: GuaranteeCard
 
 
-def opening(facts: Facts) -> Opening:
+def opening(facts: Facts) -> Header:
     seed = "secret" if facts.seed is None else facts.seed
     identity = f"method {facts.method} · data {facts.started.data} · seed {seed} · configuration"
-    return Opening(identity, facts.scores.training_hash, headline(facts), tuple(tiles(facts)), guarantee_card(facts))
+    return Header(identity, facts.scores.training_hash, headline(facts), tuple(tiles(facts)), guarantee_card(facts))
 
 
 def guarantee_card(facts: Facts) -> GuaranteeCard:

@@ -14,7 +14,7 @@ from stobatch.reporting.accuracy import Accuracy, Measuring, measured_accuracy, 
 from stobatch.reporting.audits import Audits, audits_of
 from stobatch.reporting.comparison import several_runs
 from stobatch.reporting.comparison_document import compare_runs, settings_tests
-from stobatch.reporting.header import Flags, Opening, one_line, opening, raised_flags
+from stobatch.reporting.header import Flags, Header, one_line, opening, raised_flags
 from stobatch.reporting.image_grid import Pictures, pictures_of
 from stobatch.reporting.page import render
 from stobatch.reporting.provenance import Provenance, provenance
@@ -87,7 +87,7 @@ class RunPage:
     name: str
     """Its place on the page."""
     line: str
-    opening: Opening
+    opening: Header
     flags: Flags
     audits: Audits | None
     accuracy: Accuracy

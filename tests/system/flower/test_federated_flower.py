@@ -142,7 +142,7 @@ def test_absent_parties_are_waited_for_and_then_named(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
     grid = LocalGrid(flower.client_app(), list(directories.values())[:2])
     with pytest.raises(FederationError, match=r"no word from south\. Start all parties"):
-        federation.enrol(flower.FlowerPost(grid, len(federation.parties), patience=0.1).statements())
+        federation.enrol(flower.FlowerTransport(grid, len(federation.parties), patience=0.1).statements())
 
 
 def two_rounds() -> RunConfig:
@@ -214,7 +214,7 @@ def test_a_party_that_is_killed_midway_is_left_out_and_counted_as_if_it_had_answ
 
     federation, directories = started(tmp_path / "run")
     grid = Gone(LocalGrid(flower.client_app(), directories.values()), {101}, after=3)
-    model = converse(federation, flower.FlowerPost(grid, 3))  # type: ignore[arg-type]
+    model = converse(federation, flower.FlowerTransport(grid, 3))  # type: ignore[arg-type]
     assert model.run.read("federation")["answers_received"] == {"north": 2, "east": 6, "south": 4}
     assert model.run.read("training")["rounds"] == {"north": 6, "east": 6, "south": 4}
     assert Ledger.of(directories["north"]).accounted == 2
@@ -229,13 +229,13 @@ def test_a_name_belongs_to_the_node_whose_key_was_registered(tmp_path: Path) -> 
     _, directories = started(tmp_path / "run")
     grid = LocalGrid(flower.client_app(), directories.values())
     right = dict(zip(directories, (101, 102, 103), strict=True))
-    assert set(flower.FlowerPost(grid, 3, registered=right).statements()) == set(directories)
+    assert set(flower.FlowerTransport(grid, 3, registered=right).statements()) == set(directories)
     swapped = right | {"north": 102, "east": 101}
     with pytest.raises(FederationError, match=r"node \d+ calls itself (north|east), whose key is another node's"):
-        flower.FlowerPost(grid, 3, registered=swapped).statements()
+        flower.FlowerTransport(grid, 3, registered=swapped).statements()
     # A node without a registered key is not even asked.
     two = {name: right[name] for name in ("north", "east")}
-    assert set(flower.FlowerPost(grid, 2, registered=two).statements()) == {"north", "east"}
+    assert set(flower.FlowerTransport(grid, 2, registered=two).statements()) == {"north", "east"}
 
 
 @without_flower
@@ -247,7 +247,7 @@ def test_a_malformed_message_is_one_party_less(tmp_path: Path) -> None:
 
     federation, directories = started(tmp_path / "run")
     grid = LocalGrid(flower.client_app(), directories.values())
-    post = flower.FlowerPost(grid, 3)
+    post = flower.FlowerTransport(grid, 3)
     federation.enrol(post.statements())
 
     def mangled(messages: list[Any], *, timeout: float | None = None) -> list[Any]:

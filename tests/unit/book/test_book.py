@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import stobatch
-from stobatch.book import Book, Newcomer, Reading, count_in_units
+from stobatch.book import Book, PendingTraining, Reading, count_in_units
 from stobatch.data import Dataset, Examples, person_codes
 from stobatch.dp.accounting import PoissonGaussian
 from stobatch.dp.composition import Unbounded, compose_epsilon, compose_groups
@@ -34,8 +34,8 @@ def book(tmp_path: Path) -> Book:
     return Book.open(tmp_path / "book", make=True)
 
 
-def newcomer(mark: str, cost: Any = COST, described: str = "here") -> Newcomer:
-    return Newcomer(mark, f"runs/{mark}", "sound", "tensors", described, cost)
+def newcomer(mark: str, cost: Any = COST, described: str = "here") -> PendingTraining:
+    return PendingTraining(mark, f"runs/{mark}", "sound", "tensors", described, cost)
 
 
 def enter(book: Book, mark: str, first: int = 0, count: int = 64, cost: Any = COST) -> None:
