@@ -89,7 +89,7 @@ def test_a_limit_refuses_what_would_exceed_it_and_counts_overlaps_alone(book: Bo
 
 
 def test_a_limit_that_is_no_number_is_refused(book: Book):
-    with pytest.raises(SettingError, match="no limit"):
+    with pytest.raises(SettingError, match="not a limit"):
         book.set_limit(-1.0, DELTA)
 
 
@@ -273,7 +273,7 @@ def test_what_is_no_book_or_no_delta_is_refused(tmp_path: Path, book: Book):
     with pytest.raises(BudgetError, match="is not a book"):
         Book.open(tmp_path / "full", make=True)
     (book.path / "book.json").write_text("{}")
-    with pytest.raises(BudgetError, match="no key of a book"):
+    with pytest.raises(BudgetError, match="not the key of a book"):
         Book.open(book.path)
 
 
