@@ -111,7 +111,7 @@ def test_methods_without_privacy_have_one_row_and_others_one_for_each_budget(cli
         (("--radius", "3"), "radi"),
         (("--radius", "-0.1"), "radi"),
         (("--radius", "0.1", "--radius", "0.1"), "twice"),
-        (("--seeds", "1,x"), "no whole numbers"),
+        (("--seeds", "1,x"), "not whole numbers"),
         (("--seeds", "1,1"), "each seed once"),
         (("--seeds", "1,2", "--repeats", "2"), "not both"),
         (("--repeats", "0"), "repeats=0"),
