@@ -82,7 +82,7 @@ def test_3_d_beta_bounds_every_pair_that_a_search_finds(d: int, beta: int, seed:
         torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1 for shape in ((beta, d), (d,), (d,))
     )
     if corners:
-        # RandomSearch of the cube, and one input per neuron: where the change is largest.
+        # Corners of the cube, and one input per neuron: where the change is largest.
         chosen = torch.nn.functional.one_hot(torch.randint(d, (beta,), generator=generator), d)
         weights, record, other = weights.sign() * chosen, record.sign(), other.sign()
     encoder = dense(weights)

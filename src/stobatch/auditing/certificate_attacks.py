@@ -50,7 +50,7 @@ class FalsifierSettings(Settings):
     restarts: int = setting(2, at_least=1, doc="Random starts of apgd_ce and madry")
     num_aims: int = setting(3, at_least=1, doc="Classes that apgd_t aims at")
     queries: int = setting(200, at_least=1, doc="Queries of the square attack")
-    random_points: int = setting(100, at_least=1, doc="RandomSearch and random points tried in each ball")
+    random_points: int = setting(100, at_least=1, doc="Corners and random points tried in each ball")
     noise_draws: int | None = setting(
         None, at_least=1, doc="Draws an attack on a vote averages over at each step; none: as many as gradients need"
     )

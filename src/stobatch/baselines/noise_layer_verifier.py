@@ -215,7 +215,7 @@ def _require_fit(network: Network, noise: LayerNoise, calibration: Calibration |
     if bool(network.input_noise.any()) or bool(network.hidden_noise.any()):
         raise ModelError(
             "the network carries fixed noise.",
-            why="This certificate is about a network whose only noise is drawn in every pass.",
+            why="This certificate is about a network whose only noise is drawn afresh in every pass.",
             remedy="Use VerifiedInference, or a network without fixed noise.",
         )
 

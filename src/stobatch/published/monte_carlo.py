@@ -32,7 +32,7 @@ CPU_ROWS = 400
 )
 @dataclass(frozen=True)
 class FreshNoise:
-    """Laplace noise drawn in every invocation, ψ times smaller than the training noise it is added to."""
+    """Laplace noise drawn afresh in every invocation, ψ times smaller than the training noise it is added to."""
 
     input_scale: float
     hidden_scale: float

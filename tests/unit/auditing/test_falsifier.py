@@ -452,7 +452,7 @@ def test_a_finding_tells_the_claim_and_all_its_numbers() -> None:
     assert json.loads(json.dumps(finding.to_dict()))["verdict"] == "refuted"
 
 
-# RandomSearch.
+# Random search.
 
 
 @dataclass(frozen=True)

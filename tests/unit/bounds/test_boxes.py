@@ -27,7 +27,7 @@ def around(inputs: Tensor, radius: float) -> Box:
 
 
 def points_of(box: Box, count: int, seed: int = 0) -> Tensor:
-    """RandomSearch and points inside, as count x examples x values."""
+    """Corners and points inside, as count x examples x values."""
     generator = torch.Generator().manual_seed(seed)
     draws = torch.rand(count, *box.centre.shape, generator=generator, dtype=torch.float64) * 2 - 1
     draws[: count // 2] = draws[: count // 2].sign()
