@@ -139,7 +139,7 @@ def cost_of(plan: Plan, accounted_steps: int | None = None) -> Cost:
     return mechanism
 
 
-def _shown(epsilon: float) -> str:
+def _text_of(epsilon: float) -> str:
     return epsilon_words(None if isinf(epsilon) else epsilon)
 
 
@@ -389,7 +389,9 @@ class Book:
         sizes = (*after.records, after.newcomers)
         costs = [entry.cost for entry in after.entries]
         before = compose_groups(list(zip(costs, after.records, strict=True)), self.delta)
-        spent = f"{len(after.entries)} earlier trainings, {_shown(before)}" if after.entries else "no earlier training"
+        spent = (
+            f"{len(after.entries)} earlier trainings, {_text_of(before)}" if after.entries else "no earlier training"
+        )
         word = after.word if meant.persons is None else "persons"
         same = " (as far as the settings of the data tell)" if presumed and after.entries else ""
         reason = f" It is not bounded: {newcomer.cost.why}." if isinstance(newcomer.cost, Unbounded) else ""
@@ -397,7 +399,7 @@ class Book:
             reason += f" A training took up to {max(sizes)} of a person's records for records of different persons."
         raise BudgetError(
             f"this training would spend more than the limit of ε = {self.limit.epsilon:g} in {self.path}.",
-            why=f"With it, {word}{same} have {_shown(after.epsilon)} at δ = {self.delta:g}; on them: {spent}.{reason}",
+            why=f"With it, {word}{same} have {_text_of(after.epsilon)} at δ = {self.delta:g}; on them: {spent}.{reason}",
             remedy="Lower method.epsilon, train on other records, or raise the limit: `stobatch budget --limit`.",
         )
 

@@ -129,7 +129,7 @@ class TrainedModel:
         rule: PictureRule | None = None,
         seeds: Seeds | None = None,
     ) -> tuple[Kind | None, Iterator[Prediction]]:
-        """Yield the answers of `predict` one after the other, for more pictures than fit into memory."""
+        """Return what `predict` returns piece by piece, for more pictures than fit into memory."""
         verifier = self.verifier_for(radius, norm)
         named = name_pictures(pictures, self.network.input_shape)
         kind = describe_kind(best_kind(verifier.kinds), self.refuted_kinds()) if verifier else None
