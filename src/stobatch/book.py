@@ -399,7 +399,8 @@ class Book:
             reason += f" A training took up to {max(sizes)} of a person's records for records of different persons."
         raise BudgetError(
             f"this training would spend more than the limit of ε = {self.limit.epsilon:g} in {self.path}.",
-            why=f"With it, {word}{same} have {_text_of(after.epsilon)} at δ = {self.delta:g}; on them: {spent}.{reason}",
+            why=f"With it, {word}{same} have {_text_of(after.epsilon)} at δ = {self.delta:g}; "
+            f"on them: {spent}.{reason}",
             remedy="Lower method.epsilon, train on other records, or raise the limit: `stobatch budget --limit`.",
         )
 
