@@ -30,8 +30,8 @@ def as_foolbox(model: TrainedModel | nn.Module) -> Any:
 
     `epsilons` are radii over [-1, 1]: hand over `radius.to(PAPER_RANGE).size`.
     """
-    foolbox = _package("foolbox", extra="foolbox")
-    frozen = _frozen(model)
+    foolbox = _import_package("foolbox", extra="foolbox")
+    frozen = _freeze(model)
     return foolbox.PyTorchModel(frozen, bounds=(PAPER_RANGE.low, PAPER_RANGE.high), device=_device(frozen))
 
 
@@ -41,8 +41,8 @@ def as_art(model: TrainedModel | nn.Module, *, input_shape: tuple[int, ...] | No
     `eps` and `eps_step` are sizes over [-1, 1]: hand over `radius.to(PAPER_RANGE).size`. A stobatch network knows the
     shape of its inputs; any other module needs `input_shape`, the shape of one input.
     """
-    classification = _package("art.estimators.classification", extra="art")
-    frozen = _frozen(model)
+    classification = _import_package("art.estimators.classification", extra="art")
+    frozen = _freeze(model)
     if input_shape is None:
         if not isinstance(frozen, Network):
             raise SettingError(
@@ -71,8 +71,8 @@ def as_torchattacks(model: TrainedModel | nn.Module) -> nn.Module:
     Images go in as `(inputs + 1) / 2` and come back as `2 * images - 1`. A radius has to be converted too, in any norm:
     `eps` is `radius.to(UNIT_RANGE).size`, half of what it is over [-1, 1], and so is `alpha`.
     """
-    _package("torchattacks", extra="torchattacks")
-    return _FromUnitRange(_frozen(model))
+    _import_package("torchattacks", extra="torchattacks")
+    return _FromUnitRange(_freeze(model))
 
 
 class _FromUnitRange(nn.Module):
@@ -88,7 +88,7 @@ class _FromUnitRange(nn.Module):
         return logits
 
 
-def _frozen(model: TrainedModel | nn.Module) -> nn.Module:
+def _freeze(model: TrainedModel | nn.Module) -> nn.Module:
     network = model.network if isinstance(model, TrainedModel) else model
     return copy.deepcopy(network).eval().requires_grad_(False)
 
@@ -97,7 +97,7 @@ def _device(module: nn.Module) -> torch.device:
     return next(chain(module.parameters(), module.buffers()), torch.empty(0)).device
 
 
-def _package(name: str, *, extra: str) -> Any:
+def _import_package(name: str, *, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

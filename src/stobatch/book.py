@@ -75,17 +75,17 @@ class Reading:
 
     @classmethod
     def from_bytes(cls, content: bytes, *, about_persons: bool) -> Reading:
-        found = np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False)
+        words = np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False)
         if not about_persons:
-            return cls(found)
-        digests, codes = np.split(found, 2)
+            return cls(words)
+        digests, codes = np.split(words, 2)
         return cls(digests, codes.astype(np.int64))
 
 
 def count_in_units(readings: Sequence[Reading]) -> Counts:
     """Return how much of each reading, records or persons, every unit of a book has: a row for a unit.
 
-    A unit is a record that is nobody's, or a person with all records. Where readings divide records among persons in
+    A unit is a record without a person, or a person with all records. Where readings divide records among persons in
     different ways, persons with a record in common are one unit, and the records of a unit are counted once for each.
 
     >>> once = np.array([1, 2, 3], np.uint64)
@@ -127,7 +127,7 @@ def _num_persons(reading: Reading) -> int:
 def cost_of(plan: Plan, accounted_steps: int | None = None) -> Cost:
     """Return what a plan costs those whose records are trained on; more steps than planned cost more.
 
-    With a public seed everybody can take the noise off, so it counts as if there were none.
+    With a public seed anyone can take the noise off, so it counts as if there were none.
     """
     if plan.public_seeds:
         return Unbounded("its seed is public: what it released is as if it were not private")
@@ -139,7 +139,7 @@ def cost_of(plan: Plan, accounted_steps: int | None = None) -> Cost:
     return mechanism
 
 
-def _words(epsilon: float) -> str:
+def _text_of(epsilon: float) -> str:
     return epsilon_words(None if isinf(epsilon) else epsilon)
 
 
@@ -189,7 +189,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Newcomer:
+class PendingTraining:
     """A training that asks to be entered."""
 
     mark: str
@@ -202,7 +202,7 @@ class Newcomer:
 
 @dataclass
 class Book:
-    """An open book. Whoever checks and then enters holds its lock (`locked`)."""
+    """An open book. To check and then enter, hold its lock (`locked`)."""
 
     path: Path
     key: bytes = field(repr=False)
@@ -221,15 +221,15 @@ class Book:
                 raise BudgetError(
                     f"there is no book at {folder}.", remedy="Train with --set machine.book=FOLDER first."
                 )
-            _begin(folder)
+            _create_folder(folder)
         book = cls(folder, _key(folder))
         book._read()
         return book
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Wait until nobody else writes, and read what was written meanwhile."""
-        with _alone_in(self.path):
+        """Wait until no one else writes, and read what was written meanwhile."""
+        with _lock_folder(self.path):
             self._cut_torn_line()
             self._read()
             yield
@@ -249,7 +249,7 @@ class Book:
             if number == len(lines) - 1 and not line.endswith(b"\n"):
                 break
             try:
-                self._take(json.loads(line))
+                self._apply_line(json.loads(line))
             except (ValueError, KeyError, TypeError, SettingError) as error:
                 raise BudgetError(
                     f"line {number + 1} of {pages} is not as it was written: {error}.",
@@ -257,7 +257,7 @@ class Book:
                     remedy="Restore the book from a copy.",
                 ) from None
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _apply_line(self, line: dict[str, Any]) -> None:
         code = line.pop("code")
         if line["previous"] != self._last or not hmac.compare_digest(str(code), self._code(line)):
             raise ValueError("it does not fit the line before it, or was changed")
@@ -300,26 +300,26 @@ class Book:
 
     @property
     def delta(self) -> float:
-        """At which ε is composed: as the owner said, else 1e-5."""
+        """Return the δ at which ε is composed: the owner's, else 1e-5."""
         return self.limit.delta if self.limit else 1e-5
 
     def set_limit(self, epsilon: float | None, delta: float) -> None:
         """Say what each record may spend; unset, nothing is refused."""
         check_delta(delta)
         if epsilon is not None and not 0 < epsilon < inf:
-            raise SettingError(f"a limit of ε = {epsilon:g} is no limit.", remedy="Give a number above 0, such as 4.")
+            raise SettingError(
+                f"a limit of ε = {epsilon:g} is not a limit.", remedy="Give a number above 0, such as 4."
+            )
         with self.locked():
             self._append("limit", epsilon=epsilon, delta=delta)
 
     def reading(self, records: TrainingExamples) -> Reading:
-        """Return a digest of each record's inputs under the book's key, and whose it is; -0.0 is no other value than
-        0.0.
-        """
-        key, found = hashlib.sha256(self.key + b"records").digest(), []
+        """Return a keyed digest of each record's inputs, and whose it is; -0.0 counts as 0.0."""
+        key, digests_of_rows = hashlib.sha256(self.key + b"records").digest(), []
         for inputs, _ in chunks(records):
             rows = (inputs + 0.0).flatten(1).contiguous().numpy()
-            found += [hashlib.blake2b(row.data, digest_size=8, key=key).digest() for row in rows]
-        digests = np.frombuffer(b"".join(found), dtype="<u8").astype(np.uint64, copy=False)
+            digests_of_rows += [hashlib.blake2b(row.data, digest_size=8, key=key).digest() for row in rows]
+        digests = np.frombuffer(b"".join(digests_of_rows), dtype="<u8").astype(np.uint64, copy=False)
         return Reading.of(digests, None if records.persons is None else records.persons.codes().numpy())
 
     def _name_of(self, reading: Reading) -> str:
@@ -328,12 +328,12 @@ class Book:
     def _load(self, entry: Entry) -> Reading:
         path = self.path / _RECORDS / f"{entry.records}.bin"
         try:
-            found = Reading.from_bytes(path.read_bytes(), about_persons=entry.about_persons)
+            reading = Reading.from_bytes(path.read_bytes(), about_persons=entry.about_persons)
         except OSError as error:
             raise BudgetError(f"cannot read {path}: {error.strerror}.", remedy="Restore the book.") from None
-        if self._name_of(found) != entry.records:
+        if self._name_of(reading) != entry.records:
             raise BudgetError(f"{path} is not as it was written.", remedy="Restore the book from a copy.")
-        return found
+        return reading
 
     def known_records(self, described: str) -> Reading | None:
         """Return the records that the latest training with the same settings of data read; None if there is none."""
@@ -363,20 +363,18 @@ class Book:
         # Sizes of groups are rounded up to powers of two, so that there are few of them.
         sizes = 2 ** np.ceil(np.log2(np.maximum(counts, 1))).astype(np.int64) * (counts > 0)
         patterns, numbers = np.unique(sizes[counts[:, -1] > 0], axis=0, return_counts=True)
-        found = []
+        shares = []
         for (*pattern, new), number in zip(patterns.tolist(), numbers.tolist(), strict=True):
             times = dict(zip(readings, pattern, strict=True))
             own = tuple(entry for entry in entries if times[entry.records])
             sizes_of_own = tuple(times[entry.records] for entry in own)
             costs = [(entry.cost, times[entry.records]) for entry in own] + ([] if extra is None else [(extra, new)])
             epsilon = compose_groups(costs, self.delta if delta is None else delta)
-            found.append(Share(number, own, sizes_of_own, epsilon, new))
-        return sorted(found, key=lambda share: -share.epsilon)
+            shares.append(Share(number, own, sizes_of_own, epsilon, new))
+        return sorted(shares, key=lambda share: -share.epsilon)
 
-    def require_within(self, newcomer: Newcomer, records: Reading | None) -> None:
-        """Raise where a training would spend more than the owner's limit; without records, those known by their
-        settings are meant.
-        """
+    def require_within(self, newcomer: PendingTraining, records: Reading | None) -> None:
+        """Raise where a training would exceed the owner's limit; without records, those known by its settings count."""
         known = self.entries.get(newcomer.mark) if newcomer.mark else None
         if self.limit is None or self.limit.epsilon is None or (known and known.cost == newcomer.cost):
             return
@@ -391,7 +389,9 @@ class Book:
         sizes = (*after.records, after.newcomers)
         costs = [entry.cost for entry in after.entries]
         before = compose_groups(list(zip(costs, after.records, strict=True)), self.delta)
-        spent = f"{len(after.entries)} earlier trainings, {_words(before)}" if after.entries else "no earlier training"
+        spent = (
+            f"{len(after.entries)} earlier trainings, {_text_of(before)}" if after.entries else "no earlier training"
+        )
         word = after.word if meant.persons is None else "persons"
         same = " (as far as the settings of the data tell)" if presumed and after.entries else ""
         reason = f" It is not bounded: {newcomer.cost.why}." if isinstance(newcomer.cost, Unbounded) else ""
@@ -399,14 +399,13 @@ class Book:
             reason += f" A training took up to {max(sizes)} of a person's records for records of different persons."
         raise BudgetError(
             f"this training would spend more than the limit of ε = {self.limit.epsilon:g} in {self.path}.",
-            why=f"With it, {word}{same} have {_words(after.epsilon)} at δ = {self.delta:g}; on them: {spent}.{reason}",
+            why=f"With it, {word}{same} have {_text_of(after.epsilon)} at δ = {self.delta:g}; "
+            f"on them: {spent}.{reason}",
             remedy="Lower method.epsilon, train on other records, or raise the limit: `stobatch budget --limit`.",
         )
 
-    def enter(self, newcomer: Newcomer, records: Reading) -> None:
-        """Enter a training before its first step, or what it costs now where it is there already; raises beyond the
-        limit.
-        """
+    def enter(self, newcomer: PendingTraining, records: Reading) -> None:
+        """Enter a training before its first step, or the present cost of one entered before; raise beyond the limit."""
         with self.locked():
             self.require_within(newcomer, records)
             known = self.entries.get(newcomer.mark)
@@ -422,7 +421,7 @@ class Book:
                 self._append("cost", mark=newcomer.mark, cost=cost_to_dict(newcomer.cost), settled=False)
 
     def settle(self, mark: str, cost: Cost) -> None:
-        """A training has ended, and this is what it cost."""
+        """Record that a training has ended, and what it cost."""
         with self.locked():
             known = self.entries.get(mark)
             if known is not None and not known.settled:
@@ -434,19 +433,19 @@ class Booking:
     """A training and the book that its owner keeps; the book is made when there is something to enter."""
 
     path: Path
-    newcomer: Newcomer
+    newcomer: PendingTraining
     _reading: Reading | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, config: RunConfig, plan: Plan, run: Run, method: str | None = None) -> Booking | None:
-        """Return the booking that the settings or the environment ask for; None where nobody asked."""
+        """Return the booking that the settings or the environment ask for; None where none is asked for."""
         named = config.machine.book or os.environ.get(VARIABLE)
         if not named:
             return None
         root = str(sources.data_root(Path(config.machine.data_root) if config.machine.data_root else None).resolve())
         # What is held out is read, too, by a score.
         described = content_hash({"data": config.data.replace(held_out=0).to_dict(), "root": root})
-        newcomer = Newcomer(
+        newcomer = PendingTraining(
             mark(run),
             str(run.path.resolve()),
             method or config.method.title,
@@ -489,16 +488,16 @@ def _folder(path: str | Path) -> Path:
         raise BudgetError(f"{path} names no folder.", remedy="Give the book's folder without ~.") from None
 
 
-def _begin(folder: Path) -> None:
+def _create_folder(folder: Path) -> None:
     """Make a book; of several that try at once, one does."""
     # Hidden files are its lock, or a key that somebody else is writing.
     strange = folder.exists() and not (folder.is_dir() and all(one.name.startswith(".") for one in folder.iterdir()))
     if strange and not is_book(folder):
-        raise BudgetError(f"{folder} exists and is no book.", remedy="Choose another folder for machine.book.")
+        raise BudgetError(f"{folder} exists and is not a book.", remedy="Choose another folder for machine.book.")
     try:
         make_folder(folder, private=True)
         folder.chmod(0o700)
-        with _alone_in(folder):
+        with _lock_folder(folder):
             if not is_book(folder):
                 write_json(folder / f"{_KEY}.json", _KEY, {"key": secrets.token_hex(32)}, private=True)
     except OSError as error:
@@ -506,8 +505,8 @@ def _begin(folder: Path) -> None:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until nobody else writes in a book's folder."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Wait until no one else writes in a book's folder."""
     descriptor = open_private(folder / _LOCK, os.O_RDWR)
     try:
         try:
@@ -530,4 +529,4 @@ def _key(folder: Path) -> bytes:
     try:
         return bytes.fromhex(read_json(path, _KEY)["key"])
     except (KeyError, TypeError, ValueError, RunError):
-        raise BudgetError(f"{path} is no key of a book.", remedy="Restore the book from a copy.") from None
+        raise BudgetError(f"{path} is not the key of a book.", remedy="Restore the book from a copy.") from None

@@ -29,9 +29,9 @@ class DataConfig(Settings):
         doc="The data set; `small_digits` is MNIST at 8x8, for audits; `shards` is what `stobatch shard` writes; "
         "`tensors` means it is handed over in Python",
     )
-    num_classes: int | None = setting(None, at_least=2, doc="Keep the first so many classes; all of them if unset")
-    train_limit: int | None = setting(None, at_least=1, doc="Use only the first so many training examples")
-    test_limit: int | None = setting(None, at_least=1, doc="Use only the first so many test examples")
+    num_classes: int | None = setting(None, at_least=2, doc="Keep only the first N classes; all of them if unset")
+    train_limit: int | None = setting(None, at_least=1, doc="Use only the first N training examples")
+    test_limit: int | None = setting(None, at_least=1, doc="Use only the first N test examples")
     augment: bool = setting(False, doc="Augment the training images as Appendix P describes, once, before batching")
     size: str | None = setting(
         None,
@@ -72,7 +72,7 @@ class DataConfig(Settings):
 
     @property
     def height_and_width(self) -> tuple[int, int] | None:
-        """What `size` says as numbers.
+        """Return what `size` says as numbers.
 
         >>> DataConfig(size="64x48").height_and_width
         (64, 48)
@@ -136,7 +136,7 @@ class ModelConfig(Settings):
 
     @property
     def layers(self) -> str | None:
-        """The list of layers, as it is written or as the architecture of this name says; None where it is no list."""
+        """Return the list of layers, as written or of the named architecture; None where it is not a list."""
         named = self.architecture if self._lists_layers else ARCHITECTURES.require(self.architecture)
         return named if isinstance(named, str) else None
 
@@ -191,7 +191,7 @@ class CertificationConfig(Settings):
         doc="Clopper-Pearson on votes (the released code) or Hoeffding on mean scores (the paper's text)",
     )
     attack_radius: float = setting(0.2, above=0, at_most=2, doc="The attack size mu_a, l-infinity over [-1, 1]")
-    limit: int | None = setting(None, at_least=1, doc="Certify only the first so many test examples")
+    limit: int | None = setting(None, at_least=1, doc="Certify only the first N test examples")
     certificate: str = setting(
         "best",
         choices=Names("best", registry=CERTIFICATES),
@@ -204,7 +204,7 @@ class CertificationConfig(Settings):
         added_later=True,
     )
     branches: int = setting(
-        0, at_least=0, doc="Of bounds: at most so many branches on signs of ReLUs for such an input", added_later=True
+        0, at_least=0, doc="Of bounds: at most N branches on signs of ReLUs for such an input", added_later=True
     )
     selection_draws: int = setting(100, at_least=1, doc="Of votes: the draws that choose the class and are not counted")
     hidden_stddev: float = setting(
@@ -262,8 +262,8 @@ class EvaluationConfig(Settings):
         doc="Noise draws per gradient step on the vote; unset takes as many as gradients need to agree",
     )
     vote_draws: int = setting(200, at_least=1, doc="Draws of each vote on an attacked input")
-    vote_limit: int | None = setting(100, at_least=1, doc="Attack the vote on only so many test examples")
-    limit: int | None = setting(None, at_least=1, doc="Attack only the first so many test examples")
+    vote_limit: int | None = setting(100, at_least=1, doc="Attack the vote on only the first N test examples")
+    limit: int | None = setting(None, at_least=1, doc="Attack only the first N test examples")
     num_images: int = setting(8, at_least=0, doc="Attacked test images kept for the report")
 
     def model_post_init(self, context: Any) -> None:
@@ -301,7 +301,7 @@ class TrainersConfig(Settings):
     noise: str = setting(
         "each",
         choices=("each", "shares"),
-        doc="Each trainer adds all the noise, so that nobody need be trusted; or shares of it that sum to it, which "
+        doc="Each trainer adds all the noise, so that no one need be trusted; or shares of it that sum to it, which "
         "protects those who see the sum alone",
     )
 
@@ -341,23 +341,23 @@ class SearchConfig(Settings):
 
     @property
     def space(self) -> dict[str, tuple[Any, ...]]:
-        """The values of each setting that is searched, by its dotted key.
+        """Return the values of each setting that is searched, by its dotted key.
 
         >>> SearchConfig(settings=("training.steps=[100, 200]", "method.clip_norm=0.5,1")).space
         {'training.steps': (100, 200), 'method.clip_norm': (0.5, 1)}
         """
-        found: dict[str, tuple[Any, ...]] = {}
+        lists: dict[str, tuple[Any, ...]] = {}
         for entry in self.settings or ():
             key, value = parse_assignment(entry)
             if isinstance(value, str) and "," in value:
                 value = [parse_assignment(f"{key}={part.strip()}")[1] for part in value.split(",")]
             values = value if isinstance(value, list) else [value]
-            if key in found:
+            if key in lists:
                 raise SettingError(f"'{key}' is searched twice.", remedy="Name it once, with all of its values.")
             if any(values.count(one) > 1 for one in values):
                 raise SettingError(f"'{key}' has a value twice.", remedy="Name each value once.")
-            found[key] = tuple(values)
-        return found
+            lists[key] = tuple(values)
+        return lists
 
 
 INSTRUMENTS = ("release", "many_runs", "one_run", "membership", "certificates")
@@ -436,7 +436,7 @@ class MethodConfig(Settings):
     name: ClassVar[str]
 
     def __init_subclass__(cls, *, name: str | None = None, **others: Any) -> None:
-        """Without a name it is settings that several methods have in common."""
+        """Register the method; without a name these are settings that several methods have in common."""
         super().__init_subclass__(**others)
         if name is not None:
             cls.name = name
@@ -459,10 +459,10 @@ class MethodConfig(Settings):
         if cls is not MethodConfig:
             return super().from_dict(rest)
         if not isinstance(name, str) or name not in METHODS:
-            said = name if isinstance(name, str) else show_value(name)
-            near = ", ".join(f"method.name={known}" for known in METHODS.nearest(said))
+            asked = name if isinstance(name, str) else show_value(name)
+            near = ", ".join(f"method.name={known}" for known in METHODS.nearest(asked))
             remedy = f"Nearest: {near}." if near else f"There are {', '.join(METHODS)}."
-            raise SettingError(f"there is no setting 'method.name={said}'.", remedy=remedy)
+            raise SettingError(f"there is no setting 'method.name={asked}'.", remedy=remedy)
         kind: type[Self] = METHODS[name].config_class
         if METHODS.shown(kind.name) != METHODS.shown(name):
             raise SettingError(
@@ -523,7 +523,7 @@ class RunConfig(Settings):
 
     @property
     def training_hash(self) -> str:
-        """Identifies the trained model: two runs with the same hash and the same seed have the same weights."""
+        """Return what identifies the trained model: runs with the same hash and the same seed have the same weights."""
         # Without canaries, and with one trainer, a training is what it was before there were any.
         special = (("canaries",) if self.canaries.num else ()) + (("trainers",) if self.trainers.num > 1 else ())
         special += ("search",) if self.search.settings else ()

@@ -35,11 +35,11 @@ class _Faults:
         self.files[what, stops, remedy] += map(str, files)
 
     def all(self) -> tuple[DataFault, ...]:
-        found = [
+        entries = [
             DataFault(what=what, stops_training=stops, count=len(files), files=tuple(files[:_SHOWN]), remedy=remedy)
             for (what, stops, remedy), files in self.files.items()
         ]
-        return tuple(sorted(found, key=lambda fault: not fault.stops_training))
+        return tuple(sorted(entries, key=lambda fault: not fault.stops_training))
 
 
 def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: bool = False) -> DataCheck:
@@ -55,43 +55,45 @@ def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: b
     shape, rule = None, PictureRule()
     digests: dict[str, list[tuple[str, str, Path]]] = defaultdict(list)
     with progress("check", len(every), quiet=quiet) as advance:
-        for part, name, path in _each(files):
+        for part, name, path in _each_file(files):
             try:
                 channels, height, width = image_shape(path)
                 if shape is None:
                     shape, rule = picture_shape(config, path)
                 # Faults of size and colour are counted over all files; read with both mended, others are found, too.
-                found = read_image(path, shape, PictureRule(True, rule.crop, True))
+                image = read_image(path, shape, PictureRule(True, rule.crop, True))
             except DataError as error:
                 reason = error.what.removeprefix(f"{path} ").rstrip(".")
                 faults.add(f"a picture {reason}", error.remedy, path.relative_to(folder))
             else:
                 sizes[height, width] += 1
                 kinds[channels] += 1
-                _look(found, path.relative_to(folder), faults)
-                digests[_digest(found)].append((part, name, path.relative_to(folder)))
+                _check_picture(image, path.relative_to(folder), faults)
+                digests[_digest(image)].append((part, name, path.relative_to(folder)))
             advance()
     if len(sizes) > 1 and not rule.resize:
-        said = ", ".join(f"{count:,} of {h}x{w}" for (h, w), count in sizes.most_common(_SHOWN))
+        counts = ", ".join(f"{count:,} of {h}x{w}" for (h, w), count in sizes.most_common(_SHOWN))
         most = max(sizes, key=lambda size: sizes[size])
         faults.add(
-            f"pictures have {len(sizes)} sizes (height x width: {said})", f"Set data.size={most[0]}x{most[1]}, say."
+            f"pictures have {len(sizes)} sizes (height x width: {counts})", f"Set data.size={most[0]}x{most[1]}, say."
         )
     if len(kinds) > 1 and not rule.recolour:
         # Grey among colour becomes colour; colour among grey, when the first picture is grey, is refused.
         is_grey = shape is not None and shape[0] == 1
         what = f"{kinds[1]:,} pictures are grey and {kinds[3]:,} in colour"
         faults.add(what, "Set data.colour=grey or data.colour=rgb.", stops=is_grey)
-    _repeated(digests, files, faults, per="person" if config.manifest else "picture")
+    _check_repeats(digests, files, faults, per="person" if config.manifest else "picture")
     classes = [
         ClassCount(name=name, train=len(files["train"].get(name, ())), test=len(files["test"].get(name, ())))
         for name in sorted({*files["train"], *files["test"]})
     ]
-    persons = {} if config.manifest is None else {"persons": _owned(folder, folder / config.manifest, files, faults)}
+    persons = (
+        {} if config.manifest is None else {"persons": _check_persons(folder, folder / config.manifest, files, faults)}
+    )
     return DataCheck(folder=str(folder), input_shape=shape, classes=tuple(classes), faults=faults.all(), **persons)
 
 
-def _owned(folder: Path, table: Path, files: dict[str, dict[str, list[Path]]], faults: _Faults) -> PersonCount:
+def _check_persons(folder: Path, table: Path, files: dict[str, dict[str, list[Path]]], faults: _Faults) -> PersonCount:
     """Count persons, with what is wrong about the table that names them."""
     try:
         owners = read_owners(table)
@@ -100,7 +102,7 @@ def _owned(folder: Path, table: Path, files: dict[str, dict[str, list[Path]]], f
         return PersonCount(num=0, largest=0)
     named: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
     missing = "Add a line for each: image,label,person."
-    for part, name, path in _each(files):
+    for part, name, path in _each_file(files):
         key = path.relative_to(folder).as_posix()
         owner = owners.pop(key, None)
         if owner is None:
@@ -149,16 +151,16 @@ def _list(folder: Path, faults: _Faults) -> dict[str, dict[str, list[Path]]]:
     return files
 
 
-def _each(files: dict[str, dict[str, list[Path]]]) -> Iterator[tuple[str, str, Path]]:
+def _each_file(files: dict[str, dict[str, list[Path]]]) -> Iterator[tuple[str, str, Path]]:
     for part in PARTS:
         for name, paths in files[part].items():
             for path in paths:
                 yield part, name, path
 
 
-def _look(found: Tensor, path: Path, faults: _Faults) -> None:
-    """What can be read and still is hardly what was meant."""
-    low, high = found.aminmax()
+def _check_picture(image: Tensor, path: Path, faults: _Faults) -> None:
+    """Note faults of a picture that can be read and still is hardly what was meant."""
+    low, high = image.aminmax()
     if low == high:
         faults.add("a picture has one value everywhere", "Look whether it was saved as it should.", path, stops=False)
     elif high <= -1 + 2 / 255 + 1e-6:
@@ -166,17 +168,17 @@ def _look(found: Tensor, path: Path, faults: _Faults) -> None:
         faults.add("a picture is all but black", remedy, path, stops=False)
 
 
-def _digest(found: Tensor) -> str:
-    return hashlib.sha256(found.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
+def _digest(image: Tensor) -> str:
+    return hashlib.sha256(image.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
 
 
-def _repeated(
+def _check_repeats(
     digests: dict[str, list[tuple[str, str, Path]]],
     files: dict[str, dict[str, list[Path]]],
     faults: _Faults,
     per: str,
 ) -> None:
-    """The same picture more than once: a leak into the test set, two labels for one, or one person twice."""
+    """Note pictures that occur more than once: a leak into the test set, two labels for one, or one person twice."""
     groups = [group for group in digests.values() if len(group) > 1]
     num_test = sum(map(len, files["test"].values()))
     leaked = [

@@ -1,6 +1,6 @@
 """Run directories on disk: every file appears whole or not at all, names its schema, and says how long it must be.
 
-A verb reads the previous stage's files and adds its own. Private things (noise, seeds, optimiser state) live in
+A verb reads the previous stage's files and adds its own. Private files (noise, seeds, optimiser state) live in
 `private/`, readable by the owner only.
 """
 
@@ -37,7 +37,7 @@ def make_folder(folder: Path, *, private: bool) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Return a descriptor of a file that nobody else can ever read, nor an older one of its name."""
+    """Return a descriptor of a file that no other user can read, not even where an older one was readable."""
     descriptor = os.open(path, flags | os.O_CREAT, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor
@@ -49,20 +49,20 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 def remove_temporaries(folder: Path) -> None:
     """Remove what writers that were killed left in a folder and in `private`, `records` and `evidence` below it.
 
-    Only for whoever holds the folder's lock: a writer at work would lose its file. Files of other users and files with
+    Only for the holder of the folder's lock: a writer at work would lose its file. Files of other users and files with
     other names are not touched.
     """
     below = [path for name in (PRIVATE, "records", "evidence") for path in (folder / name).rglob(".*.tmp")]
     for path in (*folder.glob(".*.tmp"), *below):
         with suppress(FileNotFoundError, PermissionError):
-            found = path.lstat()
-            if _TEMPORARY.fullmatch(path.name) and stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
+            status = path.lstat()
+            if _TEMPORARY.fullmatch(path.name) and stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
                 path.unlink()
 
 
 @contextmanager
-def _replacing(path: Path, *, private: bool) -> Iterator[Path]:
-    """A temporary path that takes the target's place, durably, once the block has ended without an error."""
+def _replacement(path: Path, *, private: bool) -> Iterator[Path]:
+    """Yield a temporary path that takes the target's place, durably, once the block has ended without an error."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         make_folder(path.parent, private=private)
@@ -95,7 +95,7 @@ def _flush_folder(folder: Path) -> None:
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a new folder so that a kill at any moment leaves it whole or not at all under its name.
 
-    What a killed writer leaves is a hidden folder beside it, `.NAME.….tmp`.
+    What a killed writer leaves is a hidden folder next to it, `.NAME.….tmp`.
     """
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -120,7 +120,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, private: bool = False) -> None:
     """Write a file so that a kill at any moment leaves the old file or the new one, never a part."""
-    with _replacing(path, private=private) as temporary, temporary.open("wb") as out:
+    with _replacement(path, private=private) as temporary, temporary.open("wb") as out:
         write(out)
         out.flush()
 
@@ -167,7 +167,7 @@ def as_written(path: Path) -> Iterator[None]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str], *, private: bool) -> None:
-    """A safetensors file with string metadata; no pickle, so loading one runs no code."""
+    """Write a safetensors file with string metadata; no pickle, so loading one runs no code."""
     blob = serialise_tensors(tensors, metadata)
     write_atomically(path, lambda out: out.write(blob), private=private)
 
@@ -190,7 +190,7 @@ def serialise_tensors(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -
 
 
 def tensors_sha256(blob: bytes) -> str:
-    """SHA-256 over the tensors of a safetensors file, ordered by name, whatever its metadata and its layout are."""
+    """Return the SHA-256 of the tensors of a safetensors file, ordered by name, without its metadata and layout."""
     size = int.from_bytes(blob[:8], "little")
     header, body = json.loads(blob[8 : 8 + size]), memoryview(blob)[8 + size :]
     digest = hashlib.sha256()
@@ -226,7 +226,7 @@ CONTENT = "content_sha256"
 
 
 def content_sha256(table: Any) -> str:
-    """SHA-256 over the names and values of a table. Checksums of pages leave out the footer, where the names are."""
+    """Return the SHA-256 of a table's names and values. Page checksums leave out the footer, where the names are."""
     return hashlib.sha256(json.dumps(table.to_pydict(), default=repr).encode()).hexdigest()
 
 
@@ -282,7 +282,7 @@ class Records:
 
         table = arrow.table(dict(columns))
         table = table.replace_schema_metadata({**self._identity(), CONTENT: content_sha256(table)})
-        with _replacing(self._part(start), private=self.private) as temporary:
+        with _replacement(self._part(start), private=self.private) as temporary:
             parquet.write_table(table, temporary, write_page_checksum=True)
 
     def read(self, limits: Limits = lambda column: None) -> dict[str, list[Any]]:
@@ -294,7 +294,7 @@ class Records:
         for part in self.parts():
             table = self._read_part(part, rows, limits)
             if tables and table.schema != tables[0].schema:
-                raise self._refused(part, "has other columns than the parts before it")
+                raise self._damaged_error(part, "has other columns than the parts before it")
             tables.append(table)
             rows += table.num_rows
         if not tables or rows != self.expected_rows:
@@ -310,7 +310,7 @@ class Records:
         there = sorted(path for path in self.folder.glob("*") if not path.name.startswith("."))
         for path in there:
             if not re.fullmatch(r"rows-\d{8}\.parquet", path.name):
-                raise self._refused(path, "is no part of the table")
+                raise self._damaged_error(path, "is not a part of the table")
         return there
 
     def _read_part(self, path: Path, start: int, limits: Limits = lambda column: None) -> Any:
@@ -319,29 +319,29 @@ class Records:
 
         try:
             table = parquet.read_table(path, page_checksum_verification=True)
-            found = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+            metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
             columns = table.to_pydict()
         except FileNotFoundError:
             raise
         except Exception as error:  # a damaged part makes the decoder raise nearly anything
             reason = " ".join(str(error).split())[:200]
-            raise self._refused(path, f"is damaged ({reason})") from None
+            raise self._damaged_error(path, f"is damaged ({reason})") from None
         for key, value in self._identity().items():
-            if found.get(key) != value:
-                raise self._refused(path, f"is of another table: its {key} is {found.get(key)}, not {value}")
+            if metadata.get(key) != value:
+                raise self._damaged_error(path, f"is of another table: its {key} is {metadata.get(key)}, not {value}")
         # Tables of older versions have no digest; a damaged key is a key that nothing writes.
-        if found.keys() - {CONTENT} != self._identity().keys():
-            raise self._refused(path, "says something of itself that no table says")
-        if found.get(CONTENT) not in (None, content_sha256(table)):
-            raise self._refused(path, "does not hold the values that were written")
+        if metadata.keys() - {CONTENT} != self._identity().keys():
+            raise self._damaged_error(path, "says something of itself that no table says")
+        if metadata.get(CONTENT) not in (None, content_sha256(table)):
+            raise self._damaged_error(path, "does not hold the values that were written")
         if path != self._part(start) or columns.get("index") != list(range(start, start + table.num_rows)):
-            raise self._refused(path, f"does not hold the rows from {start} on, each once and in order")
+            raise self._damaged_error(path, f"does not hold the rows from {start} on, each once and in order")
         for name, values in columns.items():
             if wrong := _outside(values, limits(name)):
-                raise self._refused(path, f"has a row whose {name} is {wrong}")
+                raise self._damaged_error(path, f"has a row whose {name} is {wrong}")
         return table.replace_schema_metadata()
 
-    def _refused(self, path: Path, reason: str) -> RunError:
+    def _damaged_error(self, path: Path, reason: str) -> RunError:
         return RunError(f"{path} {reason}.", remedy=f"Remove it, and make its rows again with `{self.resume_command}`.")
 
 

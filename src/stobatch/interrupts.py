@@ -57,7 +57,7 @@ class StopRequest:
         if self.asked is not None and number == signal.SIGINT:
             raise Interrupted
         self.asked = self.asked or number
-        if self.grace_s is not None and _stops_are_obeyed():
+        if self.grace_s is not None and _handles_stop_signals():
             signal.setitimer(signal.ITIMER_REAL, self.grace_s, AGAIN_S)
 
     def raise_if_asked(self) -> None:
@@ -75,7 +75,7 @@ def finish_first(grace_s: float | None = None) -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    waiting = signal.setitimer(signal.ITIMER_REAL, 0) if _stops_are_obeyed() else (0.0, 0.0)
+    waiting = signal.setitimer(signal.ITIMER_REAL, 0) if _handles_stop_signals() else (0.0, 0.0)
     previous = {number: signal.signal(number, request) for number in NUMBERS}
     try:
         yield request
@@ -88,5 +88,5 @@ def finish_first(grace_s: float | None = None) -> Iterator[StopRequest]:
         signal.raise_signal(request.asked)
 
 
-def _stops_are_obeyed() -> bool:
+def _handles_stop_signals() -> bool:
     return signal.getsignal(signal.SIGALRM) is _stop

@@ -65,30 +65,28 @@ class TrainedModel:
 
     @property
     def claim(self) -> PrivacyGuarantee:
-        """What the method says of this training with secret seeds, before anyone looked: what audits test."""
+        """Return what the method says of this training with secret seeds, before anyone looked: what audits test."""
         return self.plan.after(self.accounted_steps).started_from(self.plan.prior)
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
-        """The claim, void where the seed is public, in the light of the run's audits."""
+        """Return the claim, void where the seed is public, in the light of the run's audits."""
         held = self.claim.with_public_seed() if self.plan.public_seeds else self.claim
         audit = Audit.read_if_there(self.run)
         return held.audited(recheck(audit.findings) if audit else ())
 
     @property
     def certifies(self) -> bool:
-        """Whether there is verified inference for this model."""
+        """Return whether there is verified inference for this model."""
         return can_certify(self.config, self.network)
 
     def verifiers(self) -> tuple[Verifier, ...]:
-        """Return the ways to certify this model's answers in the norm of its evaluation, one per kind of
-        certificate.
-        """
+        """Return the ways to certify answers in the norm of the evaluation, one per kind of certificate."""
         return verifiers_of(self.config, self.plan, self.network)
 
     @property
     def verifier(self) -> Verifier:
-        """The way to certify that `certify` chose, or the first."""
+        """Return the way to certify that `certify` chose, or the first."""
         ways = self.verifiers()
         certified = CertificateSummary.read_if_there(self.run)
         chosen = certified.chosen.certificate if certified and certified.chosen else None
@@ -131,7 +129,7 @@ class TrainedModel:
         rule: PictureRule | None = None,
         seeds: Seeds | None = None,
     ) -> tuple[Kind | None, Iterator[Prediction]]:
-        """As `predict`, one answer after the other, for more pictures than fit into memory."""
+        """Return what `predict` returns piece by piece, for more pictures than fit into memory."""
         verifier = self.verifier_for(radius, norm)
         named = name_pictures(pictures, self.network.input_shape)
         kind = describe_kind(best_kind(verifier.kinds), self.refuted_kinds()) if verifier else None
@@ -152,7 +150,7 @@ class TrainedModel:
 
 
 def name_network(config: RunConfig, network: nn.Module | None) -> RunConfig:
-    """Return the settings of a run that trains a module of somebody's own: no architecture of ours has its name."""
+    """Return the settings of a run that trains a user's own module: no architecture of ours has its name."""
     if network is None or (isinstance(network, Classifier) and not isinstance(network, HandedOver)):
         return config
     return config.override("model.architecture", "custom")
@@ -189,38 +187,38 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             remedy="Write the layers in model.architecture, or leave model.first_weights unset.",
         )
     parts, prior = _trained_part(config, info, network), describe_prior(config, info)
-    found = method.plan(config, info, network)
-    if info.num_persons is not None and found.claim.status is not Status.NONE and "person" not in found.claim.unit:
+    plan = method.plan(config, info, network)
+    if info.num_persons is not None and plan.claim.status is not Status.NONE and "person" not in plan.claim.unit:
         raise SettingError(
             f"method '{config.method.title}' has no guarantee for persons, and the records have some.",
-            why=f"It speaks of a {found.claim.unit}: a person with several records would be protected less.",
+            why=f"It speaks of a {plan.claim.unit}: a person with several records would be protected less.",
             remedy="Use method.name=sound or dpsgd, or leave the persons out and read the guarantee as it stands.",
         )
-    return replace(found, public_seeds=config.seed is not None, parts=parts, prior=prior)
+    return replace(plan, public_seeds=config.seed is not None, parts=parts, prior=prior)
 
 
 def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
     """Return what the training starts from for its guarantee, with the reason why it may contain the private data."""
-    found = config.prior
-    if not found.to_dict():
+    settings = config.prior
+    if not settings.to_dict():
         return None
-    if not (found.name and found.weights_sha256 and found.read):
+    if not (settings.name and settings.weights_sha256 and settings.read):
         raise SettingError(
             "the section `prior` does not say what training starts from.",
             why="Its name, its digest and what was read go together.",
             remedy="Leave the section out, and give the weights themselves: `stobatch train --from PRIOR`.",
         )
     require_takes_prior(config)
-    may_contain, private = found.may_contain or (), dict.fromkeys((config.data.name, info.name))
+    may_contain, private = settings.may_contain or (), dict.fromkeys((config.data.name, info.name))
     return Prior(
-        found.name,
-        found.weights_sha256,
-        found.read,
+        settings.name,
+        settings.weights_sha256,
+        settings.read,
         may_contain,
-        found.promise,
-        found.new_head,
+        settings.promise,
+        settings.new_head,
         find_conflict(may_contain, private),
-        find_tuning(found.tuned_on or (), private),
+        find_tuning(settings.tuned_on or (), private),
     )
 
 
@@ -254,7 +252,7 @@ def make_network(
 ) -> Classifier:
     """Return a network to be trained: fresh, of a prior, or a copy of one handed over; the rest of it is frozen."""
     if config.prior.name is not None and start is None:
-        raise _not_here(config)
+        raise _missing_network_error(config)
     network = fresh_network(config, info, seeds, given)
     if start is not None:
         put_start(network, start, new_head=config.prior.new_head)
@@ -283,7 +281,7 @@ def read_start(config: RunConfig, run: Run | None) -> dict[str, Tensor] | None:
         return None
     path = None if run is None else run.path / START
     if path is None or not path.exists():
-        raise _not_here(config)
+        raise _missing_network_error(config)
     tensors, _ = read_tensors(path)
     if tensors_sha256(path.read_bytes()) != config.prior.weights_sha256:
         raise RunError(
@@ -294,7 +292,7 @@ def read_start(config: RunConfig, run: Run | None) -> dict[str, Tensor] | None:
     return tensors
 
 
-def _not_here(config: RunConfig) -> SettingError:
+def _missing_network_error(config: RunConfig) -> SettingError:
     return SettingError(
         f"the settings start from the prior {config.prior.name}, which is not here.",
         why="They name its digest; its weights are a file of their own.",
@@ -303,15 +301,16 @@ def _not_here(config: RunConfig) -> SettingError:
 
 
 def model_of_prior(model: TrainedModel) -> TrainedModel | None:
-    """Return the prior of a run as a model of its own, untouched by the private data; None where the run has none, or
-    where its last layer is of other classes.
+    """Return the prior of a run as a model of its own, untouched by the private data.
+
+    None where the run has no prior, or where its last layer is of other classes.
     """
     if model.config.prior.name is None or model.config.prior.new_head:
         return None
     start, network = read_start(model.config, model.run), copy.deepcopy(model.network)
     assert start is not None
     put_start(network, start, new_head=False)
-    # What the method keeps beside the weights may come from the private data.
+    # What the method keeps besides the weights may come from the private data.
     method_of(model.config).register_buffers(network)
     network.to(model.network.device, model.network.dtype)
     network.calibrate()
@@ -342,7 +341,7 @@ def read_config(run: Run) -> RunConfig:
 
 
 def as_certified(config: RunConfig, document: CertificateSummary) -> RunConfig:
-    """Return the settings that certificates were made with, whatever the run's own are."""
+    """Return the settings that certificates were made with, in place of the run's own."""
     return config.replace(
         certification=CertificationConfig.from_dict(document.settings),
         evaluation=config.evaluation.replace(norm=document.kinds[0].norm, radii=document.radii()),
@@ -350,8 +349,9 @@ def as_certified(config: RunConfig, document: CertificateSummary) -> RunConfig:
 
 
 def describe_network(network: Classifier, *, handed_over: bool, parts: TrainedPart | None = None) -> NetworkFacts:
-    """Return the network for people and for `verify`: its layers, its size, whether it has to be handed over, and what
-    was trained where that is not all of it.
+    """Return the facts about a network for people and for `verify`.
+
+    They are its layers, its size, whether it has to be handed over, and what was trained where that is not all.
     """
     layers = tuple(str(layer) for layer in network.modules() if not list(layer.children()))
     count = sum(parameter.numel() for parameter in network.parameters())
@@ -362,7 +362,7 @@ def describe_network(network: Classifier, *, handed_over: bool, parts: TrainedPa
 
 @torch.no_grad()
 def _probe(network: Classifier) -> tuple[float, ...]:
-    """Return the scores of public points: no configuration says what a module of somebody's own computes."""
+    """Return the scores of public points: no configuration says what a user's own module computes."""
     return tuple(network(public_points(network, PROBES)).double().flatten().tolist())
 
 
@@ -418,29 +418,29 @@ def load(
     training = Training.read(directory)
     if not metadata.get("config_hash") == started.training_hash == config.training_hash:
         raise RunError(f"{directory.model_file} belongs to another run.", remedy="Restore it or train again.")
-    made = plain_network(config, info, Seeds.reproducible(0), network)
-    the_plan = make_plan(config, info, made)
+    built = plain_network(config, info, Seeds.reproducible(0), network)
+    the_plan = make_plan(config, info, built)
     try:
-        made.load_state_dict(tensors)
+        built.load_state_dict(tensors)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise ModelError(
             f"the weights do not fit the network: {reason}", remedy="Hand over the same network."
         ) from None
     weights_sha256 = tensors_sha256(directory.model_file.read_bytes())
-    _require_own(directory, training, weights_sha256)
-    method_of(config).restore(made, directory.path, config.training_hash)
-    made.to(use_device(config.machine)).eval().requires_grad_(False)
-    made.calibrate()
-    _require_same_function(made, training.network)
+    _require_own_weights(directory, training, weights_sha256)
+    method_of(config).restore(built, directory.path, config.training_hash)
+    built.to(use_device(config.machine)).eval().requires_grad_(False)
+    built.calibrate()
+    _require_same_function(built, training.network)
     accounted = 0
     if training.accounted_steps is not None:
         accounted = require_possible_count(training.accounted_steps, training.steps, directory.path)
     recorded = the_plan.recorded(training.rounds or {}, training.excluded or {})
-    return TrainedModel(made, config, recorded, directory, accounted, info.class_names, weights_sha256)
+    return TrainedModel(built, config, recorded, directory, accounted, info.class_names, weights_sha256)
 
 
-def _require_own(run: Run, training: Training, weights_sha256: str) -> None:
+def _require_own_weights(run: Run, training: Training, weights_sha256: str) -> None:
     """Refuse weights and private tensors that this training did not leave; old trainings have no digests to ask."""
     if training.weights_sha256 not in (None, weights_sha256):
         raise RunError(

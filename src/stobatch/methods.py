@@ -55,7 +55,7 @@ class Method(ABC):
     has_trainers: ClassVar[bool] = False
     """Whether `trainers` divides its data among owners; the published method's trainers follow from its batches."""
     trains_parts: ClassVar[bool] = False
-    """Whether it can leave parameters as they are, train adapters beside them, and start from given weights."""
+    """Whether it can leave parameters as they are, train adapters next to them, and start from given weights."""
     takes_prior: ClassVar[bool] = False
     """Whether it can start from given weights, where it trains no parts."""
     certificates: ClassVar[tuple[str, ...]] = ()
@@ -75,12 +75,12 @@ class Method(ABC):
         """Bind the method to data: check the network, draw what is private, perturb the inputs. Writes nothing."""
 
     def register_buffers(self, network: Classifier) -> None:
-        """Add to a fresh network what the method keeps in the model beside its weights."""
+        """Add to a fresh network what the method keeps in the model besides its weights."""
         return
 
-    @abstractmethod
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """Give a loaded network what its deployment needs beside its weights."""
+        """Give a loaded network what its deployment needs besides its weights: nothing, by default."""
+        return
 
     def certifies(self, config: RunConfig) -> bool:
         """Return whether there is verified inference for what this method trains with these settings."""
@@ -99,12 +99,29 @@ class Method(ABC):
         members: Tensor,
         seeds: Sequence[Seeds],
     ) -> ManyModels | None:
-        """Models on the examples `pool[members]`, a row for each, trained in the same passes; None if it cannot."""
+        """Return models on the examples `pool[members]`, a row each, trained in the same passes; None if it cannot."""
         return None
 
     @abstractmethod
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         """Return the method's own ways to certify, for the norm and radii of the evaluation; at least one."""
+
+
+class UncertifiedMethod(Method):
+    """A method without a certificate: there is no verified inference for what it trains."""
+
+    title: ClassVar[str]
+    why_uncertified: ClassVar[str] = ""
+
+    def certifies(self, config: RunConfig) -> bool:
+        return False
+
+    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
+        raise ModelError(
+            f"{self.title} has no certificate.",
+            why=self.why_uncertified,
+            remedy="Evaluate it with `stobatch evaluate`, or train a method with certificates.",
+        )
 
 
 def method_of(config: RunConfig) -> Method:
@@ -117,23 +134,23 @@ def can_certify(config: RunConfig, network: Classifier | None) -> bool:
     """Return whether `verifiers_of` has a way to certify this network trained with these settings, or will try one."""
     method = method_of(config)
     follows = isinstance(network, HandedOver) and "bounds" in method.certificates and not why_unbounded(network)
-    return _names_another_way(config) or method.certifies(config) or follows
+    return _names_other_certificate(config) or method.certifies(config) or follows
 
 
 def verifiers_of(config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
     """Return the ways to certify a trained network: the method's own, or the one that the settings name instead."""
-    if _names_another_way(config):
+    if _names_other_certificate(config):
         return make_verifiers((config.certification.certificate,), config, plan, network)
     return method_of(config).verifiers(config, plan, network)
 
 
-def _names_another_way(config: RunConfig) -> bool:
+def _names_other_certificate(config: RunConfig) -> bool:
     return config.certification.certificate not in ("best", *method_of(config).certificates)
 
 
 def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
     """Return the certificates of these names that have something to say about this network; raises if none has."""
-    found = []
+    verifiers = []
     for name in names:
         verifier = CERTIFICATES.require(name)(config, plan, network)
         if not isinstance(verifier, Verifier | None):
@@ -143,8 +160,8 @@ def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network:
                 remedy="Let its function return a stobatch.verifier.Verifier, or set certification.certificate=best.",
             )
         if verifier is not None:
-            found.append(verifier)
-    if not found:
+            verifiers.append(verifier)
+    if not verifiers:
         wanted = config.certification.certificate
         raise ModelError(
             f"this model has no certificate of the kind '{wanted}'.",
@@ -155,7 +172,7 @@ def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network:
             remedy="Train with `--recipe sound.mnist`"
             + (", or set certification.certificate=best." if wanted != "best" else "."),
         )
-    return tuple(found)
+    return tuple(verifiers)
 
 
 def require_per_example_at_size(config: RunConfig, network: Classifier, rows: int) -> None:
@@ -167,7 +184,7 @@ def require_per_example_at_size(config: RunConfig, network: Classifier, rows: in
 def split_network(network: Classifier, method: str) -> Network:
     """Return the network in two parts: some methods put noise between its first affine layer and the rest."""
     if not isinstance(network, Network):
-        raise _unfit(method, f"a {network.name if isinstance(network, HandedOver) else type(network).__name__}")
+        raise _unfit_error(method, f"a {network.name if isinstance(network, HandedOver) else type(network).__name__}")
     return network
 
 
@@ -176,11 +193,11 @@ def encoder_of(config: RunConfig, info: DatasetInfo, network: Classifier | None,
     if network is not None:
         return split_network(network, method).encoder
     if config.model.layers is not None:
-        raise _unfit(method, "a list of layers")
+        raise _unfit_error(method, "a list of layers")
     return build_encoder(config.model, info.input_shape)
 
 
-def _unfit(method: str, kind: str) -> ModelError:
+def _unfit_error(method: str, kind: str) -> ModelError:
     return ModelError(
         f"{method} cannot train {kind}.",
         why="It needs the first affine layer apart from the rest.",

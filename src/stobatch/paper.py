@@ -44,26 +44,26 @@ def implements(*names: str, verdict: str) -> Callable[[T], T]:
     `verdict` says in one sentence whether the paper's statement holds; the pages under docs/ give the reasons.
     """
     del names, verdict  # `items` reads them from the source
-    return lambda thing: thing
+    return lambda code: code
 
 
 @cache
 def items() -> Mapping[str, PaperItem]:
     """Return every item that has a home, in the order of the paper's numbering."""
-    found: dict[str, PaperItem] = {}
+    by_name: dict[str, PaperItem] = {}
     for file in sorted(_PACKAGE.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         for item in _items_of(file, ast.parse(text)) if "@implements(" in text else ():
-            if item.name in found:
-                raise RuntimeError(f"{item.name} has two homes: {found[item.name].code} and {item.code}")
-            found[item.name] = item
+            if item.name in by_name:
+                raise RuntimeError(f"{item.name} has two homes: {by_name[item.name].code} and {item.code}")
+            by_name[item.name] = item
     order = ["Definition", "Lemma", "Theorem", "Corollary", "Algorithm", "Eq.", "Appendix"]
 
     def key(name: str) -> tuple[int, int, str]:
         kind, _, number = name.partition(" ")
         return order.index(kind), int(number) if number.isdigit() else 0, number
 
-    return {name: found[name] for name in sorted(found, key=key)}
+    return {name: by_name[name] for name in sorted(by_name, key=key)}
 
 
 def _items_of(file: Path, tree: ast.Module) -> Iterator[PaperItem]:
@@ -77,8 +77,8 @@ def _items_of(file: Path, tree: ast.Module) -> Iterator[PaperItem]:
         for call in node.decorator_list:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "implements":
                 names = ast.keyword("names", ast.List(call.args, ast.Load()))
-                said = ast.Call(ast.Name("dict", ast.Load()), [], [names, *call.keywords])
-                asked = eval(compile(ast.fix_missing_locations(ast.Expression(said)), file, "eval"), known)
+                keywords = ast.Call(ast.Name("dict", ast.Load()), [], [names, *call.keywords])
+                asked = eval(compile(ast.fix_missing_locations(ast.Expression(keywords)), file, "eval"), known)
                 summary = (ast.get_docstring(node) or "").split("\n")[0]
                 # The line of the first decorator, where a reader wants to begin.
                 line = min(one.lineno for one in node.decorator_list)

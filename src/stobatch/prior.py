@@ -27,7 +27,7 @@ from stobatch.runs import Run
 from stobatch.seeds import Seeds
 
 _OWN = ("tensors", "image_folder", "shards")
-"""Names that somebody's own data go by, whatever they are."""
+"""Names of a user's own data, which say nothing about their content."""
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """How files begin that `torch.save` and `pickle` write: an archive, and the protocols of pickle."""
 
@@ -55,19 +55,19 @@ def take_prior(
         return config, read_start(config, run)
     require_takes_prior(config)
     start = _read(Path(prior), network, info, config)
-    said = _fitting(start, config, info, network)
-    if config.prior.name is not None and config.prior != said:
+    described = _describe_start(start, config, info, network)
+    if config.prior.name is not None and config.prior != described:
         raise SettingError(
             f"the settings start from the prior {config.prior.name} ({(config.prior.weights_sha256 or '')[:12]}…), and "
-            f"{prior} is {said.name} ({(said.weights_sha256 or '')[:12]}…).",
+            f"{prior} is {described.name} ({(described.weights_sha256 or '')[:12]}…).",
             remedy="Give the prior that the settings name, or leave their section `prior` out.",
         )
-    return config.replace(prior=said), start.tensors
+    return config.replace(prior=described), start.tensors
 
 
 def _read(path: Path, network: nn.Module | None, info: DatasetInfo, config: RunConfig) -> Start:
     if Run(path).exists:
-        return _of_run(path, network, info, config)
+        return _read_run(path, network, info, config)
     weights, card = prior_files(path)
     # What a person names is looked at first: `model.pt` is refused as a pickle, not as a missing model.pt.safetensors.
     for file in (path, weights):
@@ -88,11 +88,11 @@ def _read(path: Path, network: nn.Module | None, info: DatasetInfo, config: RunC
     return Start(
         tensors,
         PriorConfig(
-            name=_line(described.name) or weights.stem,
+            name=_one_line(described.name) or weights.stem,
             weights_sha256=described.weights_sha256,
             read=tuple(map(_source, described.sources)) or ("nothing that its card names",),
-            may_contain=tuple(map(_line, described.may_contain)) or None,
-            tuned_on=tuple(map(_line, described.tuned_on)) or None,
+            may_contain=tuple(map(_one_line, described.may_contain)) or None,
+            tuned_on=tuple(map(_one_line, described.tuned_on)) or None,
         ),
         described.input_shape,
         described.num_classes,
@@ -108,12 +108,12 @@ def _require_tensors(path: Path) -> None:
         if begins.startswith(_PICKLES):
             raise RunError(
                 f"{path} is a pickle.",
-                why="Opening it would run whatever code is in it.",
-                remedy="Let whoever made it save its tensors with safetensors.torch.save_file, and write a card.",
+                why="Opening it would run the code in it.",
+                remedy="Ask its maker to save the tensors with safetensors.torch.save_file, and write a card.",
             )
 
 
-def _line(text: str) -> str:
+def _one_line(text: str) -> str:
     """Return text that fits into a setting: one line."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
@@ -121,10 +121,10 @@ def _line(text: str) -> str:
 def _source(source: PriorSource) -> str:
     digest = f", sha256 {source.sha256[:16]}…" if source.sha256 else ""
     count = f", {source.records:,} records" if source.records is not None else ""
-    return _line(f"{source.name}: {source.what} (licence: {source.licence}{count}{digest})")
+    return _one_line(f"{source.name}: {source.what} (licence: {source.licence}{count}{digest})")
 
 
-def _of_run(path: Path, network: nn.Module | None, info: DatasetInfo, config: RunConfig) -> Start:
+def _read_run(path: Path, network: nn.Module | None, info: DatasetInfo, config: RunConfig) -> Start:
     """Return a finished run as a start. One that read the same records is refused: what both tell would add up."""
     model = load(path, network=network, device="cpu")
     started = StartedRun.read(Run(path))
@@ -138,19 +138,19 @@ def _of_run(path: Path, network: nn.Module | None, info: DatasetInfo, config: Ru
             remedy="Start from a run on other data, or train once with the whole budget.",
         )
     before = model.config.prior
-    # Somebody's own records have no name that tells two data sets apart, so nobody can say what is in both.
+    # Somebody's own records have no name that tells two data sets apart, so it is not known what is in both.
     seen = (UNKNOWN,) if started.data in _OWN else names
     facts, data = started.dataset, f"{started.dataset.num_train:,} training records of {started.dataset.name}"
     tensors = _weights(model.network, network)
     return Start(
         tensors,
         PriorConfig(
-            name=_line(path.resolve().name) or "run",
+            name=_one_line(path.resolve().name) or "run",
             weights_sha256=tensors_sha256(serialise_tensors(tensors, {})),
             read=(f"{data}, by method {model.config.method.title} (licence: that of the data)", *(before.read or ())),
             may_contain=tuple(dict.fromkeys((*seen, *(before.may_contain or ())))),
             tuned_on=before.tuned_on,
-            promise=_line(str(model.guarantee)),
+            promise=_one_line(str(model.guarantee)),
         ),
         tuple(facts.input_shape),
         facts.num_classes,
@@ -164,7 +164,7 @@ def _weights(trained: nn.Module, given: nn.Module | None) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in trained.state_dict().items() if name not in added}
 
 
-def _fitting(start: Start, config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> PriorConfig:
+def _describe_start(start: Start, config: RunConfig, info: DatasetInfo, network: nn.Module | None) -> PriorConfig:
     """Return what the settings say of a start, or raise where it is for another network or for other inputs."""
     name = start.said.name
     if start.input_shape != info.input_shape:

@@ -17,10 +17,10 @@ LINE_EVERY_S = 30.0
 
 
 class Progress(ABC):
-    """Work that somebody waits for. Call it with what was done since the last call."""
+    """Work that a user waits for. Call it with what was done since the last call."""
 
     def __call__(self, count: float = 1, note: str | None = None) -> None:
-        """Move by `count` and, if given, replace the note beside it."""
+        """Move by `count` and, if given, replace the note next to it."""
         self.advance(count, note)
 
     @abstractmethod
@@ -94,8 +94,8 @@ def running() -> Progress:
 
 @contextmanager
 def progress(title: str, total: int, *, start: int = 0, quiet: bool = False) -> Iterator[Progress]:
-    """Show progress while the block runs; silent where nobody wants it."""
-    with _shown(title, total, start, quiet) as shown:
+    """Show progress while the block runs; silent where it is not wanted."""
+    with _show(title, total, start, quiet) as shown:
         token = _running.set(shown)
         try:
             yield shown
@@ -104,7 +104,7 @@ def progress(title: str, total: int, *, start: int = 0, quiet: bool = False) -> 
 
 
 @contextmanager
-def _shown(title: str, total: int, start: int, quiet: bool) -> Iterator[Progress]:
+def _show(title: str, total: int, start: int, quiet: bool) -> Iterator[Progress]:
     if quiet:
         yield _Silent()
     elif not sys.stderr.isatty():
@@ -154,3 +154,7 @@ def _bar(title: str, total: int, start: int) -> Iterator[Progress]:
 
 Tick = Callable[[float], None]
 """Told the share of the work that was done since it was told last."""
+
+
+def no_progress(share: float) -> None:
+    """Take note of a share of the work, and show nothing."""

@@ -1,4 +1,4 @@
-"""Find things by name: methods, attacks, certificates, data sets, architectures, and what other packages add.
+"""Look up by name: methods, attacks, certificates, data sets, architectures, and what other packages add.
 
 A name stands for a location, `package.module:attribute`, which is imported when it is first asked for; to ask whether
 there is such a name imports nothing. Another package adds its own under the entry point group of a registry, and
@@ -45,12 +45,12 @@ class Registry(MutableMapping[str, Any]):
         self._loaded: dict[str, Any] = {}
 
     @cached_property
-    def _found(self) -> dict[str, list[EntryPoint]]:
-        """Every entry point of the group, by name."""
-        found: dict[str, list[EntryPoint]] = {}
+    def _entry_points(self) -> dict[str, list[EntryPoint]]:
+        """Return every entry point of the group, by name."""
+        by_name: dict[str, list[EntryPoint]] = {}
         for point in entry_points(group=self.group):
-            found.setdefault(point.name, []).append(point)
-        return found
+            by_name.setdefault(point.name, []).append(point)
+        return by_name
 
     def _is_ours(self, name: str) -> bool:
         return name in self._loaded or name in self._locations or name in self.aliases
@@ -66,9 +66,9 @@ class Registry(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         name = self.shown(name)
         if name not in self._loaded:
-            points = self._found.get(name, [])
+            points = self._entry_points.get(name, [])
             if name in self._locations:
-                self._say_taken(name, points)
+                self._warn_taken(name, points)
                 value = read_location(self._locations[name])
             elif points:
                 value = self._load(name, points)
@@ -77,7 +77,7 @@ class Registry(MutableMapping[str, Any]):
             self._loaded[name] = value() if isinstance(value, type) else value
         return self._loaded[name]
 
-    def _say_taken(self, name: str, points: list[EntryPoint]) -> None:
+    def _warn_taken(self, name: str, points: list[EntryPoint]) -> None:
         """Warn of packages whose entry point has the name of what is built in: it stays what it is."""
         for point in points:
             logging.getLogger("stobatch").warning(
@@ -98,13 +98,15 @@ class Registry(MutableMapping[str, Any]):
         try:
             value = point.load()
             value = value() if isinstance(value, type) else value
-        except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
-            raise SettingError(what, why=f"{point.value} fails with {one_line(error)}.", remedy=_mend(point)) from error
+        except (Exception, SystemExit) as error:  # a module from elsewhere may raise anything when it is imported
+            raise SettingError(
+                what, why=f"{point.value} fails with {one_line(error)}.", remedy=_remedy(point)
+            ) from error
         kinds = tuple(read_location(place) for place in self.of)
         if not (isinstance(value, kinds) if kinds else callable(value)):
             wanted = " or ".join(kind.__name__ for kind in kinds) or "function"
             raise SettingError(
-                what, why=f"{point.value} is of type {type(value).__name__}, not a {wanted}.", remedy=_mend(point)
+                what, why=f"{point.value} is of type {type(value).__name__}, not a {wanted}.", remedy=_remedy(point)
             )
         return value
 
@@ -116,10 +118,10 @@ class Registry(MutableMapping[str, Any]):
         del self._loaded[self.shown(name)]
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (self._is_ours(name) or name in self._found)
+        return isinstance(name, str) and (self._is_ours(name) or name in self._entry_points)
 
     def __iter__(self) -> Iterator[str]:
-        added = (name for name in self._found if name not in self.aliases)
+        added = (name for name in self._entry_points if name not in self.aliases)
         return iter(dict.fromkeys((*self._locations, *added, *self._loaded)))
 
     def __len__(self) -> int:
@@ -182,7 +184,7 @@ def _package(point: EntryPoint) -> str:
     return f"the package {point.dist.name}" if point.dist else "an installed package"
 
 
-def _mend(point: EntryPoint) -> str:
+def _remedy(point: EntryPoint) -> str:
     return f"Mend {_package(point)}, or uninstall it."
 
 

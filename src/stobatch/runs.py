@@ -2,7 +2,7 @@
 
 `Run` has its files, its lock and the commands that continue it. The manifest lists the public files with their digests:
 a verb builds on files that are as it says (`require_unchanged`) and enters its own as its last act (`seal`). A key in
-the private folder makes commitments to private things, and marks private files as this very run's.
+the private folder makes commitments to private data, and marks private files as this very run's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stobatch.errors import RunError
 from stobatch.files import PRIVATE, Records, make_folder, read_json, remove_temporaries, sha256_of, write_json
 
 COMMITMENT_KEY = "commitment_key"
-"""In the private folder: the key of what a run says of private things without telling them."""
+"""In the private folder: the key of a run's commitments to private data."""
 START = "prior.safetensors"
 """Of a run that was started from a prior: its weights as they were taken."""
 IMAGES = "images.safetensors"
@@ -156,11 +156,11 @@ class Run:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """One writer at a time: two trainings would count the same steps once, two verbs overwrite each other's news.
+        """Hold the lock: two trainings would count the same steps once, two verbs overwrite each other's files.
 
         A killed one holds nothing; what it was writing when it died is removed here.
         """
-        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             make_folder(self.path, private=False)
             directory = os.open(self.path, os.O_RDONLY)
@@ -173,7 +173,7 @@ class Run:
         finally:
             # What was refused before it wrote anything leaves nothing.
             with suppress(OSError):
-                for folder in made:
+                for folder in created:
                     folder.rmdir()
             os.close(directory)
 
@@ -255,12 +255,12 @@ def seal(run: Run, verb: str, environment: dict[str, Any]) -> None:
 
 
 def require_unchanged(run: Run, rewritten: tuple[str, ...]) -> None:
-    """Raise where a verb would build on a file that is not as the manifest says; those it writes anew are left out."""
+    """Raise where a verb would build on a file that is not as the manifest says; those it will replace are left out."""
     if not run.has(MANIFEST):
         return
     for name, how in differences(run):
-        # Rows that a stopped verb left are nobody's yet: they are checked by themselves when it is resumed. And what is
-        # not there cannot be built on.
+        # Rows that a stopped verb left belong to no document yet: they are checked when it is resumed. And what is not
+        # there cannot be built on.
         stray = how == NOT_LISTED and (name.startswith("records/") or not is_ours(name))
         if name not in rewritten and not stray and (run.path / name).exists():
             verb = next((verb for verb, names in WRITES.items() if name.startswith(names)), "train")
@@ -312,7 +312,7 @@ def make_key(run: Run) -> None:
 
 
 def commit(run: Run, *content: bytes | str) -> str | None:
-    """HMAC-SHA-256 of something private under the run's own key; None where the key is not there.
+    """Return HMAC-SHA-256 of something private under the run's own key; None where the key is not there.
 
     It is also what marks private files as this run's: no other run has the key.
     """
@@ -347,7 +347,7 @@ def source() -> dict[str, str | None]:
 
 
 def _commit(package: Path) -> str | None:
-    """`None` where git is missing or the package is no part of the repository around it: an installed copy."""
+    """Return the commit; None where git is missing, or for an installed copy, outside of a repository of its own."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(

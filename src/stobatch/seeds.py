@@ -56,7 +56,7 @@ class Seeds:
         return hashlib.sha256(repr((self.root, *path)).encode()).digest()
 
     def generator(self, *path: str | int) -> torch.Generator:
-        """A fresh CPU generator for this path; draws are made on the CPU so that they do not depend on the device.
+        """Return a fresh generator for this path, on the CPU, so that draws do not depend on the device.
 
         PyTorch's generator keeps 32 bits of its seed. That is enough for attacks and initial weights, and not for what
         a proof rests on: among a thousand steps two would share their noise with a probability above a usual δ.
@@ -101,7 +101,7 @@ class Stream:
         """Return further bits of the word at a position, as the digits behind its last one."""
         return int.from_bytes(self._bytes("further", position, 8 * words), "big")
 
-    def chosen(self, count: int, probability: float) -> NDArray[np.bool_]:
+    def choose(self, count: int, probability: float) -> NDArray[np.bool_]:
         """Choose each of `count` independently.
 
         **Guarantee.** The probability of each is the largest multiple of 2⁻⁶⁴ that is at most `probability`.

@@ -86,7 +86,7 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        """The allowed values in words."""
+        """Return the allowed values in words."""
         if self.choices is not None:
             return "one of " + ", ".join(self.choices)
         return " and ".join(f"{word} {bound:g}" for word, bound in self.limits.items()) or "any value"
@@ -95,8 +95,8 @@ class Setting:
 @cache
 def declared(section: type[Settings]) -> Mapping[str, Setting]:
     """Return every setting of a section by its name, sections within it left out."""
-    found = {name: _read_declaration(name, field) for name, field in section.model_fields.items()}
-    return {name: one for name, one in found.items() if one is not None}
+    declarations = {name: _read_declaration(name, field) for name, field in section.model_fields.items()}
+    return {name: one for name, one in declarations.items() if one is not None}
 
 
 def _read_declaration(name: str, field: FieldInfo) -> Setting | None:
@@ -174,7 +174,7 @@ class Settings(BaseModel):
         if one is not None and one.choices is not None:
             for entry in value if isinstance(value, tuple) else (value,):
                 if entry is not None and entry not in one.choices:
-                    raise _not_allowed(one, entry)
+                    raise _not_allowed_error(one, entry)
             # A registry takes other names for some of what it lists; files have one.
             shown = getattr(one.choices, "shown", None)
             if shown is not None and value is not None:
@@ -245,14 +245,14 @@ def names_of(kind: type[Settings]) -> dict[str, str]:
 
 def own_names(kind: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by the fields' own names, where some may stand by the name in files; both at once are refused."""
-    names, found = names_of(kind), dict[str, Any]()
+    names, renamed = names_of(kind), dict[str, Any]()
     for key, value in values.items():
         name = names.get(key, key)
-        if name in found:
+        if name in renamed:
             stored = next(other for other, field in names.items() if field == name != other)
             raise SettingError(f"'{name}' and '{stored}' are one setting.", remedy=f"Give {name} alone.")
-        found[name] = value
-    return found
+        renamed[name] = value
+    return renamed
 
 
 def _explain(section: type[Settings], error: ValidationError) -> SettingError:
@@ -265,7 +265,7 @@ def _explain(section: type[Settings], error: ValidationError) -> SettingError:
         return unknown_key(name, list(section.model_fields))
     one = declared(section).get(name)
     if one is not None and first["type"] in _OUT_OF_RANGE:
-        return _not_allowed(one, value)
+        return _not_allowed_error(one, value)
     wanted = one.kind.__name__ if one is not None else "section"
     return SettingError(
         f"{name}={show_value(value)} is not of the right type.", remedy=f"Give {name} a value of type {wanted}."
@@ -275,7 +275,7 @@ def _explain(section: type[Settings], error: ValidationError) -> SettingError:
 _OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
 
 
-def _not_allowed(one: Setting, value: Any) -> SettingError:
+def _not_allowed_error(one: Setting, value: Any) -> SettingError:
     near = get_close_matches(str(value)[:100], one.choices or (), n=1)
     return SettingError(
         f"{one.name}={value} is not allowed.",
@@ -312,7 +312,7 @@ def dotted_keys(settings: Settings) -> list[str]:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """`key=value` from a command line; the value is read as JSON where it is JSON, else as text.
+    """Parse `key=value` from a command line; the value is read as JSON where it is JSON, else as text.
 
     >>> parse_assignment("training.steps=100"), parse_assignment("model.architecture=resnet18")
     (('training.steps', 100), ('model.architecture', 'resnet18'))
@@ -331,7 +331,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def content_hash(plain: Any) -> str:
-    """Twelve hexadecimal digits that change whenever the content does."""
+    """Return twelve hexadecimal digits that change whenever the content does."""
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -55,9 +55,9 @@ def check_shards(folder: str | Path, *, quiet: bool = False) -> ShardFolder:
         repeated = find_repeated_records(examples, advance=advance)
     across = [places for places in repeated if bisect_right(starts, places[0]) != bisect_right(starts, places[-1])]
     shown = tuple(tuple(places) for places in repeated[:_SHOWN])
-    found = RepeatedRecords(count=len(repeated), in_more_than_one_shard=len(across), first_positions=shown)
+    repeats = RepeatedRecords(count=len(repeated), in_more_than_one_shard=len(across), first_positions=shown)
     copies = len(find_copies(examples, read_test(manifest, manifest.info.num_test)))
-    return _summary(manifest).replace(test_copies=copies, repeated_records=found)
+    return _summary(manifest).replace(test_copies=copies, repeated_records=repeats)
 
 
 def _stream(config: RunConfig, out: Path, seeds: Seeds, quiet: bool) -> Stream:

@@ -29,7 +29,7 @@ def budget(
         at = opened.delta if delta is None else delta
         check_delta(at)
         shares = opened.shares(delta=at)
-        planned = _planned(opened, config, dataset, at) if config is not None else None
+        planned = _plan_spending(opened, config, dataset, at) if config is not None else None
         runs = tuple(
             BookedRun(
                 number=entry.number,
@@ -38,7 +38,7 @@ def budget(
                 method=entry.method,
                 data=entry.data,
                 settled=entry.settled,
-                proved_epsilon=_proved(compose_epsilon([entry.cost], at)),
+                proved_epsilon=_finite_or_none(compose_epsilon([entry.cost], at)),
                 unbounded=entry.cost.why if isinstance(entry.cost, Unbounded) else None,
             )
             for entry in opened.entries.values()
@@ -47,14 +47,14 @@ def budget(
         book=str(opened.path),
         delta=at,
         limit=opened.limit.epsilon if opened.limit else None,
-        proved_epsilon=_proved(shares[0].epsilon if shares else 0.0),
+        proved_epsilon=_finite_or_none(shares[0].epsilon if shares else 0.0),
         runs=runs,
-        spent=tuple(_spent(share) for share in shares),
+        spent=tuple(_describe_share(share) for share in shares),
         planned=planned,
     )
 
 
-def _planned(book: Book, config: RunConfig, dataset: Dataset | None, delta: float) -> PlannedSpending:
+def _plan_spending(book: Book, config: RunConfig, dataset: Dataset | None, delta: float) -> PlannedSpending:
     the_plan = plan(config, dataset=dataset)
     machine = config.machine.replace(book=str(book.path))
     booking = Booking.of(config.replace(machine=machine), the_plan, Run(Path("planned")))
@@ -75,23 +75,23 @@ def _planned(book: Book, config: RunConfig, dataset: Dataset | None, delta: floa
     limit = book.limit.epsilon if book.limit else None
     return PlannedSpending(
         method=newcomer.method,
-        proved_epsilon=_proved(compose_epsilon([newcomer.cost], delta)),
-        proved_epsilon_after=_proved(most),
+        proved_epsilon=_finite_or_none(compose_epsilon([newcomer.cost], delta)),
+        proved_epsilon_after=_finite_or_none(most),
         within_limit=limit is None or most <= limit,
         basis=basis,
     )
 
 
-def _spent(share: Share) -> SpentShare:
+def _describe_share(share: Share) -> SpentShare:
     numbers = tuple(entry.number for entry in share.entries)
     return SpentShare(
         count=share.count,
         word=share.word,
         runs=numbers,
         records=share.records,
-        proved_epsilon=_proved(share.epsilon),
+        proved_epsilon=_finite_or_none(share.epsilon),
     )
 
 
-def _proved(epsilon: float) -> float | None:
+def _finite_or_none(epsilon: float) -> float | None:
     return None if isinf(epsilon) else epsilon

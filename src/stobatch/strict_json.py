@@ -15,7 +15,7 @@ def read(text: str | bytes) -> Any:
 
     Refused as well as what is no JSON: NaN and infinities, also as numbers that overflow to them; whole numbers of
     thousands of digits; a key that is there twice, of which one would be lost; text that is not Unicode; nesting that
-    would exhaust the stack of whatever looks at it next.
+    would exhaust the stack of the next reader.
 
     >>> read('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -23,30 +23,32 @@ def read(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
-        found = json.loads(text, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_distinct)
+        value = json.loads(
+            text, parse_float=_require_finite, parse_constant=_require_finite, object_pairs_hook=_require_distinct_keys
+        )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    _check(found)
-    return found
+    _require_shallow(value)
+    return value
 
 
-def _finite(digits: str) -> float:
+def _require_finite(digits: str) -> float:
     number = float(digits)
     if not isfinite(number):
         raise ValueError(f"{digits} is not a finite number")
     return number
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _require_distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
         raise ValueError("a key is there twice")
-    return found
+    return content
 
 
-def _check(found: Any) -> None:
-    """Level by level, since a recursion would fail on what it is to refuse."""
-    level, depth = [found], 0
+def _require_shallow(value: Any) -> None:
+    """Check the value level by level, since a recursion would fail on what it is to refuse."""
+    level, depth = [value], 0
     while level:
         depth += 1
         if depth > DEEPEST:

@@ -13,16 +13,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from stobatch import data
 from stobatch.book import Booking, cost_of
+from stobatch.bounds.certifier import why_unbounded
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.data.sources import hold_out, is_public
 from stobatch.dp.canaries import CANARY_SCORES, draw_run_canaries, replace_by_canaries
+from stobatch.dp.clipping import Batch, clipped_sum_partly_formed, clipper_for, formed_at_once, unrecorded
+from stobatch.dp.mixing import FEW_ROWS
 from stobatch.dp.plan import DpSgdPlan, Plan
-from stobatch.errors import BudgetError, RunError, SettingError
+from stobatch.errors import BudgetError, ModelError, RunError, SettingError
 from stobatch.evaluation.tables import data_root, read_data
 from stobatch.files import PRIVATE, serialise_tensors, tensors_sha256, write_atomically, write_tensors
 from stobatch.loading import (
@@ -36,16 +40,19 @@ from stobatch.loading import (
     seeds_of,
 )
 from stobatch.methods import method_of
-from stobatch.models import Classifier, HandedOver, low_rank
+from stobatch.models import Classifier, HandedOver, low_rank, rows_in_memory
+from stobatch.models.experiments import require_function
+from stobatch.models.handed_over import public_points
+from stobatch.models.low_rank import as_deployed
 from stobatch.models.parts import choose_parts
 from stobatch.models.validators import SavedState
-from stobatch.network_prospects import describe_prospects
 from stobatch.prior import take_prior
 from stobatch.processes import attempt, first_on_its_node
 from stobatch.results import DataDigests, HistoryRow, NetworkFacts, Training
 from stobatch.runs import MANIFEST, START, Run, commit, make_key, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
+from stobatch.sound.settings import DpSgdSettings
 from stobatch.training import Trainable
 from stobatch.training import train as run_training
 from stobatch.training.checkpoint import TrainingState, tensors_digest
@@ -56,6 +63,9 @@ from stobatch.training.ledger import Ledger
 from stobatch.training.observer import Callback, CallingBack, Observer, TensorBoardLog
 from stobatch.training.trainable import Monitored, parameter_precision
 from stobatch.types import Neighbours
+
+_MOST_ROWS = 512
+"""Of the largest public batch; methods repeat the experiments at the size that they pass, where they pass it."""
 
 
 def plan(
@@ -80,7 +90,58 @@ def plan(
     given = None if network is None else plain_network(config, info, Seeds.reproducible(0), network)
     if given is not None:
         choose_parts(given, config.model, torch.Generator())
-    return replace(the_plan, network=describe_prospects(config, given)) if isinstance(given, HandedOver) else the_plan
+    return replace(the_plan, network=_describe_prospects(config, given)) if isinstance(given, HandedOver) else the_plan
+
+
+def _describe_prospects(config: RunConfig, network: HandedOver) -> tuple[str, ...]:
+    """Try a network on public points; return how it will be clipped and certified, or raise where none can train it."""
+    batch = getattr(config.method, "batch_size", _MOST_ROWS)
+    require_function(network, min(batch, rows_in_memory(network, config.machine.memory_mb // 8, most=_MOST_ROWS)))
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    held = sum(p.numel() for p in network.parameters()) - trained
+    sizes = f"network: {network.name}, {trained:,} values to train" + (f", {held:,} held fixed" if held else "")
+    clipped = (_clipping_words(network),) if isinstance(config.method, DpSgdSettings) else ()
+    return sizes, *clipped, _certificate_words(config, network)
+
+
+def _clipping_words(network: HandedOver) -> str:
+    probe = public_points(network, FEW_ROWS), torch.arange(FEW_ROWS, device=network.device) % network.num_classes
+    try:
+        way = clipper_for(network, _cross_entropy, probe)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:160].rstrip(".")
+        raise ModelError(
+            f"no example's gradient can be formed in your {network.name}: {reason}.",
+            why="DP-SGD clips every example's gradient, and torch.func forms it where one pass does not.",
+            remedy="Let its forward not branch on values, and change no tensor in place.",
+        ) from None
+    if not (formed := formed_at_once(network, way)):
+        return "clipping: in one backward pass, no example's gradient is formed"
+    left_over = [f"'{name.removeprefix('module.')}'" for name in unrecorded(network)]
+    named = ", ".join(left_over[:4]) + (", ..." if len(left_over) > 4 else "")
+    cost = f"{formed:,} bytes for each example that passes at once"
+    if way is clipped_sum_partly_formed:
+        return f"clipping: in one backward pass, and in a second that forms gradients of {named}, {cost}"
+    why = f"no layer that one pass can clip holds {named}" if left_over else "a weight is used outside of its layer"
+    return f"clipping: every example's gradient is formed, {cost}: {why}"
+
+
+def _cross_entropy(network: nn.Module, batch: Batch) -> Tensor:
+    inputs, labels = batch
+    return F.cross_entropy(network(inputs), labels, reduction="none")
+
+
+def _certificate_words(config: RunConfig, network: HandedOver) -> str:
+    ways = method_of(config).certificates
+    if "bounds" not in ways:
+        return f"certificates: method {config.method.title} has none for a network of your own"
+    unbounded = why_unbounded(as_deployed(network)).rstrip(".")
+    noise = config.method.noise if isinstance(config.method, DpSgdSettings) else None
+    votes = f"votes under {noise}" if noise is not None else ""
+    if not unbounded:
+        return f"certificates: bounds, of forward as torch.fx follows it{f'; or {votes}' if votes else ''}"
+    without = "votes need method.smoothing_stddev, which is 0"
+    return f"certificates: {votes or 'none, ' + without}; {unbounded}"
 
 
 def train(
@@ -99,7 +160,7 @@ def train(
 
     `network` is any `nn.Module` from inputs in [-1, 1] to one score per class; its sizes are found by a public probe,
     and a copy of it is trained. Without one the configuration says what is built. `prior` is what training starts from
-    instead of random weights: a finished run on other data, or a safetensors file with its card beside it.
+    instead of random weights: a finished run on other data, or a safetensors file with its card next to it.
 
     Under torchrun every process calls this with the same arguments; one of them writes and shows progress.
     `callback` is told every `training.monitor_every` steps what may be seen of the training, and with
@@ -118,7 +179,7 @@ def train(
         info = dataset.info if dataset else data.describe(config.data, data_root(config))
         config, start = take_prior(config, info, prior, network, run)
     with engine_for(config) as engine:
-        # Agents of torchrun count for themselves: one that is new to the group has replaced nobody.
+        # Agents of torchrun count for themselves: one that is new to the group has replaced no other.
         replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
         resume = resume or replaced > 0
         observers = _observers(run, callback, log)
@@ -126,8 +187,8 @@ def train(
 
 
 def _observers(run: Run, callback: Callback | None, log: str | None) -> tuple[Observer, ...]:
-    found: tuple[Observer, ...] = (CallingBack(callback),) if callback is not None else ()
-    return (*found, TensorBoardLog(run.path / PRIVATE / "tensorboard")) if log else found
+    observers: tuple[Observer, ...] = (CallingBack(callback),) if callback is not None else ()
+    return (*observers, TensorBoardLog(run.path / PRIVATE / "tensorboard")) if log else observers
 
 
 def _require_log(log: str | None) -> None:
@@ -176,13 +237,13 @@ def _train(
     device = use_device(config.machine)
     seeds, given = _common_seeds(engine, seeds or seeds_of(config, run)), dataset is not None
     own = given or is_own(config.data)
-    dataset = hold_out(dataset, config.data, seeds)[0] if dataset else _read_by_turns(engine, config, seeds, quiet)
+    dataset = hold_out(dataset, config.data, seeds)[0] if dataset else _read_data(engine, config, seeds, quiet)
     copies = require_apart(dataset, config.data) if own else None
     if engine.leads and not quiet:
-        _tell_owner(config, copies, len(dataset.test))
+        _warn_owner(config, copies, len(dataset.test))
     net = make_network(config, dataset.info, seeds, network, start)
     net = net.to(device, parameter_precision(config.machine.precision))
-    trainable = _with_canaries(config, the_plan, dataset, net, seeds)
+    trainable = _add_canaries(config, the_plan, dataset, net, seeds)
     saved = SavedState(net, trainable.released_state) if trainable.claims_privacy else None
     trainable.check_data(engine.arrange(len(trainable.tasks(0))))
     trained_on = dataset.train.fingerprint()
@@ -211,7 +272,7 @@ def _train(
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
                 _warn_if_diverged(size_at_start, _size(net))
-                merge = partial(_merged, net, saved, the_plan, handed_over=network is not None)
+                merge = partial(_merge_adapters, net, saved, the_plan, handed_over=network is not None)
                 facts = {"data": described_data(run, dataset, given), "processes": engine.processes}
                 _write_end(run, config, trainable, merge, state, dataset.test, spent | facts)
             engine.note("done")
@@ -226,8 +287,8 @@ def _train(
     return replace(trained, config=trained.config.replace(machine=config.machine))
 
 
-def _tell_owner(config: RunConfig, copies: int | None, num_test: int) -> None:
-    """Say what the data's owner should know before the training, and nobody else."""
+def _warn_owner(config: RunConfig, copies: int | None, num_test: int) -> None:
+    """Say what the data's owner, and no one else, should know before the training."""
     lines = []
     if copies:
         lines += [f"{copies} of {num_test} test records are training records. This is for the data's owner alone."]
@@ -238,8 +299,9 @@ def _tell_owner(config: RunConfig, copies: int | None, num_test: int) -> None:
 
 
 def _book(config: RunConfig, the_plan: Plan, run: Run, dataset: Dataset | None) -> Booking | None:
-    """Return the booking of a training that is not finished, if its owner keeps a book; one that is known to exceed the
-    limit is refused before data are read.
+    """Return the booking of an unfinished training, if its owner keeps a book.
+
+    One that is known to exceed the limit is refused before data are read.
     """
     booking = None if run.is_trained else Booking.of(config, the_plan, run)
     if booking is not None and dataset is None:
@@ -257,10 +319,10 @@ def _require_budget(engine: Engine, booking: Booking | None, records: TrainingEx
             booking.require_allowed(records)
         except BudgetError as error:
             refusal = error
-    said = engine.exchange("budget", "refused" if refusal else "")[0]
+    answer = engine.exchange("budget", "refused" if refusal else "")[0]
     if refusal is not None:
         raise refusal
-    if said:
+    if answer:
         raise BudgetError("the budget book refuses this training.", remedy="See what its first process says.")
 
 
@@ -321,7 +383,7 @@ def _write_end(
     held_out: Examples,
     spent: dict[str, Any],
 ) -> None:
-    """What a finished training leaves; the model comes last but for the manifest, since it says that all is there."""
+    """Write what a training leaves; the model comes last but for the manifest, since it says that all is there."""
     kept, described = trainable.finish(run.path), merge()
     monitored = Monitored.of(held_out, config, trainable.network)
     with trainable.keeping_state():
@@ -350,7 +412,9 @@ def _write_end(
     write_atomically(run.model_file, lambda out: out.write(model))
 
 
-def _merged(network: Classifier, saved: SavedState | None, the_plan: Plan, *, handed_over: bool) -> NetworkFacts:
+def _merge_adapters(
+    network: Classifier, saved: SavedState | None, the_plan: Plan, *, handed_over: bool
+) -> NetworkFacts:
     """Make the network that is deployed of the one that was trained, whose fixed parts have to be as they were."""
     if saved is not None:
         saved.require_same()
@@ -380,8 +444,8 @@ def _common_seeds(engine: Engine, own: Seeds) -> Seeds:
     return own if own.public else Seeds(engine.common_root(own.root), public=False)
 
 
-def _read_by_turns(engine: Engine, config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
-    """Return one process of each node reads first, since reading may fetch and unpack."""
+def _read_data(engine: Engine, config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
+    """Read the data, on one process of each node first, since reading may fetch and unpack."""
     dataset = read_data(config, seeds, quiet or not engine.leads) if first_on_its_node() else None
     engine.exchange("data are there", "")
     return dataset or read_data(config, seeds, quiet=True)
@@ -406,8 +470,9 @@ def write_start(
     seeds: Seeds,
     start: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """The files that make a directory a run: its settings, its plan, what it starts from where that is public weights,
-    and for the owner only its secret seeds.
+    """Write the files that make a directory a run.
+
+    They are its settings, its plan, the public weights that it starts from, if any, and for the owner its secret seeds.
     """
     content = {"config": config.to_dict(), "dataset": info.to_dict()}
     if not run.exists:
@@ -421,8 +486,8 @@ def write_start(
         run.write("seeds", {"root": str(seeds.root)}, private=True)
 
 
-def _with_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network: Classifier, seeds: Seeds) -> Trainable:
-    """Return the method bound to its data; canaries stand beside them, or in their place for one size."""
+def _add_canaries(config: RunConfig, the_plan: Plan, dataset: Dataset, network: Classifier, seeds: Seeds) -> Trainable:
+    """Return the method bound to its data; canaries are added to them, or replace some to keep their number."""
     method, train = method_of(config), dataset.train
     if not config.canaries.num:
         return method.prepare(config, the_plan, network, train, seeds)

@@ -118,7 +118,7 @@ Convert with radius.to(InputRange(-1, 1)).
         """Return the same ball, measured on inputs rescaled to another range."""
         return Radius(self.size * range.width / self.range.width, self.norm, range)
 
-    def _same_unit(self, other: Radius) -> None:
+    def _require_same_unit(self, other: Radius) -> None:
         if self.norm != other.norm:
             raise UnitError(
                 f"radius is {self.norm} over {self.range}; you compare it with {other.norm} over {other.range}.",
@@ -131,11 +131,11 @@ Convert with radius.to(InputRange(-1, 1)).
             )
 
     def __lt__(self, other: Radius) -> bool:
-        self._same_unit(other)
+        self._require_same_unit(other)
         return self.size < other.size
 
     def __le__(self, other: Radius) -> bool:
-        self._same_unit(other)
+        self._require_same_unit(other)
         return self.size <= other.size
 
     def __gt__(self, other: Radius) -> bool:

@@ -102,11 +102,11 @@ class WholeSearch(Search):
         self._verify, self._given = verify, given
 
     def step(self) -> bool:
-        self._found = self._verify(*self._given)
+        self._certificates = self._verify(*self._given)
         return False
 
     def read(self) -> Certificates:
-        return self._found
+        return self._certificates
 
     def drop(self, rows: slice) -> None:
         pass
@@ -121,11 +121,11 @@ class Verifier(ABC):
     @property
     @abstractmethod
     def kinds(self) -> tuple[CertificateKind, ...]:
-        """What the columns of radii mean."""
+        """Return what the columns of radii mean."""
 
     @abstractmethod
     def verify(self, inputs: Tensor, generator: torch.Generator) -> Certificates:
-        """Label, abstention and radii for each input in [-1, 1]."""
+        """Return label, abstention and radii for each input in [-1, 1]."""
 
     def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> Certificates:
         """Return the same with radii as large as this way can prove; `verify` looks at those asked about alone."""
@@ -140,12 +140,12 @@ class Verifier(ABC):
 
     @property
     def draws_nothing(self) -> bool:
-        """Whether an answer hangs on its input alone, so that inputs of several people may pass together."""
+        """Return whether an answer depends on its input alone, so that inputs of several people may pass together."""
         return all(kind.failure_probability == 0 for kind in self.kinds)
 
     @property
     def function(self) -> str:
-        """What has to be deployed for the certificates to hold."""
+        """Return what has to be deployed for the certificates to hold."""
         return self.kinds[0].function
 
     def with_draws(self, draws: int) -> Verifier:
@@ -184,17 +184,18 @@ def require_stack(network: nn.Module) -> nn.Sequential:
 def require_unaltered(name: str, module: nn.Module) -> None:
     """Raise if a call of the module may compute something else than its class's `forward` of its parameters."""
     kind = type(module)
-    found = {
+    alterations = {
         "a hook": any(getattr(module, hooks) for hooks in _HOOKS),
         "a hook on all modules": any(getattr(torch_module, f"_global{hooks}", None) for hooks in _HOOKS),
         "a call of its own": any(getattr(kind, call) is not getattr(nn.Module, call) for call in _CALLS),
         "a compiled call": getattr(module, "_compiled_call_impl", None) is not None,
         # An attribute of the instance hides a method, a parameter or a layer of the same name.
         "an attribute in place of a method or a parameter": any(
-            callable(getattr(kind, key, None)) or any(key in held for held in _held(module)) for key in vars(module)
+            callable(getattr(kind, key, None)) or any(key in held for held in _held_tensors(module))
+            for key in vars(module)
         ),
     }
-    for what, is_there in found.items():
+    for what, is_there in alterations.items():
         if is_there:
             raise ModelError(
                 f"{name} has {what}.",
@@ -203,7 +204,7 @@ def require_unaltered(name: str, module: nn.Module) -> None:
             )
 
 
-def _held(module: nn.Module) -> tuple[dict[str, object], ...]:
+def _held_tensors(module: nn.Module) -> tuple[dict[str, object], ...]:
     return module._parameters, module._buffers, module._modules  # type: ignore[return-value]
 
 
@@ -217,14 +218,14 @@ def require_same_scores(
     differ by rounding; a difference of functions is a thousand times that.
     """
     for part in torch.split(inputs.to(network.device, network.dtype), rows_at_once):
-        # Scores that are no numbers are another error, which comes later.
+        # NaN scores are another error, which comes later.
         expected = certified(part.clone()).nan_to_num()
         allowed = _AGREEMENT * expected.abs().max()
-        found = {"the network that is called": network(part.clone())}
+        computed = {"the network that is called": network(part.clone())}
         if any(module.training for module in network.modules()):
-            with _evaluating(network):
-                found["the network in evaluation mode"] = network(part.clone())
-        for which, scores in found.items():
+            with _evaluation_mode(network):
+                computed["the network in evaluation mode"] = network(part.clone())
+        for which, scores in computed.items():
             if scores.shape != expected.shape or not bool(((scores.nan_to_num() - expected).abs() <= allowed).all()):
                 raise ModelError(
                     f"{which} gives other scores than the function that is certified.",
@@ -234,7 +235,7 @@ def require_same_scores(
 
 
 @contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
+def _evaluation_mode(network: nn.Module) -> Iterator[None]:
     before = {module: module.training for module in network.modules()}
     network.eval()
     try:

@@ -43,7 +43,7 @@ RECIPES = Registry(
 
 
 def recipe(name: str) -> RunConfig:
-    """The configuration that a recipe stands for, by its name or as `package.module:function`.
+    """Return the configuration that a recipe stands for, by its name or as `package.module:function`.
 
     >>> recipe("stobatch_recipes.sound:mnist_wide") == recipe("sound.mnist_wide")
     True
@@ -65,7 +65,7 @@ def recipe(name: str) -> RunConfig:
 
 
 def _function(location: str) -> Callable[[], RunConfig]:
-    """What a user named by its place, or an error in one line."""
+    """Return what a user named by its place, or raise an error in one line."""
     try:
         function: object = read_location(location)
     except (Exception, SystemExit) as error:
@@ -75,7 +75,7 @@ def _function(location: str) -> Callable[[], RunConfig]:
         ) from error
     if not callable(function):
         raise SettingError(
-            f"the recipe '{location}' is no function.", remedy="Name a function that returns a stobatch.RunConfig."
+            f"the recipe '{location}' is not a function.", remedy="Name a function that returns a stobatch.RunConfig."
         )
     return function
 

@@ -61,7 +61,7 @@ def _mnist(
 
 
 def _schedule(epsilon: float) -> tuple[dict[str, Any], TrainingConfig]:
-    """DP-SGD's settings for a budget: the smaller it is, the fewer the steps."""
+    """Return DP-SGD's settings for a budget: the smaller it is, the fewer the steps."""
     clip_norm, decay, steps, rate = (
         (1.0, 0.98, 146, 2.0) if epsilon < 0.5 else (0.3, 0.98, 586, 3.0) if epsilon < 2 else (1.0, 0.99, 879, 2.0)
     )
@@ -140,7 +140,7 @@ def sound(epsilon: float = 1.0, radius: float = 0.2) -> RunConfig:
 
 
 def published(epsilon: float = 1.0, radius: float = 0.2) -> RunConfig:
-    """The paper's mechanism with Appendix P's settings: a claimed budget, whatever the radius."""
+    """The paper's mechanism with Appendix P's settings: a claimed budget, for any radius."""
     config = published_recipes.mnist().override_all({"method.epsilon": epsilon, "certification.attack_radius": radius})
     return config.replace(evaluation=EVALUATION.replace(functions=("single_pass", "vote")))
 
@@ -157,7 +157,7 @@ COMPARED: dict[str, Callable[[float, float], RunConfig]] = {
 
 
 def compared(name: str) -> Callable[[float, float], RunConfig]:
-    """The recipe of a method in a comparison; the name in files is accepted, too."""
+    """Return the recipe of a method in a comparison; the name in files is accepted, too."""
     name = METHODS.shown(name)
     if name not in COMPARED:
         near = get_close_matches(name, COMPARED, n=2)
@@ -167,15 +167,15 @@ def compared(name: str) -> Callable[[float, float], RunConfig]:
 
 
 def rows(names: list[str], epsilons: list[float], radius: float) -> dict[str, RunConfig]:
-    """A row for each method and budget, named after both; what takes no notice of the budget has one row.
+    """Return a row for each method and budget, named after both; a method that ignores the budget has one row.
 
     >>> list(rows(["sound", "vanilla_adversarial"], [0.5, 1.0], 0.2))
     ['sound ε=0.5', 'sound ε=1', 'vanilla_adversarial']
     """
-    found: dict[str, RunConfig] = {}
+    configs: dict[str, RunConfig] = {}
     for name in dict.fromkeys(METHODS.shown(name) for name in names):
         make = compared(name)
         for epsilon in epsilons:
             config = make(epsilon, radius)
-            found[f"{name} ε={epsilon:g}" if config != make(2 * epsilon, radius) else name] = config
-    return found
+            configs[f"{name} ε={epsilon:g}" if config != make(2 * epsilon, radius) else name] = config
+    return configs

@@ -67,27 +67,27 @@ def audit(
 
 
 def _audit(audited: Audited, seed: int | None) -> Audit:
-    names = audited.settings.instruments or _fitting(audited)
+    names = audited.settings.instruments or _default_instruments(audited)
     if audited.model is not None:
         begin(audited.model, "audit.json", *(f"evidence/{name}.json" for name in names))
-    audited, known = replace(audited, num_tests=_tests(audited, names)), _known(audited, names)
+    audited, known = replace(audited, num_tests=_num_tests(audited, names)), _other_findings(audited, names)
     for name in (name for name in MAKERS if name in names):
-        found = tuple(_worded(finding, name, audited) for finding in MAKERS[name](audited))
+        findings = tuple(_add_evidence(finding, name, audited) for finding in MAKERS[name](audited))
         Evidence(
             training_hash=audited.config.training_hash,
             weights_sha256=audited.weights_sha256,
             settings=audited.settings.to_dict(),
             seed=seed,
-            findings=found,
+            findings=findings,
         ).write_of(audited.run, name)
-        known = [finding for finding in known if finding.instrument != name] + [*found]
+        known = [finding for finding in known if finding.instrument != name] + [*findings]
         document = summary(audited, known)
         document.write(audited.run)
     seal(audited.run, "audit", environment(audited.config.machine.device))
     return document
 
 
-def _worded(finding: Finding, instrument: str, audited: Audited) -> Finding:
+def _add_evidence(finding: Finding, instrument: str, audited: Audited) -> Finding:
     """Return the finding with its evidence; where the seed is public, it says which training its claim is about."""
     finding = finding.replace(evidence=f"evidence/{instrument}.json")
     if finding.about != "privacy" or audited.config.seed is None or finding.claim_status is Status.NONE:
@@ -96,13 +96,13 @@ def _worded(finding: Finding, instrument: str, audited: Audited) -> Finding:
     return finding.replace(claim=f"{WITH_SECRET_SEEDS}: {finding.claim}", statement=statement)
 
 
-def _tests(audited: Audited, names: tuple[str, ...]) -> int:
+def _num_tests(audited: Audited, names: tuple[str, ...]) -> int:
     """Return how many findings a call will yield that may each be a false alarm; kinds of certificates share one."""
     releases = len(method_of(audited.config).releases(audited.plan))
     return sum(max(1, releases) if name == "release" else 1 for name in names)
 
 
-def _known(audited: Audited, names: tuple[str, ...]) -> list[Finding]:
+def _other_findings(audited: Audited, names: tuple[str, ...]) -> list[Finding]:
     """Return what other instruments found before about this very training, from their evidence."""
     known: list[Finding] = []
     for name in (name for name in MAKERS if name not in names):
@@ -164,8 +164,8 @@ def open_subject(
     return Audited(run, config, whole.info, the_plan, claim, seeds, None, whole, network, seed, resume, quiet)
 
 
-def _fitting(audited: Audited) -> tuple[str, ...]:
-    """Instruments that can say something about the run and train nothing new."""
+def _default_instruments(audited: Audited) -> tuple[str, ...]:
+    """Return the instruments that can say something about the run and train nothing new."""
     if audited.model is None:
         return ("many_runs",)
     fits = {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stobatch.attacks.expectation import Sample
-from stobatch.auditing.vote_counts import Ballots, count, counter_of
+from stobatch.auditing.vote_counts import VoteCounts, count, counter_of
 from stobatch.bounds.certifier import BoundCertificates
 from stobatch.config import CertificationConfig
 from stobatch.models import ConvEncoder, Head, Layered, Network
@@ -96,7 +96,7 @@ class ObservedFrequency(Verifier):
 
 
 @count.register
-def _(verifier: ObservedFrequency, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+def _(verifier: ObservedFrequency, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
     return count(verifier.votes, points, draws, generator)
 
 
@@ -133,7 +133,7 @@ _NUM_INPUTS = 40
 
 
 def summed_sizes_bench(seed: int) -> Bench:
-    """Return one input value, where the losses of Laplace noise are exact.
+    """Return a bench with one input value, where the losses of Laplace noise are exact.
 
     The vote is the sign of 2x + ν + ω, so a label holds up to |x|. With all the draws in the world κ + φ would be 1.7
     to 2 times that.
@@ -150,7 +150,7 @@ def summed_sizes_bench(seed: int) -> Bench:
 
 
 def nominal_noise_bench(seed: int) -> Bench:
-    """Return the sign of the mean of 16 values, each hidden neuron a copy of one of them: a label holds up to |mean|.
+    """Return a bench with the sign of the mean of 16 values, a hidden neuron each: a label holds up to |mean|.
 
     With all the draws in the world the right radius would be 0.56 of that; the broken one is ψ = 4 times as large.
     """
@@ -167,7 +167,7 @@ def nominal_noise_bench(seed: int) -> Bench:
 
 
 def observed_frequency_bench(seed: int) -> Bench:
-    """Return a linear classifier under Gaussian noise, 60 draws: in l2 a label holds as far as p_A itself proves."""
+    """Return a bench with a linear classifier, Gaussian noise, 60 draws: in l2 a label holds as far as p_A proves."""
     stddev, generator = 0.5, torch.Generator().manual_seed(seed)
     normal = nn.functional.normalize(torch.randn(16, generator=generator), dim=0)
     network = _linear(4 * torch.stack([normal, -normal]))
@@ -180,7 +180,7 @@ def observed_frequency_bench(seed: int) -> Bench:
 
 
 def enlarged_bounds_bench(seed: int) -> Bench:
-    """Return a linear classifier of three classes: bounds are exact, up to the 10% between the radii asked about."""
+    """Return a bench with a linear classifier of three classes: bounds are exact up to the 10% between radii."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(3, 16, generator=generator)
     network = _linear(weight)
@@ -202,13 +202,13 @@ CONTROLS: dict[str, Callable[[int], Bench]] = {
 
 
 def _on_either_side(nearest: float, furthest: float, generator: torch.Generator) -> Tensor:
-    """Distances to the boundary, with the sign of the side."""
+    """Draw distances to the boundary, with the sign of the side."""
     side = 2.0 * torch.randint(0, 2, (_NUM_INPUTS,), generator=generator) - 1
     return side * (nearest + (furthest - nearest) * torch.rand(_NUM_INPUTS, generator=generator))
 
 
 def _averaging(side: int, weight: float) -> Network:
-    """Return two classes by the sign of the mean: every hidden neuron is one input value, scaled."""
+    """Return a network of two classes by the sign of the mean: every hidden neuron is one input value, scaled."""
     encoder = ConvEncoder((1, side, side), 1, 1, stride=1, padding=0)
     encoder.weight.data.fill_(weight)
     output = nn.Linear(1, 2, bias=False)

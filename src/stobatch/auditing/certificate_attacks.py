@@ -39,7 +39,7 @@ class FalsifierSettings(Settings):
     """What the attempt to break certificates may spend, and how sure a refutation has to be."""
 
     num_inputs: int | None = setting(
-        100, at_least=1, doc="Attack so many certified inputs of each kind, the nearest to losing; none: all"
+        100, at_least=1, doc="Number of certified inputs to attack of each kind, the nearest to losing; none: all"
     )
     attacks: tuple[str, ...] = setting(
         (*WITH_GRADIENTS, *WITHOUT_GRADIENTS),
@@ -56,7 +56,7 @@ class FalsifierSettings(Settings):
     )
     judging_draws: int = setting(2000, at_least=1, doc="Fresh draws that judge a point found against a vote")
     retests: int = setting(
-        100, at_least=1, doc="Certificates made anew for inputs whose certificate broke, over all of one part"
+        100, at_least=1, doc="Fresh certificates for inputs whose certificate broke, over all of one part"
     )
     confidence: float = setting(
         0.99, above=0, below=1, doc="Where all claims hold, none is refuted with at least this probability"
@@ -65,7 +65,7 @@ class FalsifierSettings(Settings):
     def make_attacks(self) -> dict[str, Attack]:
         budget = Budget(self.steps, self.restarts, self.queries, self.num_aims)
         return {
-            name: Corners(self.random_points) if name == "corners" else make_attack(name, budget)
+            name: RandomSearch(self.random_points) if name == "corners" else make_attack(name, budget)
             for name in self.attacks
         }
 
@@ -83,7 +83,7 @@ class AttackedCertificates:
 
     @classmethod
     def of(cls, kind: CertificateKind, inputs: Tensor, label: Any, columns: Mapping[str, Any]) -> Self:
-        """From a verifier's columns, or from the records of `certify`: there the label certified is `prediction`."""
+        """Read a verifier's columns, or the records of `certify`, where the certified label is `prediction`."""
         label, radius = np.asarray(label, dtype=np.int64), np.asarray(columns[kind.column], dtype=np.float64)
         abstain = np.asarray(columns["abstain"], dtype=bool)
         if not len(inputs) == len(label) == len(radius) == len(abstain):
@@ -93,7 +93,7 @@ class AttackedCertificates:
             )
         if not bool((radius >= 0).all()):
             raise DataError(f"radii of '{kind.name}' are negative or not numbers.", remedy="Certify again.")
-        # The paper's rule never abstains; whoever proves something says nothing where it does.
+        # The paper's rule never abstains; a proved rule claims nothing where it does.
         radius = np.where(abstain & (kind.status is Status.PROVED), 0.0, radius)
         values = inputs[0].numel() if len(inputs) else 1
         widest = {Norm.LINF: 1.0, Norm.L2: sqrt(values), Norm.L1: float(values)}[kind.unit.norm] * kind.unit.range.width
@@ -111,7 +111,7 @@ class AttackedCertificates:
         return np.flatnonzero(self.radius > 0)
 
     def ball(self, network: Classifier) -> Ball:
-        """Around every input its own ball, in the precision of the network and where it is."""
+        """Return a ball around every input, in the precision and on the device of the network."""
         centre = self.inputs.to(device=network.device, dtype=network.dtype)
         return Ball.around_each(centre, torch.from_numpy(self.radius), self.kind.unit)
 
@@ -120,7 +120,7 @@ class AttackedCertificates:
 
 
 @dataclass(frozen=True)
-class Worst:
+class WorstPoints:
     """For each input the worst point found in its ball: inside, checked in float64, in the deployed precision."""
 
     points: Tensor
@@ -144,7 +144,7 @@ def break_pass(
     generator: torch.Generator,
     memory_mb: int,
     tick: Tick,
-) -> Worst:
+) -> WorstPoints:
     """Attack the network and a copy of it in float64, whose gradients do not vanish so soon.
 
     **Guarantee.** `broken` says what the deployed pass itself answers at a point of its own precision that lies in the
@@ -157,7 +157,7 @@ def break_pass(
     goal, attacks = certificates.goal(network), settings.make_attacks()
     label = goal.labels
     assert label is not None
-    points, found, attack = balls[network.dtype].centre.clone(), label.clone(), [""] * len(label)
+    points, labels, attack = balls[network.dtype].centre.clone(), label.clone(), [""] * len(label)
     least = torch.full(label.shape, torch.inf, dtype=torch.float64, device=label.device)
     broken, broken_float64 = torch.zeros_like(label, dtype=torch.bool), torch.zeros_like(label, dtype=torch.bool)
     runs = [(dtype, name) for dtype in balls for name in attacks]
@@ -173,7 +173,7 @@ def break_pass(
             lead = -margin(scores, label[rows]).double()
             better = part.reached(scores) | (lead < least[rows])
             which = rows[better]
-            points[which], found[which], least[which] = here[better], scores.argmax(1)[better], lead[better]
+            points[which], labels[which], least[which] = here[better], scores.argmax(1)[better], lead[better]
             broken[rows] = part.reached(scores)
             for row in which.tolist():
                 attack[row] = name if dtype == network.dtype else f"{name} in float64"
@@ -181,8 +181,8 @@ def break_pass(
             broken_float64[rows] |= part.reached(_scores(exact, there))
         tick(1 / len(runs))
     flags = broken.cpu().numpy()
-    return Worst(
-        points, found.cpu().numpy(), least.cpu().numpy(), attack, flags, 1.0 - flags, list(broken_float64.tolist())
+    return WorstPoints(
+        points, labels.cpu().numpy(), least.cpu().numpy(), attack, flags, 1.0 - flags, list(broken_float64.tolist())
     )
 
 
@@ -194,7 +194,7 @@ def break_vote(
     memory_mb: int,
     level: float,
     tick: Tick,
-) -> Worst:
+) -> WorstPoints:
     """Attack a vote in expectation over its noise, choose each input's worst point on some draws, judge it on others.
 
     In the network's own precision only: rounding moves the probabilities of a vote by nothing that draws could show.
@@ -215,8 +215,8 @@ def break_vote(
     ]
     tried = {"no attack": ball.centre}
     for name, victim in runs:
-        found = attacks[name].run(victims[victim], ball, goal, generator, chunk=function.rows)
-        tried[f"{name} on {victim}"] = found
+        moved = attacks[name].run(victims[victim], ball, goal, generator, chunk=function.rows)
+        tried[f"{name} on {victim}"] = moved
         tick(1 / len(runs))
     names, points, label = list(tried), torch.stack(list(tried.values())), certificates.label
     repeated = np.tile(label, len(names))
@@ -226,10 +226,10 @@ def break_vote(
     best = choosing.lead(repeated, rivals).reshape(len(names), -1).argmin(0)
     each = np.arange(len(label))
     rival = rivals.reshape(len(names), -1)[best, each]
-    worst = _drawn_in(verifier, ball, points[best, each], label, rival, draws, level, generator)
+    worst = _move_inwards(verifier, ball, points[best, each], label, rival, draws, level, generator)
     judged = count(verifier, worst, settings.judging_draws, generator)
     chance = judged.chance(label, rival)
-    return Worst(
+    return WorstPoints(
         worst,
         rival,
         judged.lead(label, rival),
@@ -240,7 +240,7 @@ def break_vote(
     )
 
 
-def _drawn_in(
+def _move_inwards(
     verifier: Verifier,
     ball: Ball,
     points: Tensor,
@@ -250,9 +250,9 @@ def _drawn_in(
     level: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """Every point as near to its centre as the label is still clearly lost there; where it never is, the point itself.
+    """Move every point towards its centre for as long as the label is clearly lost there; keep it where it never is.
 
-    Attacks end at the edge of the ball, which a certificate made anew may miss by little. The nearer a bad point, the
+    Attacks end at the edge of the ball, which a fresh certificate may miss by little. The nearer a bad point, the
     surer a claim that is too large reaches past it again.
     """
     nearer = [ball.settle(ball.centre + share * (points - ball.centre)) for share in _SHARES]
@@ -273,7 +273,7 @@ _MOST_FLIPS = 0.5
 
 @final
 @dataclass(frozen=True)
-class Corners(Attack):
+class RandomSearch(Attack):
     """The outermost points of the ball in many directions, and points inside; the worst for each example.
 
     Directions: all values up, all values down (where a sum over many values is weakest, and a gradient may be flat),
@@ -292,8 +292,8 @@ class Corners(Attack):
             rows = best.resisting()
             if not len(rows):
                 break
-            found = self._propose(turn, ball.part(rows), slope[rows], generator)
-            best.see(rows, found, *appraise(victim, found, goal.part(rows), generator, chunk))
+            proposals = self._propose(turn, ball.part(rows), slope[rows], generator)
+            best.see(rows, proposals, *appraise(victim, proposals, goal.part(rows), generator, chunk))
         return best.points
 
     @staticmethod
@@ -315,7 +315,7 @@ class Corners(Attack):
 
 
 def _gradient(victim: Victim, points: Tensor, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
-    """Of the objective at the points; zero where the function has none."""
+    """Return the gradient of the objective at the points; zero where the function has none."""
     scores, parts = victim.draw(generator), []
     for start in range(0, len(points), chunk):
         which = slice(start, start + chunk)

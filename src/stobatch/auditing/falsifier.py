@@ -4,14 +4,14 @@ A single pass is broken by one point. A vote is a matter of probabilities, and i
 its own account, so there a break is tested in two steps, each on draws that nothing before them has seen:
 
 1. does another class lead at the point found? (a sign test for each input)
-2. certified anew, does the same input get a radius that reaches past that point, which is now known to be bad, more
+2. certified again, does the same input get a radius that reaches past that point, which is now known to be bad, more
    often than the certificate's failure probability allows? (a binomial test over all broken inputs)
 
 Counting broken inputs would not do for the second step: inputs that are certified together share their draws, so an
 honest certificate of failure probability 5% may fail on all of them at once, one time in twenty.
 
 **Guarantee.** Let c be the confidence. Where all claims of a verifier hold, one of its kinds is refuted with
-probability at most 1 - c, whatever the attacks do: half of that is shared by the sign tests of all inputs and kinds,
+probability at most 1 - c, for any attack: half of that is shared by the sign tests of all inputs and kinds,
 half by the binomial tests of the kinds (Bonferroni). On a single pass nothing is left to chance. A kind that is not
 refuted is not proved: the attacks may have been too weak. One without a certified ball, or whose tests have too few
 draws to reach their level, is not tested. Assumes what the verifier assumes of its draws.
@@ -37,7 +37,7 @@ from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.tables import test_examples
 from stobatch.files import PRIVATE, Columns, write_tensors
 from stobatch.loading import as_certified, require_weights
-from stobatch.progress import Tick
+from stobatch.progress import Tick, no_progress
 from stobatch.results import CertificateDetails, CertificateSummary, Finding
 from stobatch.types import Verdict
 from stobatch.verifier import CertificateKind, Flags, Labels, Verifier
@@ -47,10 +47,6 @@ COLUMNS = (
     *("index", "label", "radius", "found", "margin", "distance", "attack"),
     *("broken", "broken_float64", "chance", "retests", "overclaims"),
 )
-
-
-def _silent(share: float) -> None:
-    """Nobody asked."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ def falsify(
     *,
     tests: int | None = None,
     memory_mb: int = 512,
-    tick: Tick = _silent,
+    tick: Tick = no_progress,
 ) -> Attempt:
     """Attack every certificate given; `nearest` says which are worth it, `finding_of` what the outcome means.
 
@@ -121,7 +117,7 @@ def falsify(
         level = (1 - settings.confidence) / 2 / tests
         worst = break_vote(verifier, certificates, settings, generator, memory_mb, level, tick)
     distance = certificates.ball(verifier.network).distance(worst.points).cpu().numpy()
-    retests, overclaims = _certified_anew(verifier, certificates, worst.broken, distance, settings.retests, generator)
+    retests, overclaims = _certify_again(verifier, certificates, worst.broken, distance, settings.retests, generator)
     columns: Columns = {
         "index": certificates.index.tolist(),
         "label": certificates.label.tolist(),
@@ -153,14 +149,14 @@ def finding_of(
     level = (1 - settings.confidence) / 2 / num_kinds
     allowed = int(binom.isf(level, retests, kind.failure_probability)) if retests else 0
     refuted = overclaims > allowed if kind.failure_probability else bool(broken.any())
-    powerless = _could_not_refute(kind, settings, attacked, num_kinds)
+    powerless = _why_untestable(kind, settings, attacked, num_kinds)
     by_attack = Counter(name for name, hit in zip(columns["attack"], broken, strict=True) if hit)
     exact = [flag for flag in columns["broken_float64"] if flag is not None]
     return Finding(
         instrument="certificates",
         about=kind.name,
         claim=f"{kind.status}: within its radius ({kind.unit.norm} over {kind.unit.range}) no input gets another label "
-        f"from the {kind.function.replace('_', ' ')}{_but_for(kind)} ({kind.source})",
+        f"from the {kind.function.replace('_', ' ')}{_failure_words(kind)} ({kind.source})",
         claim_status=kind.status,
         verdict=Verdict.REFUTED if refuted else Verdict.NOT_TESTED if powerless else Verdict.CONSISTENT,
         statement=_statement(kind, certified, attacked, int(broken.sum()), sum(exact), retests, overclaims, allowed),
@@ -186,8 +182,8 @@ def finding_of(
     )
 
 
-def _could_not_refute(kind: CertificateKind, settings: FalsifierSettings, attacked: int, num_kinds: int) -> str:
-    """Why even attacks that always win would refute nothing; empty where they would.
+def _why_untestable(kind: CertificateKind, settings: FalsifierSettings, attacked: int, num_kinds: int) -> str:
+    """Return why even attacks that always win would refute nothing; an empty string where they would refute.
 
     A vote is judged by Hoeffding's inequality or the sign test, whose smallest chances are e^(-n/2) and 2^-n. That a
     certificate fails too often is said by a binomial test, which needs more retests than chance may fail.
@@ -214,7 +210,7 @@ def _deployed(verifier: Verifier, kind: CertificateKind, settings: FalsifierSett
     )
 
 
-def _certified_anew(
+def _certify_again(
     verifier: Verifier,
     certificates: AttackedCertificates,
     broken: Flags,
@@ -222,14 +218,14 @@ def _certified_anew(
     times: int,
     generator: torch.Generator,
 ) -> tuple[Labels, Labels]:
-    """For each input: how often it was certified anew, and how often past a point that is known to be bad.
+    """Count, for each input, how often it was certified again, and how often past a point that is known to be bad.
 
     Broken inputs only, `times` in all, and none where one break is enough. Each time it is the turn of the input that
     did so most often (a success and a failure made up for each): claims that are too large by luck do not come again,
     those that are too large by mistake do.
 
-    **Guarantee.** The points are fixed before these draws, so whatever came before and whoever's turn it is, each
-    certificate fails with its own failure probability at most: failures are at most as many as of a binomial variable.
+    **Guarantee.** The points are fixed before these draws. So each certificate fails with at most its own failure
+    probability, given all that came before, and the number of failures is at most that of a binomial variable.
     """
     tried, past = np.zeros(len(broken), dtype=np.int64), np.zeros(len(broken), dtype=np.int64)
     rows = np.flatnonzero(broken)
@@ -243,7 +239,7 @@ def _certified_anew(
     return tried, past
 
 
-def _but_for(kind: CertificateKind) -> str:
+def _failure_words(kind: CertificateKind) -> str:
     return f", but for a chance of {kind.failure_probability:g}" if kind.failure_probability else ""
 
 
@@ -256,12 +252,12 @@ def _statement(
     rounding = f"; in float64 {exact} would" if exact > broken else ""
     if not broken:
         return f"{balls}, and in none a point was found that gets another label{rounding}."
-    found = f"{balls}, and {broken} hold a point that gets another label{rounding}"
+    outcome = f"{balls}, and {broken} hold a point that gets another label{rounding}"
     if not kind.failure_probability:
-        return f"{found}."
+        return f"{outcome}."
     return (
-        f"{found}; certified anew by fresh draws, these inputs got a radius beyond such a point in {over} of {retests} "
-        f"cases, where chance explains up to {allowed}."
+        f"{outcome}; certified anew by fresh draws, these inputs got a radius beyond such a point in {over} of "
+        f"{retests} cases, where chance explains up to {allowed}."
     )
 
 
@@ -270,7 +266,7 @@ _NOTHING: Columns = {name: [] for name in (*COLUMNS, "row", "point")}
 
 
 def of_certificates(audited: Audited) -> list[Finding]:
-    """Return every kind of certificate that `certify` left, attacked inside the balls nearest to a border."""
+    """Attack every kind of certificate that `certify` left, inside the balls nearest to a border."""
     trained, run = audited.trained(), audited.run
     document = CertificateSummary.read_if_there(run)
     if document is None:
@@ -342,7 +338,7 @@ class _Falsified:
         )
 
     def _keep_broken(self, table: Columns) -> None:
-        """The inputs whose certificate broke, and the points that broke it, for the owner: test data are private."""
+        """Save the broken inputs and the points that broke them for the owner alone: test data are private."""
         broken = [row for row, point in enumerate(table["point"]) if point is not None]
         path = self.audited.run.path / PRIVATE / "evidence" / f"certificates-{self.kind.name}.safetensors"
         path.unlink(missing_ok=True)

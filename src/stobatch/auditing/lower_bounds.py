@@ -2,8 +2,8 @@
 
 Many models are trained on D and on D', which differ in one record; an attacker gives each a score, larger where D'
 seems likelier. A threshold turns the scores into guesses with a false-positive rate (D taken for D') and a
-false-negative rate. Privacy forbids that both are small, so small ones bound ε from below. Whatever the attacker does
-is sound: a weak one only finds less.
+false-negative rate. Privacy forbids that both are small, so small ones bound ε from below. Any attacker gives a sound
+bound: a weak one only finds less.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class EpsilonBound:
     """Counts and rates behind the bound; no score and no threshold."""
 
     def __str__(self) -> str:
-        """The bound in words, never without δ, confidence and what it assumes."""
+        """Return the bound in words, never without δ, confidence and what it assumes."""
         assuming = f", assuming {self.assumes}" if self.assumes else ""
         return f"ε ≥ {self.epsilon:.3g} at δ = {self.delta:g} with {100 * self.confidence:.3g}% confidence{assuming}"
 
-    def described(self) -> Bound:
-        """Return the bound as documents hold it, under names that nobody takes for a guarantee."""
+    def to_document(self) -> Bound:
+        """Return the bound as documents hold it, under names that cannot be mistaken for a guarantee."""
         return Bound(
             epsilon_at_least=self.epsilon,
             at_delta=self.delta,
@@ -65,8 +65,8 @@ class EpsilonBound:
         )
 
     @classmethod
-    def recorded(cls, bound: Bound) -> EpsilonBound:
-        """Return the inverse of `described`."""
+    def from_document(cls, bound: Bound) -> EpsilonBound:
+        """Return the inverse of `to_document`."""
         return cls(bound.epsilon_at_least, bound.at_delta, bound.confidence, bound.name, bound.assumes, bound.details)
 
 
@@ -80,7 +80,7 @@ def two_sided_bounds(
     threshold: float | None = None,
     split_seed: int = 0,
 ) -> tuple[EpsilonBound, ...]:
-    """Bounds on ε from the scores of independent trainings on D (`without`) and on D' (`with_`).
+    """Return bounds on ε from the scores of independent trainings on D (`without`) and on D' (`with_`).
 
     A random half of each side chooses a threshold for each bound, the one whose bound would be largest there, computed
     alike but with a tenth of the failure probability. The other half, which the threshold knows nothing of, counts
@@ -102,14 +102,14 @@ def two_sided_bounds(
     if threshold is None:
         failure, generator = (1 - confidence) / (2 * len(families)), np.random.default_rng(split_seed)
         (out_choosing, out_held), (in_choosing, in_held) = _halves(out, generator), _halves(in_, generator)
-        cuts = [_chosen(member, out_choosing, in_choosing, delta, failure) for member in families]
+        cuts = [_choose_threshold(member, out_choosing, in_choosing, delta, failure) for member in families]
     else:
         failure, out_held, in_held, cuts = (1 - confidence) / 2, out, in_, [threshold] * len(families)
 
     def bound(member: Family, cut: float) -> EpsilonBound:
         false_positives, false_negatives = _errors(out_held, in_held, np.array([cut]))
-        fpr = float(_at_most(false_positives, len(out_held), failure)[0])
-        fnr = float(_at_most(false_negatives, len(in_held), failure)[0])
+        fpr = float(_upper_rates(false_positives, len(out_held), failure)[0])
+        fnr = float(_upper_rates(false_negatives, len(in_held), failure)[0])
         counts = BoundCounts(
             trainings_without=len(out),
             trainings_with=len(in_),
@@ -145,12 +145,12 @@ def two_sample_bound(
     return two_sided_bounds(without, with_, delta=delta, confidence=confidence, threshold=threshold)[0]
 
 
-def _chosen(member: Family, without: Floats, with_: Floats, delta: float, failure: float) -> float:
+def _choose_threshold(member: Family, without: Floats, with_: Floats, delta: float, failure: float) -> float:
     """Return the threshold that promises this family the largest bound."""
     thresholds = _thresholds(np.concatenate((without, with_)))
     false_positives, false_negatives = _errors(without, with_, thresholds)
-    fpr = _at_most(false_positives, len(without), _CHOOSING_SHARE * failure)
-    fnr = _at_most(false_negatives, len(with_), _CHOOSING_SHARE * failure)
+    fpr = _upper_rates(false_positives, len(without), _CHOOSING_SHARE * failure)
+    fnr = _upper_rates(false_negatives, len(with_), _CHOOSING_SHARE * failure)
     return float(thresholds[member.strongest(fpr, fnr, delta)])
 
 
@@ -161,9 +161,9 @@ def _halves(scores: Floats, generator: np.random.Generator) -> tuple[Floats, Flo
 
 
 def _thresholds(scores: Floats) -> Floats:
-    """Every way to cut the scores in two; between two of them in the middle, where new scores fall on the right side.
+    """Return every way to cut the scores in two: midpoints, so that new scores fall on the right side.
 
-    "With" is guessed from the threshold on. Where no middle exists, as beside an infinity, the larger score cuts.
+    "With" is guessed from the threshold on. Where no middle exists, as next to an infinity, the larger score cuts.
     """
     values = np.unique(scores)
     lower, upper = values[:-1], values[1:]
@@ -173,12 +173,12 @@ def _thresholds(scores: Floats) -> Floats:
 
 
 def _errors(without: Floats, with_: Floats, thresholds: Floats) -> tuple[Floats, Floats]:
-    """False positives and false negatives at each threshold."""
+    """Return the numbers of false positives and false negatives at each threshold."""
     negatives = [np.searchsorted(np.sort(side), thresholds).astype(np.float64) for side in (without, with_)]
     return len(without) - negatives[0], negatives[1]
 
 
-def _at_most(errors: Floats, trials: int, failure: float) -> Floats:
+def _upper_rates(errors: Floats, trials: int, failure: float) -> Floats:
     return clopper_pearson(errors, trials, failure)[1]
 
 
@@ -202,7 +202,7 @@ def trainings_needed(epsilon: float, *, delta: float, confidence: float, bounds:
 def require_enough_trainings(
     trainings: int, epsilon: float, *, delta: float, confidence: float, bounds: int = 1
 ) -> None:
-    """Refuse an audit that could not refute this ε whatever it saw."""
+    """Raise where no outcome of the audit could refute this ε."""
     needed, least = (
         trainings_needed(value, delta=delta, confidence=confidence, bounds=bounds) for value in (epsilon, 0.0)
     )
@@ -231,7 +231,7 @@ def area_under_curve(without: ArrayLike, with_: ArrayLike) -> float:
 
 
 def check_scores(name: str, values: ArrayLike, *, least: int = 1) -> Floats:
-    """Return one-dimensional scores, infinite ones among them; a score that is no number says nothing."""
+    """Return one-dimensional scores, which may be infinite and must not be NaN."""
     scores = np.asarray(values, dtype=np.float64)
     if scores.ndim != 1 or len(scores) < least:
         raise DataError(
@@ -249,7 +249,7 @@ def check_scores(name: str, values: ArrayLike, *, least: int = 1) -> Floats:
 
 
 def check_request(delta: float, confidence: float) -> None:
-    """δ may be 0 here: pure differential privacy is a claim like any other."""
+    """Raise unless the request makes sense. δ may be 0 here: pure differential privacy is a claim like any other."""
     if delta != 0:
         check_delta(delta)
     if not 0 < confidence < 1:
@@ -280,7 +280,7 @@ def privacy_finding(
     confidence: float,
     **details: Any,
 ) -> Finding:
-    """Refuted where a bound lies above the claim: all bounds of a finding hold at once with its confidence."""
+    """Return the finding, refuted where a bound lies above the claim: all bounds hold at once with its confidence."""
     best = max(bounds, key=lambda bound: bound.epsilon)
     return Finding(
         instrument=instrument,
@@ -297,6 +297,6 @@ def privacy_finding(
             claimed_delta=claim.delta,
             neighbours=claim.neighbours,
             **details,
-            bounds=tuple(bound.described() for bound in bounds),
+            bounds=tuple(bound.to_document() for bound in bounds),
         ),
     )

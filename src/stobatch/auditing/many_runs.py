@@ -55,8 +55,8 @@ def final_scores(logits: Tensor, pair: Pair) -> Floats:
     label = int(pair.canary[1][0])
     at = logits[:, 0].double()
     scores = at[:, label] - at[:, pair.instead] if pair.instead is not None else at.log_softmax(1)[:, label]
-    found: Floats = scores.detach().numpy()
-    return found
+    values: Floats = scores.detach().numpy()
+    return values
 
 
 @dataclass
@@ -97,7 +97,7 @@ def many_runs_finding(
     confidence: float,
     pair: Pair,
 ) -> Finding:
-    """Bounds from the scores of both sides, held against the claim."""
+    """Return the bounds from the scores of both sides, held against the claim."""
     family = None if curve is None else PoissonGaussianFamily(curve.sampling_rate, curve.steps)
     # A likelihood ratio decides at 0; other scores have no natural threshold, and choose one on half of the models.
     threshold = 0.0 if view == "steps" else None
@@ -108,7 +108,7 @@ def many_runs_finding(
         "many_runs",
         guarantee,
         bounds,
-        tried=f"{len(without)} + {len(with_)} models trained on two {pair.relation} neighbours{_differing(pair)}:",
+        tried=f"{len(without)} + {len(with_)} models trained on two {pair.relation} neighbours{_words_of(pair)}:",
         threat_model=THREATS[view],
         attack=ATTACKS[view, canary],
         confidence=confidence,
@@ -124,7 +124,7 @@ def _persons_of(examples: Examples) -> tuple[Tensor, ...]:
     return () if examples.groups is None else (examples.groups,)
 
 
-def _differing(pair: Pair) -> str:
+def _words_of(pair: Pair) -> str:
     """Say in what neighbours differ, where it is a person."""
     return "" if pair.pool.groups is None else f" that differ in a person of {pair.canary_records} records"
 
@@ -139,7 +139,7 @@ def histogram(without: Floats, with_: Floats, bins: int = 40) -> Histogram:
 
 
 def of_many_runs(audited: Audited) -> list[Finding]:
-    """Models on two neighbouring data sets, half on each, and an attacker who tells them apart."""
+    """Train models on two neighbouring data sets, half on each, and let an attacker tell them apart."""
     require_claim(audited)
     settings, claim = audited.settings, audited.claim
     relation = require_relation(settings.neighbours, claim.neighbours)
@@ -189,11 +189,13 @@ class Trials:
             if stack is not None:
                 stack.train(tick)
                 return final_scores(stack.logits(pair.canary[0]), pair)
-        models = OneByOne(audited.config, (self._one(*each) for each in zip(worlds, seeds, strict=True)), len(worlds))
+        models = OneByOne(
+            audited.config, (self._start_training(*each) for each in zip(worlds, seeds, strict=True)), len(worlds)
+        )
         models.train(tick)
         return final_scores(models.logits(pair.canary[0]), pair)
 
-    def _one(self, world: int, seeds: Seeds) -> Trainable:
+    def _start_training(self, world: int, seeds: Seeds) -> Trainable:
         pair = self.pair
         if pair.relation is Neighbours.REPLACE_ONE:
             return self.audited.fresh(self.plan, pair.pool.take(pair.members(world)), seeds)
@@ -218,7 +220,7 @@ class Trials:
         assert curve is not None
         scores = []
         for world, each in zip(worlds, seeds, strict=True):
-            trainable = self._one(world, each)
+            trainable = self._start_training(world, each)
             attack = StepAttack(curve, self._contribution(trainable), known)
             train_one(trainable, self.audited.config, attack)
             scores.append(attack.total)

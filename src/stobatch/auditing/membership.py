@@ -103,7 +103,7 @@ class MembershipResult:
             num_targets=self.num_targets,
             num_examples=self.num_examples,
             roc=Roc(false_positive_rate=tuple(self.roc[0]), true_positive_rate=tuple(self.roc[1])),
-            bounds=(self.epsilon_bound.described(),),
+            bounds=(self.epsilon_bound.to_document(),),
             claimed_epsilon=claimed[0],
             claimed_delta=claimed[1],
             targets_needed=needed,
@@ -113,7 +113,7 @@ class MembershipResult:
 
 
 def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Floats:
-    """log p - log(1 - p) for the probability p that softmax gives to the label; over models it is about normal.
+    """Return log p - log(1 - p) for the probability p that softmax gives to the label; over models it is about normal.
 
     It is the label's logit less the log-sum-exp of the others, so that no p is ever rounded to 0 or 1.
 
@@ -145,7 +145,7 @@ def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Floats:
 def likelihood_ratios(
     member: ArrayLike, scores: ArrayLike, *, shadows: ArrayLike, targets: ArrayLike, pooled_variance: bool
 ) -> Floats:
-    """log N(score; with the example) - log N(score; without it), for each target and example.
+    """Return log N(score; with the example) - log N(score; without it), for each target and example.
 
     Means are per example, over the shadows of either kind; variances too, unless pooled over the examples. A target
     that is itself a shadow is left out of what it is compared with, so that shadows attacked by shadows behave like
@@ -169,7 +169,7 @@ def likelihood_ratios(
 
 
 def _moments(kind: Bools, scores: Floats, attacked: Floats, own: Bools, pooled: bool) -> tuple[Floats, Floats]:
-    """Mean and variance of the shadows of one kind, for each target and example, without the target's `own` score."""
+    """Return mean and variance of one kind of shadows per target and example, without the target's `own` score."""
     count = kind.sum(axis=0)
     mean = np.where(kind, scores, 0).sum(axis=0) / count
     squares = np.where(kind, (scores - mean) ** 2, 0).sum(axis=0)
@@ -193,7 +193,7 @@ def infer(
     """Attack the last models, the targets, with what the first ones show, and bound ε by how well it went.
 
     `member` [models, examples] says which model trained on which example, `scores` how confident it is in the label
-    (`logit_confidence`). Every model must be trained with its own randomness, and draw its members anew: by a fair
+    (`logit_confidence`). Every model must be trained with its own randomness, and draw its own members: by a fair
     coin for each example, or as a uniformly random set of the same size for all. The ε bounded is that for adding or
     removing a record with coins, and that for replacing a record with sets of one size. Only some of the examples need
     be scored: a part of random halves is treated as coins are, and the ε is that for replacing.
@@ -227,7 +227,7 @@ def infer(
     num_shadows, num_targets = _split(len(values), target_share)
     of_shadow, of_target = is_member[:num_shadows], is_member[num_shadows:]
     _require_both_kinds(of_shadow, _LEAST_POOLED)
-    share, most_guesses = _drawing(is_member)
+    share, most_guesses = _sampling_scheme(is_member)
     if of_target.all(axis=1).any() or not of_target.any(axis=1).all():
         raise DataError(
             "a target has all of the examples, or none.",
@@ -244,7 +244,7 @@ def infer(
     cuts = _cuts(choosing[~of_shadow], np.array(false_positive_rates))
     right, wrong = _count_guesses(ratios, of_target, cuts)
     areas = np.array([area_under_curve(row[~own], row[own]) for row, own in zip(ratios, of_target, strict=True)])
-    auroc, low, high = _over_targets(areas, confidence)
+    auroc, low, high = _mean_over_targets(areas, confidence)
     bounds = [
         _epsilon_bound(
             (sign * choosing, of_shadow == positive),
@@ -286,7 +286,7 @@ def targets_needed(epsilon: float, *, delta: float, confidence: float) -> int:
 
 
 def _log_failure(confidence: float) -> float:
-    """log(2/f) of the proof."""
+    """Return log(2/f) of the proof."""
     return math.log(2 * _DIRECTIONS / (1 - confidence))
 
 
@@ -327,12 +327,12 @@ def _epsilon_bound(
 
 
 def largest_refuted(x: Floats, y: Floats, num_targets: int, delta: float, log_failure: float) -> tuple[Floats, Floats]:
-    """For each column, the ε up to which all are refuted, and by how much ε = 0 is: X - e^ε Y is that much above δ.
+    """Return, for each column, the ε up to which all are refuted, and by how much X - e^ε Y is above δ at ε = 0.
 
     The bound on the mean falls as u = e^ε grows, so bisection finds where it crosses δ. Indeed its slope is at most
     -mean(Y) + √(2 L var(Y) / T) - 7 L / (3 (T - 1)) with L = log(2/f). As var(Y) <= mean(Y) T / (T - 1), the square
     root is at most mean(Y) + L / (2 (T - 1)), less than the two others. With other rows than the targets' own, it is a
-    forecast of what so many targets will show.
+    forecast of what this number of targets will show.
     """
     width = 7 * log_failure / (3 * (num_targets - 1))
     mean_x, mean_y = x.mean(axis=0), y.mean(axis=0)
@@ -365,7 +365,7 @@ def _cuts(negatives: Floats, rates: Floats) -> Floats:
 
 
 def _count_guesses(ratios: Floats, positive: Bools, cuts: Floats, most: int | None = None) -> tuple[Floats, Floats]:
-    """Right and wrong guesses of each row above each threshold; of more than `most`, those with the largest ratios."""
+    """Count right and wrong guesses of each row above each threshold, at most those with the `most` largest ratios."""
     right, guesses = np.empty((len(ratios), len(cuts))), np.empty((len(ratios), len(cuts)))
     for index, (row, own) in enumerate(zip(ratios, positive, strict=True)):
         order = np.argsort(-row, kind="stable")  # ties by position, which knows nothing of membership
@@ -376,7 +376,7 @@ def _count_guesses(ratios: Floats, positive: Bools, cuts: Floats, most: int | No
     return right, guesses - right
 
 
-def _over_targets(values: Floats, confidence: float) -> Measured:
+def _mean_over_targets(values: Floats, confidence: float) -> Measured:
     mean = float(values.mean())
     reach = float(student.ppf((1 + confidence) / 2, len(values) - 1)) * float(values.std(ddof=1)) / len(values) ** 0.5
     return mean, max(mean - reach, 0.0), min(mean + reach, 1.0)
@@ -390,7 +390,7 @@ def _rates(rates: Sequence[float], counts: Floats, totals: Indices, confidence: 
     """
     measured = {}
     for rate, column in zip(rates, counts.T, strict=True):
-        mean, low, high = _over_targets(column / totals, confidence)
+        mean, low, high = _mean_over_targets(column / totals, confidence)
         lower, upper = clopper_pearson(column.sum(keepdims=True), int(totals.sum()), (1 - confidence) / 2)
         measured[rate] = mean, min(low, float(lower[0])), max(high, float(upper[0]))
     return measured
@@ -435,7 +435,7 @@ def _split(models: int, target_share: float) -> tuple[int, int]:
     return models - num_targets, num_targets
 
 
-def _drawing(member: Bools) -> tuple[float, int]:
+def _sampling_scheme(member: Bools) -> tuple[float, int]:
     """Return the probability of being a member, and how many of a target's examples may be guessed."""
     models, examples = member.shape
     sizes = member.sum(axis=1)
@@ -445,25 +445,25 @@ def _drawing(member: Bools) -> tuple[float, int]:
     freedom = examples - one_size
     away, spread = np.abs(member.sum(axis=0) - share * models), share * (1 - share) * models * examples / freedom
     if chi2.sf((away**2).sum() / spread, freedom) < _UNBELIEVABLE:
-        _refuse_drawing("Some examples are members too often or too rarely for chance.")
+        _raise_sampling("Some examples are members too often or too rarely for chance.")
     # Half a count more makes the law of the counts continuous.
     if chi2.cdf(((away + 0.5) ** 2).sum() / spread, freedom) < _UNBELIEVABLE:
-        _refuse_drawing(
+        _raise_sampling(
             "Examples are members more equally often than by chance, so the models' draws are not independent."
         )
     return share, examples if one_size else examples // 2
 
 
-def _refuse_drawing(what: str) -> NoReturn:
+def _raise_sampling(what: str) -> NoReturn:
     raise DataError(
         what,
-        why="The bound on epsilon holds for targets whose members are drawn anew, whatever the other models have.",
+        why="The bound on epsilon holds for targets whose members are drawn independently of the other models.",
         remedy="Draw for each model a fair coin for each example, or one uniformly random half of the examples.",
     )
 
 
 def _require_both_kinds(member: Bools, least: int) -> None:
-    """Both kinds of shadows for every example, in numbers from which laws can be estimated."""
+    """Raise unless every example has enough shadows of both kinds to estimate their laws from."""
     shadows, examples = member.shape
     with_it = member.sum(axis=0)
     rarer = np.minimum(with_it, shadows - with_it)
@@ -483,7 +483,7 @@ def _require_both_kinds(member: Bools, least: int) -> None:
 def membership_finding(
     member: NDArray[np.bool_], scores: NDArray[np.float64], claim: PrivacyGuarantee, confidence: float
 ) -> Finding:
-    """From which model was trained on which record, and how sure each is of each.
+    """Return the finding from which model was trained on which record, and how sure each is of each.
 
     Models are trained on halves of one size, so the bound is for replacing a record. A claim for adding or removing
     one is one for replacing it with 2ε and (1 + e^ε)δ: one record is removed, then another added.
@@ -524,7 +524,7 @@ def membership_finding(
 
 
 def of_membership(audited: Audited) -> list[Finding]:
-    """Shadow models on random halves of the training data, and the likelihood ratio of every record's membership."""
+    """Train shadow models on random halves of the training data; bound ε by the likelihood ratios of membership."""
     settings, pool = audited.settings, audited.data().train.in_memory()
     if pool.groups is not None:
         raise SettingError(

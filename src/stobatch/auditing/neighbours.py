@@ -29,22 +29,22 @@ class Pair:
 
     @property
     def canary(self) -> tuple[Tensor, Tensor]:
-        """The record, or the records of the person, that the second data set has and the first has not."""
+        """Return the record, or the records of the person, that only the second data set has."""
         return self.pool.inputs[-self.canary_records :], self.pool.labels[-self.canary_records :]
 
     @property
     def first(self) -> Examples:
-        """The first data set, which the plan is made for."""
+        """Return the first data set, which the plan is made for."""
         return self.pool.take(self.without)
 
     @property
     def instead(self) -> int | None:
-        """The label that the same pattern has in the first data set; None if it is not there at all."""
+        """Return the label that the same pattern has in the first data set; None if it is not there at all."""
         return int(self.pool.labels[-2]) if self.relation is Neighbours.REPLACE_ONE else None
 
     @property
     def size(self) -> int:
-        """Records of the first data set, which the plan is made for."""
+        """Return the number of records of the first data set, which the plan is made for."""
         return len(self.without)
 
     def members(self, world: int) -> Tensor:
@@ -66,8 +66,8 @@ def worst_case(records: Examples, relation: Neighbours, canary_records: int = 1)
     """Return all records for the first data set, and a canary whose label no other record has.
 
     Replace-one: the last record becomes the pattern, labelled 0 in the first data set and 1 in the second.
-    Add-or-remove: the second data set has the pattern, labelled 1, on top; where records have persons, so many of them,
-    as one more person.
+    Add-or-remove: the second data set has the pattern, labelled 1, on top; where records have persons, `canary_records`
+    of them, as one more person.
     """
     replace = relation is Neighbours.REPLACE_ONE
     if records.num_classes < 3 or len(records) < 2:
@@ -96,5 +96,5 @@ def worst_case(records: Examples, relation: Neighbours, canary_records: int = 1)
 
 
 def pattern_like(inputs: Tensor) -> Tensor:
-    """Black and white pixels at random, the same for everyone: [1, ...]."""
+    """Return black and white pixels, drawn with a fixed seed: [1, ...]."""
     return torch.rand(1, *inputs.shape[1:], generator=torch.Generator().manual_seed(7)).round() * 2 - 1

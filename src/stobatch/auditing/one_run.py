@@ -38,10 +38,10 @@ def input_scores(logits: Tensor, canaries: Planted, relation: Neighbours) -> NDA
     scores = logits.double().cpu()
     own = scores.gather(1, canaries.labels[:, None])[:, 0]
     if relation is Neighbours.REPLACE_ONE:
-        found = own - scores.gather(1, ((canaries.labels + 1) % scores.shape[1])[:, None])[:, 0]
+        margins = own - scores.gather(1, ((canaries.labels + 1) % scores.shape[1])[:, None])[:, 0]
     else:
-        found = own - scores.logsumexp(1)
-    values: NDArray[np.float64] = found.numpy()
+        margins = own - scores.logsumexp(1)
+    values: NDArray[np.float64] = margins.numpy()
     return values
 
 
@@ -70,7 +70,7 @@ def one_run_finding(
     confidence: float,
     called: str = "canaries",
 ) -> Finding:
-    """Bounds from the canaries' scores, held against the claim; how each single canary fared is not told."""
+    """Return the bounds from the canaries' scores, held against the claim; no single canary's outcome is reported."""
     family = None if curve is None else PoissonGaussianFamily(curve.sampling_rate, curve.steps)
     bounds = one_run_bounds(scores, included.numpy(), delta=guarantee.delta, confidence=confidence, family=family)
     return privacy_finding(
@@ -86,12 +86,12 @@ def one_run_finding(
     )
 
 
-def _called(audited: Audited) -> str:
+def _canary_words(audited: Audited) -> str:
     return "canaries" if audited.info.num_persons is None else f"canary persons of {audited.canary_records} records"
 
 
 def of_one_run(audited: Audited) -> list[Finding]:
-    """Return the canaries that were planted in this very training."""
+    """Bound ε by the canaries that were planted in this very training."""
     model, config, claim = audited.trained(), audited.config, audited.claim
     require_claim(audited)
     relation = require_relation(audited.settings.neighbours, claim.neighbours)
@@ -115,6 +115,6 @@ def of_one_run(audited: Audited) -> list[Finding]:
     finding = one_run_finding(
         scores, canaries.included, claim, audited.plan.curve,
         kind=config.canaries.kind, confidence=audited.confidence,
-        called=_called(audited),
+        called=_canary_words(audited),
     )  # fmt: skip
     return [finding]

@@ -5,7 +5,7 @@ the rest. Privacy limits how many of the guesses can be right. Let the number of
 right ones.
 
 * **Any mechanism** (Steinke, Nasr and Jagielski, 2023). With δ = 0 each guess is right with probability at most
-  e^ε/(1 + e^ε) whatever the earlier coins were, so C is dominated by a binomial W. δ > 0 adds to W a number F of
+  e^ε/(1 + e^ε), given any earlier coins, so C is dominated by a binomial W. δ > 0 adds to W a number F of
   guesses that the bound does not cover, with E F <= 2mδ. The worst F is 0 or one value i, which gives
   P[C >= c] <= P[W >= c] + 2mδ max_i P[c - i <= W < c]/i.
 * **A known trade-off curve** (Mahloujifar, Melis and Chaudhuri, 2024). Take a canary at random and flip its coin:
@@ -55,7 +55,7 @@ def one_run_bounds(
     family: CurveFamily | None = None,
     tie_seed: int = 0,
 ) -> tuple[EpsilonBound, ...]:
-    """Bounds on ε from the scores of m canaries, larger where the canary seems to be included.
+    """Return bounds on ε from the scores of m canaries, larger where the canary seems to be included.
 
     Of each number of guesses, fixed beforehand, one half is "in" and one half "out" (an odd one is rounded down).
     Equal scores are put in a random order: in the order given, they could betray the coins.
@@ -71,7 +71,7 @@ def one_run_bounds(
         check_delta(delta)
     counts = _check_counts(guess_counts, len(values))
     ranking = np.lexsort((np.random.default_rng(tie_seed).permutation(len(values)), values))
-    correct = [_correct(coins[ranking], guesses) for guesses in counts]
+    correct = [_count_correct(coins[ranking], guesses) for guesses in counts]
     return bounds_of_guesses(
         counts, correct, canaries=len(values), included=int(coins.sum()), delta=delta, confidence=confidence,
         family=family,
@@ -118,7 +118,7 @@ def bounds_of_guesses(
         search: Callable[[Callable[[Claim], bool]], float],
         impossible: Callable[[Claim, int, int], bool],
     ) -> EpsilonBound:
-        """Return one search for the most that any number of guesses refutes: one for each asks about more."""
+        """Search once for the most that any number of guesses refutes; a search for each would ask more questions."""
         best = 0
 
         def refuted(claim: Claim) -> bool:
@@ -156,13 +156,13 @@ def bounds_of_guesses(
     return tuple(bounds)
 
 
-def _correct(coins_by_score: NDArray[np.bool_], guesses: int) -> int:
+def _count_correct(coins_by_score: NDArray[np.bool_], guesses: int) -> int:
     half = guesses // 2
     return int(coins_by_score[-half:].sum()) + half - int(coins_by_score[:half].sum())
 
 
 def _p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Return the most that (ε, δ)-DP allows for the probability of so many correct guesses."""
+    """Return the most that (ε, δ)-DP allows for the probability of at least `correct` correct guesses."""
     share = float(expit(epsilon))
     by_luck = float(binom.sf(correct - 1, guesses, share))
     if delta == 0:
@@ -175,9 +175,9 @@ def _p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: f
 
 
 def _is_impossible(curve: Curve, canaries: int, guesses: int, correct: int, failure: float) -> bool:
-    """Return whether so many correct guesses, or more, have a probability below `failure` under a trade-off curve f.
+    """Return whether `correct` guesses or more have a probability below `failure` under a trade-off curve f.
 
-    **Guarantee.** It is so wherever the answer is yes, for any mechanism whose own curve lies on or above this one.
+    **Guarantee.** Where the answer is yes, that holds for any mechanism whose own curve lies on or above this one.
 
     Let R_i and W_i be the probabilities that a random canary is guessed rightly, or wrongly, while C >= i. They grow
     as i falls: P[C = i] = p adds p i/m to R and p (k - i)/m to W. Flipping the canary's coin gives
@@ -192,6 +192,7 @@ def _is_impossible(curve: Curve, canaries: int, guesses: int, correct: int, fail
         least = curve(rightly / (1 + _ROUNDING))  # less what rounding may have added, and so never above 1
         if least <= wrongly:
             return False  # no mass is needed here, so none below
+        # At C = i - 1 a mass p adds p (k - i + 1)/m to W and p (i - 1)/m to R, so R grows with W by their ratio.
         rightly += (least - wrongly) * (count - 1) / (guesses - count + 1)
         wrongly = least
         if rightly + wrongly > whole:
@@ -234,7 +235,7 @@ def _next_even(number: float) -> int:
 def require_enough_canaries(
     canaries: int, epsilon: float, *, delta: float, confidence: float, tests: int = DEFAULT_TESTS
 ) -> None:
-    """Refuse an audit that could not refute this ε whatever it saw."""
+    """Raise where no outcome of the audit could refute this ε."""
     needed, least = (
         canaries_needed(value, delta=delta, confidence=confidence, tests=tests) for value in (epsilon, 0.0)
     )
@@ -244,7 +245,7 @@ def require_enough_canaries(
 
 
 def _check_counts(guess_counts: Sequence[int] | None, canaries: int) -> list[int]:
-    """Even numbers of guesses; the defaults are always as many, so that m alone decides what can be reached."""
+    """Return even numbers of guesses; there are always as many defaults, so that m alone decides what can be shown."""
     if guess_counts is None:
         guess_counts = [max(round(share * canaries), min(canaries, LEAST_GUESSES)) for share in GUESSED_SHARES]
     if not guess_counts or not all(2 <= guesses <= canaries for guesses in guess_counts):

@@ -1,4 +1,4 @@
-"""The direct distinguisher: look at one thing that a proof calls private, many times, from both of two neighbours."""
+"""The direct distinguisher: look at one value that a proof calls private, many times, from both of two neighbours."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pair_of_tuples(records: Examples) -> tuple[Tuples, Tuples]:
 def release_finding(
     release: Release, without: Floats, with_: Floats, guarantee: PrivacyGuarantee, confidence: float
 ) -> Finding:
-    """Return the whole training is claimed to leak no more than ε, so each of its parts is."""
+    """Return the finding: the whole training is claimed to leak no more than ε, so each of its parts is too."""
     bounds = two_sided_bounds(without, with_, delta=guarantee.delta, confidence=confidence)
     # Zero on both sides is no decision.
     right, trials = int((with_ > 0).sum() + (without < 0).sum()), len(without) + len(with_)
@@ -59,7 +59,7 @@ _TRIALS_AT_ONCE = 500
 
 
 def of_releases(audited: Audited) -> list[Finding]:
-    """Return every release that the method's proof names, drawn many times from both of two neighbours."""
+    """Draw every release that the method's proof names many times, from both of two neighbours."""
     releases = method_of(audited.config).releases(audited.plan)
     if not releases:
         raise SettingError(
@@ -71,10 +71,10 @@ def of_releases(audited: Audited) -> list[Finding]:
     require_relation(settings.neighbours, audited.claim.neighbours)
     require_enough(settings.release_trials, audited)
     pair = pair_of_tuples(audited.data().train.in_memory())
-    return [_looked_at(audited, release, pair) for release in releases]
+    return [_audit_release(audited, release, pair) for release in releases]
 
 
-def _looked_at(audited: Audited, release: Release, pair: tuple[Tuples, Tuples]) -> Finding:
+def _audit_release(audited: Audited, release: Release, pair: tuple[Tuples, Tuples]) -> Finding:
     trials = audited.settings.release_trials
 
     def rows_of(start: int, count: int, tick: Tick) -> Columns:

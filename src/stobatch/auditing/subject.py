@@ -50,7 +50,7 @@ class Audited:
 
     @property
     def confidence(self) -> float:
-        """Of each test, so that all of them hold at once with the confidence asked for (Bonferroni)."""
+        """Return the confidence of each test, so that all hold at once with the one asked for (Bonferroni)."""
         return 1 - (1 - self.settings.confidence) / self.num_tests
 
     @property
@@ -59,12 +59,12 @@ class Audited:
 
     @property
     def weights_sha256(self) -> str | None:
-        """Of the model that was audited; None for settings that nothing was trained with."""
+        """Return the digest of the audited model; None for settings that nothing was trained with."""
         return self.model.weights_sha256 if self.model else None
 
     @property
     def root(self) -> Seeds:
-        """Where the audit's own randomness comes from; never that of the training itself."""
+        """Return the source of the audit's own randomness, never that of the training itself."""
         return (self.seeds if self.seed is None else Seeds.reproducible(self.seed)).child("audit")
 
     def data(self) -> Dataset:
@@ -92,17 +92,17 @@ class Audited:
         return records.read()
 
     def fresh(self, plan: Plan, train: Examples, seeds: Seeds) -> Trainable:
-        """Return a training of its own with these records and secrets."""
+        """Return a new training with these records and secrets."""
         network = self.fresh_network(seeds).to(self.config.machine.device)
         return method_of(self.config).prepare(self.config, plan, network, train, seeds)
 
     def fresh_network(self, seeds: Seeds) -> Classifier:
-        """Return a network as this training would start with, from the same prior where it has one."""
+        """Return a network as this training would start with, from the same prior if it has one."""
         return make_network(self.config, self.info, seeds, self.network, self.start)
 
     @cached_property
     def start(self) -> Mapping[str, Tensor] | None:
-        """The weights of the run's prior."""
+        """Return the weights of the run's prior."""
         return read_start(self.config, self.run)
 
     def plan_for(self, size: int, num_persons: int | None = None) -> Plan:
@@ -111,7 +111,7 @@ class Audited:
 
     @property
     def canary_records(self) -> int:
-        """Records of a canary: one, or as many as a step draws of a person at most."""
+        """Return the number of records of a canary: one, or the most that a step draws of a person."""
         if self.info.num_persons is None or not isinstance(self.plan, DpSgdPlan):
             return 1
         return self.plan.records_per_person
@@ -121,7 +121,7 @@ def require_claim(audited: Audited) -> None:
     if audited.claim.status is Status.NONE:
         raise SettingError(
             f"this method claims no privacy ({audited.claim.source}), so there is nothing to refute.",
-            remedy="Audit with membership, which measures what leaks, whatever is claimed.",
+            remedy="Audit with membership, which measures what leaks under any claim.",
         )
 
 

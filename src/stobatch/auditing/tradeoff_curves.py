@@ -66,14 +66,14 @@ takes the true-positive rate because 1 - tpr has lost a tiny one.
 
 
 class CurveFamily(Family):
-    """A family whose members' curves are known, so that whatever contradicts a curve refutes the member."""
+    """A family whose members' curves are known, so that a contradiction to the curve refutes the member."""
 
     @abstractmethod
     def most_refuted(self, refuted: Callable[[Curve], bool], delta: float) -> float:
-        """ε(δ) of the member that leaks most among those found refuted, 0 if none is.
+        """Return ε(δ) of the leakiest member that was refuted, 0 if none was.
 
-        **Guarantee.** If a higher curve is refuted by whatever refutes a lower one, a member whose true curve is not
-        refuted has no smaller ε(δ): the member found leaks less, however the search went.
+        **Guarantee.** If refuting a curve refutes all higher ones, a member whose true curve is not refuted has no
+        smaller ε(δ): the member returned leaks less, on any path of the search.
         """
 
 
@@ -126,6 +126,7 @@ class GaussianFamily(CurveFamily):
 
     def most_refuted(self, refuted: Callable[[Curve], bool], delta: float) -> float:
         check_delta(delta)
+        # Φ(Φ⁻¹(tpr) - μ) is f(1 - tpr): the best test of N(0, 1) against N(μ, 1) with this true-positive rate.
         mu = most_refuted(lambda mu: refuted(lambda tpr: float(ndtr(ndtri(tpr) - mu))))
         return gaussian_epsilon(1 / mu, 1, delta) if mu > _LEAST_MU else 0.0
 
@@ -168,7 +169,7 @@ class PoissonGaussianFamily(CurveFamily):
 
     @staticmethod
     def _best(member: PoissonGaussian, fpr: ArrayLike, fnr: ArrayLike) -> tuple[float, int]:
-        """By how much the curve lies above a pair of rates, for the pair where that is most; and which it is."""
+        """Return the most by which the curve lies above one of the pairs of rates, and which pair it is."""
         surplus = member.trade_off(np.atleast_1d(fpr)) - np.atleast_1d(fnr) - _ROUNDING
         return float(surplus.max()), int(surplus.argmax())
 
@@ -180,9 +181,9 @@ class PoissonGaussianFamily(CurveFamily):
         return PoissonGaussian(self.sampling_rate, math.exp(cell / _CELLS), self.steps)
 
     def _least_refuted(self, refuted: Callable[[PoissonGaussian], bool], within: int = 1) -> PoissonGaussian | None:
-        """Return the member with the grid's least σ that is refuted; None if not even that with much noise is.
+        """Return the member with the grid's least refuted σ; None if not even the largest σ is refuted.
 
-        `within` so many cells, and from above: the member returned is refuted.
+        The answer is refuted itself, and at most `within` cells above the least one.
         """
         most_noise = max(1.0, self.sampling_rate * math.sqrt(self.steps) / _NEXT_TO_NOTHING)
         low, high = math.ceil(math.log(LEAST_NOISE) * _CELLS) - 1, math.ceil(math.log(most_noise) * _CELLS)

@@ -22,7 +22,7 @@ from stobatch.votes.counting import VoteCounter
 
 
 @dataclass(frozen=True)
-class Ballots:
+class VoteCounts:
     """The sum over independent draws of what each class gets, points x classes; no class gets more than 1 of a draw."""
 
     sums: Floats
@@ -31,14 +31,14 @@ class Ballots:
     """Whether every draw gives 1 to one class and nothing to the others."""
 
     def rival(self, label: Labels) -> Labels:
-        """For each point the class that is most likely to have overtaken its label."""
+        """Return, for each point, the class that is most likely to have overtaken its label."""
         others = self.sums.copy()
         others[np.arange(len(label)), label] = -np.inf
         best: Labels = others.argmax(1)
         return best
 
     def lead(self, label: Labels, rival: Labels) -> Floats:
-        """By what share of the draws the label is ahead of the rival."""
+        """Return the share of the draws by which the label is ahead of the rival."""
         rows = np.arange(len(label))
         lead: Floats = (self.sums[rows, label] - self.sums[rows, rival]) / self.draws
         return lead
@@ -60,7 +60,7 @@ class Ballots:
 
 
 @singledispatch
-def count(verifier: Any, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+def count(verifier: Any, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
     """Return what the deployed vote of a verifier says at each point, over fresh draws.
 
     The deployed vote itself and not the smooth form that attacks follow, so that nothing is called broken that a user
@@ -78,28 +78,28 @@ def can_count(verifier: Verifier) -> bool:
 
 
 @count.register
-def _(verifier: VerifiedInference, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+def _(verifier: VerifiedInference, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
     points = points.to(verifier.network.encoder.weight)
     tally = tally_products(verifier.network, points, verifier.noise, draws, generator, verifier.memory_mb)
     whole = verifier.config.interval == "clopper_pearson"
-    return Ballots((tally.votes if whole else tally.scores).cpu().double().numpy(), draws, whole)
+    return VoteCounts((tally.votes if whole else tally.scores).cpu().double().numpy(), draws, whole)
 
 
 @count.register
-def _(verifier: VotesVerifier, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+def _(verifier: VotesVerifier, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
     counter = counter_of(verifier, points)
     votes = counter.votes(np.arange(len(points)), draws, generator)
-    return Ballots(votes.cpu().double().numpy(), draws, whole=True)
+    return VoteCounts(votes.cpu().double().numpy(), draws, whole=True)
 
 
 @count.register
-def _(verifier: NoiseLayerVerifier, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+def _(verifier: NoiseLayerVerifier, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
     votes = verifier.counter(points).votes(np.arange(len(points)), draws, generator)
-    return Ballots(votes.cpu().double().numpy(), draws, whole=True)
+    return VoteCounts(votes.cpu().double().numpy(), draws, whole=True)
 
 
 def counter_of(verifier: VotesVerifier, points: Tensor) -> VoteCounter:
-    """Counts the votes of a smoothed classifier at these points."""
+    """Return a counter of the votes of a smoothed classifier at these points."""
     return VoteCounter(
         verifier.behind_noise,
         verifier.noise,

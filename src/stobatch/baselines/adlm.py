@@ -28,7 +28,7 @@ from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.noise import Grid, laplace
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, SettingError
-from stobatch.methods import Method, Release, Tuples, encoder_of, require_per_example_at_size, split_network
+from stobatch.methods import Release, Tuples, UncertifiedMethod, encoder_of, require_per_example_at_size, split_network
 from stobatch.models import Classifier, Network, require_per_example
 from stobatch.published.losses import label_noise_term, taylor_loss
 from stobatch.seeds import Seeds
@@ -36,11 +36,10 @@ from stobatch.sound.losses import NormalSampler
 from stobatch.training.engines import Averaged, Engine, Gradients, Stop, TrainerTask, never
 from stobatch.training.engines.base import DeviceRank, split_rows
 from stobatch.training.ledger import Ledger, Stretch
-from stobatch.verifier import Verifier
 
 
 def budget_of(network: Network) -> Tensor:
-    """β, the share of the input budget that each input value has; the mean is 1."""
+    """Return β, the share of the input budget that each input value has; the mean is 1."""
     assert isinstance(network.input_budget, Tensor)
     return network.input_budget
 
@@ -65,8 +64,8 @@ class InputRelevance(RelevanceTrainable):
     def relevance_shape(self) -> tuple[int, ...]:
         return self.network.input_shape
 
-    def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
-        """|x_j ∂z_y/∂x_j| of each example, with z_y the score of its label.
+    def relevances(self, inputs: Tensor, labels: Tensor, sampler: NormalSampler) -> Tensor:
+        """Return |x_j ∂z_y/∂x_j| of each example, with z_y the score of its label.
 
         In a ReLU network without biases that is what layer-wise relevance propagation (LRP-0) hands down to an input,
         exactly; biases and normalisation keep some of the relevance there. Sizes are taken example by example, so that
@@ -79,9 +78,9 @@ class InputRelevance(RelevanceTrainable):
         return (slope * inputs).abs()
 
     def take(self, relevance: Tensor) -> None:
-        """β_j = d R_j / Σ R, mixed with an even share so that none is 0; a mean of sizes below 0 is noise."""
-        found = relevance.clamp(min=0).double()
-        shares = self.even_share + (1 - self.even_share) * found / found.mean().clamp(min=1e-30)
+        """Set β_j = d R_j / Σ R, mixed with an even share so that none is 0; a mean of sizes below 0 is noise."""
+        positive = relevance.clamp(min=0).double()
+        shares = self.even_share + (1 - self.even_share) * positive / positive.mean().clamp(min=1e-30)
         budget_of(self.network).copy_(shares / shares.mean())
 
     def after_update(self) -> None:
@@ -137,7 +136,7 @@ class AdLmTrainable(OpenTrainable):
         # One copy of the data on the device serves both.
         self.estimation.reader = self.reader
 
-    def _estimates(self, step: int) -> bool:
+    def _is_estimation(self, step: int) -> bool:
         return step <= self.estimation.relevance_step
 
     def monitor(self, step: int) -> float:
@@ -148,14 +147,14 @@ class AdLmTrainable(OpenTrainable):
         super().check_data(share)
 
     def targets(self, step: int) -> Mapping[str, Tensor]:
-        return self.estimation.targets(step) if self._estimates(step) else super().targets(step)
+        return self.estimation.targets(step) if self._is_estimation(step) else super().targets(step)
 
     def grid(self, step: int) -> Grid | None:
-        return self.estimation.grid(step) if self._estimates(step) else None
+        return self.estimation.grid(step) if self._is_estimation(step) else None
 
     def release(self, step: int, engine: Engine, stop: Stop = never) -> Averaged:
         self.estimation.attempt = self.attempt
-        if not self._estimates(step):
+        if not self._is_estimation(step):
             return super().release(step, engine, stop)
         averaged, parameters = self.estimation.release(step, engine, stop), self.parameters
         with torch.no_grad():
@@ -169,8 +168,8 @@ class AdLmTrainable(OpenTrainable):
         return Averaged({}, averaged.stopping)
 
     def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
-        """Of AdLM: the mean gradient of the Taylor losses of a batch under one draw of input noise, and χ3 once."""
-        if self._estimates(step):
+        """Yield AdLM's mean gradient of the Taylor losses of a batch under one draw of input noise, and χ3 once."""
+        if self._is_estimation(step):
             yield from self.estimation.parts(task, step, share)
             return
         batch, noise = self.order(step)[: self.batch_size], self.input_noise(step)
@@ -184,12 +183,12 @@ class AdLmTrainable(OpenTrainable):
             yield {"head.output.weight": gradient}
 
     def input_noise(self, step: int) -> Tensor:
-        """Lap(Δ_h0 / ε_j) / |L| with ε_j = β_j ε2: one draw for the batch of a step."""
+        """Return Lap(Δ_h0 / ε_j) / |L| with ε_j = β_j ε2: one draw for the batch of a step."""
         drawn = laplace(self.network.input_shape, self.plan.input_noise_scale, self._stream(step, "input noise"))
         return drawn.to(self.network.device, self.network.dtype) / budget_of(self.network)
 
     def loss_noise(self, step: int) -> Tensor:
-        """χ3 = Lap(Δ_F / ε3) / |L|, for every coefficient h_π y_k."""
+        """Return χ3 = Lap(Δ_F / ε3) / |L|, for every coefficient h_π y_k."""
         weight = self.network.head.output.weight
         return laplace(tuple(weight.shape), self.plan.loss_noise_scale, self._stream(step, "loss noise")).to(weight)
 
@@ -222,16 +221,18 @@ class AdLmTrainable(OpenTrainable):
         return {**super().finish(run), "accounted_steps": Ledger.of(run).accounted}
 
     def save_private(self, run: Path, config_hash: str) -> None:
-        """Noise lives in the steps alone; the model carries none."""
+        """Save nothing: noise lives in the steps alone."""
 
 
 _split = partial(split_network, method="AdLM")
 
 
-class AdLm(Method):
+class AdLm(UncertifiedMethod):
     """A baseline with a claimed budget, and no certificates."""
 
     config_class = AdLmConfig
+    title = "AdLM"
+    why_uncertified = "Its noise is in training alone, and verified inference needs noise in the network."
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> AdLmPlan:
         method = config.method
@@ -266,7 +267,7 @@ class AdLm(Method):
         )
 
     def register_buffers(self, network: Classifier) -> None:
-        """β, even to begin with."""
+        """Add β, even to begin with."""
         _split(network).register_buffer("input_budget", torch.ones(network.input_shape))
 
     def prepare(
@@ -290,19 +291,6 @@ class AdLm(Method):
     def releases(self, plan: Plan) -> tuple[Release, ...]:
         assert isinstance(plan, AdLmPlan)
         return (NoisyBatch(plan),)
-
-    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """The weights are all there is: noise is in training alone."""
-
-    def certifies(self, config: RunConfig) -> bool:
-        return False
-
-    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-        raise ModelError(
-            "AdLM has no certificate.",
-            why="Its noise is in training alone, and verified inference needs noise in the network.",
-            remedy="Evaluate it with `stobatch evaluate`, or train a method with certificates.",
-        )
 
 
 @final

@@ -21,7 +21,7 @@ _NOTHING_LEFT = 300.0
 
 
 def input_sensitivity(neurons_per_map: int, inputs_per_neuron: int) -> int:
-    """Δ_h0 = 2βd as published: twice the coefficients of one map.
+    """Return Δ_h0 = 2βd as published: twice the coefficients of one map.
 
     >>> input_sensitivity(14**2, 25)
     9800
@@ -30,7 +30,7 @@ def input_sensitivity(neurons_per_map: int, inputs_per_neuron: int) -> int:
 
 
 def loss_sensitivity(num_classes: int, last_hidden_size: int) -> float:
-    """Δ_F = K(|h_π| + |h_π|²/4) as published, for last hidden values in [-1, 1].
+    """Return Δ_F = K(|h_π| + |h_π|²/4) as published, for last hidden values in [-1, 1].
 
     >>> loss_sensitivity(10, 25)
     1812.5
@@ -99,13 +99,13 @@ class AdLmPlan(Plan):
 
     @property
     def epsilons(self) -> tuple[float, float, float]:
-        """(ε1, ε2, ε3)."""
+        """Return (ε1, ε2, ε3)."""
         first, second = self.relevance_share * self.total_epsilon, self.input_share * self.total_epsilon
         return first, second, self.total_epsilon - first - second
 
     @property
     def relevance(self) -> DpSgdPlan:
-        """Of the estimation by itself, against adding or removing one example."""
+        """Return the mechanism of the estimation by itself, against adding or removing one example."""
         epsilon = self.epsilons[0] / 2
         return DpSgdPlan(
             num_examples=self.num_examples,
@@ -119,16 +119,16 @@ class AdLmPlan(Plan):
         )
 
     def relevance_epsilon(self, steps: int) -> float:
-        """Return what so many steps of the estimation cost when one tuple is replaced, at the δ of the claim.
+        """Return what the steps of the estimation cost when one tuple is replaced, at the δ of the claim.
 
         The planned number costs ε1. For more, ε' is raised until what is accounted at δ/(1 + e^ε') is within it.
         """
         half, mechanism = self.epsilons[0] / 2, self.relevance.mechanism(steps)
         while half < _NOTHING_LEFT:
-            found = mechanism.epsilon(self.delta / (1 + exp(half)))
-            if found <= half:
+            epsilon = mechanism.epsilon(self.delta / (1 + exp(half)))
+            if epsilon <= half:
                 return 2 * half
-            half = found * 1.001
+            half = epsilon * 1.001
         return inf
 
     @property
@@ -141,17 +141,17 @@ class AdLmPlan(Plan):
 
     @property
     def input_noise_scale(self) -> float:
-        """Of the Laplace noise on an input value of average relevance; one with β_j has this over β_j."""
+        """Return the scale of Laplace noise on an input value of average relevance; one with β_j has this over β_j."""
         return self.input_sensitivity / (self.epsilons[1] * self.batch_size)
 
     @property
     def loss_noise_scale(self) -> float:
-        """Of the Laplace noise on every coefficient of the loss."""
+        """Return the scale of Laplace noise on every coefficient of the loss."""
         return self.loss_sensitivity / (self.epsilons[2] * self.batch_size)
 
     @property
     def private_steps(self) -> int:
-        """Steps of AdLM itself."""
+        """Return the number of steps of AdLM itself."""
         return self.steps - self.relevance_steps - 1
 
     @property
@@ -168,7 +168,7 @@ class AdLmPlan(Plan):
         )
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
-        """As if all steps that were made again were of the estimation; the claim counts the others once anyway."""
+        """Return the plan as if all repeated steps were of the estimation; the claim counts the others once anyway."""
         again = accounted_steps - self.steps
         if again <= 0:
             return self.claim

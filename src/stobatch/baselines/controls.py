@@ -38,7 +38,7 @@ class HalfNoise(DpSgdTrainable):
 
 
 class SharedNoise(DpSgdTrainable):
-    """One draw of noise for all steps, as when a generator is seeded anew in each of them."""
+    """One draw of noise for all steps, as when each of them seeds its generator the same way."""
 
     def _noise(self, step: int, trainer: int) -> Stream:
         return super()._noise(0, trainer)
@@ -53,7 +53,7 @@ class NoClipping(DpSgdTrainable):
 
 
 class SplitPersons(DpSgdTrainable):
-    """Everybody with two records or more is taken for two persons, as when one has an account at home and at work."""
+    """Anyone with two records or more is taken for two persons, as when one has an account at home and at work."""
 
     def _persons(self) -> Persons | None:
         whole = super()._persons()
@@ -86,7 +86,7 @@ class ControlPlan(DpSgdPlan):
 
     mistake: str
 
-    def _relabelled(self, guarantee: PrivacyGuarantee) -> PrivacyGuarantee:
+    def _relabel(self, guarantee: PrivacyGuarantee) -> PrivacyGuarantee:
         return replace(
             guarantee,
             status=Status.CLAIMED,
@@ -96,10 +96,10 @@ class ControlPlan(DpSgdPlan):
 
     @property
     def claim(self) -> PrivacyGuarantee:
-        return self._relabelled(super().claim)
+        return self._relabel(super().claim)
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
-        return self._relabelled(super().after(accounted_steps))
+        return self._relabel(super().after(accounted_steps))
 
 
 class HalfNoiseConfig(SoundConfig, name="control_half_noise"):

@@ -26,12 +26,12 @@ from stobatch.votes.noise import Reach, SmoothingNoise
 
 _ROUNDING = 1 + 1e-9
 _FLATTEST = 1e-150
-"""In place of the sensitivity of a layer without weights, which hides every perturbation whatever its size."""
+"""In place of the sensitivity of a layer without weights, which hides perturbations of every size."""
 
 
 @torch.no_grad()
 def layer_sensitivity(encoder: AffineEncoder, units: Tensor) -> dict[Norm, float]:
-    """‖D⁻¹A‖ from each norm to l2 with D = diag(units): how far a perturbation of size 1 moves the first layer.
+    """Return ‖D⁻¹A‖ from each norm to l2 with D = diag(units): how far a perturbation of size 1 moves the first layer.
 
     With units of 1 it is the sensitivity of ordinary Gaussian noise; with √(K r_i), which is `spread` of σ = 1, that
     of heterogeneous noise; and with the noise's own standard deviations it counts deviations.
@@ -47,7 +47,7 @@ def layer_sensitivity(encoder: AffineEncoder, units: Tensor) -> dict[Norm, float
     >>> {str(norm): round(size, 3) for norm, size in layer_sensitivity(encoder, torch.ones(2)).items()}
     {'l1': 5.0, 'l2': 5.064, 'linf': 5.831}
     """
-    units = _positive("units", units, encoder.hidden_shape)
+    units = _require_positive("units", units, encoder.hidden_shape)
     weights = units.square().reciprocal().unsqueeze(0)
     absolute, squared = encoder.absolute().double().cpu(), encoder.copy().double().cpu()
     squared.weight.data.square_()
@@ -63,7 +63,7 @@ def layer_sensitivity(encoder: AffineEncoder, units: Tensor) -> dict[Norm, float
 
 
 def _gram(encoder: AffineEncoder, weights: Tensor) -> Tensor:
-    """AᵀD⁻²A, built in slices of the identity so that A itself is never in memory."""
+    """Return AᵀD⁻²A, built in slices of the identity so that A itself is never in memory."""
     encoder, size = encoder.copy().double().cpu(), prod(encoder.input_shape)
     basis = torch.eye(size, dtype=torch.float64).reshape(size, *encoder.input_shape)
     return torch.cat([encoder.decode(encoder(part) * weights).flatten(1) for part in torch.split(basis, 256)])
@@ -107,7 +107,7 @@ class LayerNoise(SmoothingNoise, ABC):
     @property
     @abstractmethod
     def _reaches(self) -> dict[Norm, Reach]:
-        """For every norm; kept, since the norms of a large layer take seconds."""
+        """Return the reach for every norm; kept, since the norms of a large layer take seconds."""
 
 
 @final
@@ -124,7 +124,7 @@ class LayerGaussian(LayerNoise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "stddev", _positive("stddev", self.stddev, self.encoder.hidden_shape))
+        object.__setattr__(self, "stddev", _require_positive("stddev", self.stddev, self.encoder.hidden_shape))
 
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator) * self.stddev
@@ -144,7 +144,7 @@ class LayerLaplace(LayerNoise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive("scale", torch.tensor(self.scale), ())
+        _require_positive("scale", torch.tensor(self.scale), ())
 
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return laplace(shape, self.scale, generator)
@@ -160,7 +160,7 @@ class LayerLaplace(LayerNoise):
         }
 
 
-def _positive(name: str, sizes: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _require_positive(name: str, sizes: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a copy of the given shape in float64, on the CPU; one value stands for all."""
     if sizes.ndim and tuple(sizes.shape) != shape:
         raise SettingError(

@@ -63,7 +63,7 @@ def margin_deviations(calibration: Calibration, top_lower: Floats, runner_up_upp
 def published_radius(
     noise: LayerNoise, calibration: Calibration | None, norm: Norm, top_lower: Floats, runner_up_upper: Floats
 ) -> Floats:
-    """PixelDP's own radius: the largest perturbation for which the noise is DP enough for the margin.
+    """Return PixelDP's own radius: the largest perturbation for which the noise is DP enough for the margin.
 
     **Guarantee.** Let p_A be at most the probability that the classifier behind the noise says A, and p_B at least that
     of every other class. Then A stays the most probable class within the radius. Without a calibration, which is for
@@ -133,7 +133,7 @@ class NoiseLayerVerifier(Verifier):
         unit, failure = Radius(1.0, self.norm, PAPER_RANGE), self.settings.failure_probability
         own = f"{self.source}: its own theorem, with the sensitivity of the first layer for this norm"
         exact = "randomised smoothing: the exact trade-off of the noise in the first layer"
-        found = [
+        kinds = [
             CertificateKind(*("tight", Status.PROVED, exact, unit, failure, ASSUMPTIONS), column=_column("tight")),
             CertificateKind(
                 *("published", Status.PROVED, own, unit, failure, ASSUMPTIONS), column=_column("published")
@@ -144,10 +144,10 @@ class NoiseLayerVerifier(Verifier):
                 f"{self.source}: the l2 radius of the method's own rule read as an l-infinity one, as released "
                 "code of SecureSGD does; not valid"
             )
-            found.append(
+            kinds.append(
                 CertificateKind(*("as compared", Status.CLAIMED, misread, unit, None), column=_column("as compared"))
             )
-        return tuple(found)
+        return tuple(kinds)
 
     def with_draws(self, draws: int) -> NoiseLayerVerifier:
         settings = self.settings.replace(noise_draws=draws)
@@ -161,7 +161,7 @@ class NoiseLayerVerifier(Verifier):
         return vote_samples(self.network, self.network.head, self.noise)
 
     def counter(self, inputs: Tensor) -> VoteCounter:
-        """Counts the votes for these inputs over ever more draws."""
+        """Return a counter of the votes for these inputs over ever more draws."""
         inputs = inputs.to(self.network.encoder.weight)
         return VoteCounter(self.network.head, self.noise, inputs, self.network.num_classes, self.rows_at_once)
 
@@ -215,7 +215,7 @@ def _require_fit(network: Network, noise: LayerNoise, calibration: Calibration |
     if bool(network.input_noise.any()) or bool(network.hidden_noise.any()):
         raise ModelError(
             "the network carries fixed noise.",
-            why="This certificate is about a network whose only noise is drawn anew for every pass.",
+            why="This certificate is about a network whose only noise is drawn afresh in every pass.",
             remedy="Use VerifiedInference, or a network without fixed noise.",
         )
 
@@ -233,11 +233,11 @@ class NoiseLayerSettings(MethodConfig):
     robustness_delta: float = setting(0.05, above=0, below=0.5, doc="δ_r of the noise at that bound")
 
     def gaussian_stddev(self, calibration: Calibration) -> float:
-        """Of the noise, by a theorem on the Gaussian mechanism, for a first layer of norm 1."""
+        """Return the noise's standard deviation for a first layer of norm 1, by a theorem on the Gaussian mechanism."""
         return calibration.stddev(self.robustness_epsilon, self.robustness_delta, self.construction_bound)
 
     def rows(self, size: float, meaning: str, delta: float) -> list[PlanRow]:
-        """Of a plan: the noise layer's numbers; Laplace noise has a δ_r of 0, whatever the settings say."""
+        """Return the noise layer's rows of a plan; Laplace noise has a δ_r of 0 under any settings."""
         return [
             PlanRow("construction bound", "L", self.construction_bound, "perturbations the noise is made for", ""),
             PlanRow("robustness epsilon", "ε_r", self.robustness_epsilon, "at the bound", "Eq. 4"),
@@ -247,7 +247,7 @@ class NoiseLayerSettings(MethodConfig):
 
 
 def register_buffers(network: Network) -> None:
-    """Even noise to begin with: `noise_spread` is √(K r), whose mean square is 1."""
+    """Add even noise to begin with: `noise_spread` is √(K r), whose mean square is 1."""
     network.register_buffer("noise_spread", torch.ones(network.encoder.hidden_shape))
 
 
@@ -279,7 +279,7 @@ def limit_norm(encoder: AffineEncoder, spread: Tensor) -> None:
 def gaussian_verifier(
     config: RunConfig, network: Network, stddev: float, calibration: Calibration, source: str
 ) -> Verifier:
-    """Votes over the noise layer, certified by the method's own rule and by the tight one."""
+    """Return the verifier by votes over the noise layer, certified by the method's own rule and by the tight one."""
     noise = LayerGaussian(network.encoder, stddev * spread_of(network))
     return NoiseLayerVerifier(
         *(network, noise, calibration, Norm(config.evaluation.norm), config.certification),

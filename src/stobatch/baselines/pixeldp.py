@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class PixelDpConfig(NoiseLayerSettings, name="pixeldp"):
 
     @property
     def size(self) -> float:
-        """The standard deviation of Gaussian noise, or the scale of Laplace noise, for a first layer of norm 1."""
+        """Return the noise for a first layer of norm 1: standard deviation if Gaussian, scale if Laplace."""
         if self.layer_noise == "laplace":
             return self.construction_bound / self.robustness_epsilon
         return self.gaussian_stddev(Classical())
@@ -84,14 +83,14 @@ class GaussianLayer(OpenTrainable):
         self.size = size
         super().__init__(network, train, seeds, batch_size=batch_size, memory_mb=memory_mb, pieces=pieces)
 
-    def noise(self, shape: tuple[int, ...], coins: NormalSampler) -> Tensor:
-        return coins(shape) * (self.size * spread_of(self.network))
+    def noise(self, shape: tuple[int, ...], sampler: NormalSampler) -> Tensor:
+        return sampler(shape) * (self.size * spread_of(self.network))
 
-    def scores(self, inputs: Tensor, coins: NormalSampler) -> Tensor:
+    def scores(self, inputs: Tensor, sampler: NormalSampler) -> Tensor:
         network = self.network
-        noise = self.noise((len(inputs), *network.encoder.hidden_shape), coins).to(inputs)
-        found: Tensor = network.head(network.noisy_hidden(inputs) + noise)
-        return found
+        noise = self.noise((len(inputs), *network.encoder.hidden_shape), sampler).to(inputs)
+        logits: Tensor = network.head(network.noisy_hidden(inputs) + noise)
+        return logits
 
     def after_update(self) -> None:
         self.limit()
@@ -104,8 +103,8 @@ class GaussianLayer(OpenTrainable):
 class LaplaceLayer(GaussianLayer):
     """The same with Laplace noise, behind a first layer of l1 norm 1."""
 
-    def noise(self, shape: tuple[int, ...], coins: NormalSampler) -> Tensor:
-        return view_noise("laplace", 2**0.5 * self.size, shape, coins)
+    def noise(self, shape: tuple[int, ...], sampler: NormalSampler) -> Tensor:
+        return view_noise("laplace", 2**0.5 * self.size, shape, sampler)
 
     def limit(self) -> None:
         limit_l1_norm(self.network.encoder)
@@ -149,9 +148,6 @@ class PixelDp(Method):
         )  # fmt: skip
         require_per_example_at_size(config, network, min(trainable.chunk, method.batch_size))
         return trainable
-
-    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """The weights are all there is."""
 
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
         method = config.method

@@ -13,8 +13,8 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.plan import OpenPlan, Plan
-from stobatch.errors import ModelError, SettingError
-from stobatch.methods import Method
+from stobatch.errors import SettingError
+from stobatch.methods import UncertifiedMethod
 from stobatch.models import Classifier, rows_in_memory
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
@@ -24,7 +24,6 @@ from stobatch.training.descent import OPTIMISERS
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.engines.base import PIECES, DeviceRank, split_rows
 from stobatch.training.trainable import Reader
-from stobatch.verifier import Verifier
 
 
 class PlainConfig(MethodConfig, name="plain"):
@@ -33,17 +32,18 @@ class PlainConfig(MethodConfig, name="plain"):
     batch_size: int = setting(256, at_least=1, doc="Examples of a step")
 
 
-class Plain(Method):
+class Plain(UncertifiedMethod):
     """Ordinary training, of any network."""
 
     config_class = PlainConfig
     trains_parts = True
+    title = "plain training"
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> OpenPlan:
         method = config.method
         assert isinstance(method, PlainConfig)
         require_batches(info, method.batch_size, batches=1)
-        return OpenPlan(info.num_train, method.batch_size, "plain training")
+        return OpenPlan(info.num_train, method.batch_size, self.title)
 
     def prepare(
         self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
@@ -54,25 +54,13 @@ class Plain(Method):
             pieces=config.machine.pieces,
         )  # fmt: skip
 
-    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """The weights are all there is."""
-
-    def certifies(self, config: RunConfig) -> bool:
-        return False
-
-    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-        raise ModelError(
-            "plain training has no certificate.",
-            remedy="Evaluate it with `stobatch evaluate`, or train a method with certificates.",
-        )
-
 
 _CPU_CHUNK = 833
 """Examples of one pass on a CPU; larger chunks fall out of the cache."""
 
 
 def require_batches(info: DatasetInfo, batch_size: int, batches: int) -> None:
-    """Raise unless so many batches of distinct examples fit the data."""
+    """Raise unless all batches of distinct examples fit the data."""
     if batches * batch_size > info.num_train:
         counted = {1: "a batch", 2: "two batches"}[batches]
         raise SettingError(
@@ -115,10 +103,10 @@ class OpenTrainable(Trainable):
         self.network.calibrate()
 
     def save_private(self, run: Path, config_hash: str) -> None:
-        """Nothing is private here."""
+        """Save nothing: nothing is private here."""
 
     def check_data(self, share: DeviceRank) -> None:
-        """Batches are drawn from all of the data, so every device may read every shard."""
+        """Accept any data: batches are drawn from all of them, so every device may read every shard."""
         self.reader.examples.require()
 
     def order(self, step: int) -> Tensor:
@@ -130,14 +118,14 @@ class OpenTrainable(Trainable):
         for number, piece in enumerate(split_rows(len(batch), self.chunk, self.network.device, share, self.pieces)):
             if share.takes(number):
                 stream = partial(self.seeds.generator, "step", step, "noise")
-                coins = sampler_by_blocks(stream, piece, self.network.device)
+                sampler = sampler_by_blocks(stream, piece, self.network.device)
                 inputs, labels = self.reader.fetch(batch[piece])
-                yield self.weighted(self.scores(inputs, coins), labels, 1 / self.batch_size)
+                yield self.weighted(self.scores(inputs, sampler), labels, 1 / self.batch_size)
 
-    def scores(self, inputs: Tensor, coins: NormalSampler) -> Tensor:
-        """Of some examples as training sees them; the coins are theirs alone."""
-        found: Tensor = self.network(inputs)
-        return found
+    def scores(self, inputs: Tensor, sampler: NormalSampler) -> Tensor:
+        """Return the logits of some examples as training sees them; the generator is theirs alone."""
+        logits: Tensor = self.network(inputs)
+        return logits
 
     def weighted(self, scores: Tensor, labels: Tensor, weight: float) -> Gradients:
         """Return the gradient of the cross-entropy of some examples, each with this weight."""

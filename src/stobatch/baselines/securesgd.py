@@ -49,20 +49,20 @@ class RelevanceTrainable(DpSgdTrainable):
     @property
     @abstractmethod
     def relevance_step(self) -> int:
-        """Which."""
+        """Return the number of the step that releases relevances."""
 
     @abstractmethod
-    def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
-        """Of each value of the layer, for each example; a function of that example alone."""
+    def relevances(self, inputs: Tensor, labels: Tensor, sampler: NormalSampler) -> Tensor:
+        """Return the relevance of each value of the layer, for each example: a function of that example alone."""
 
     @abstractmethod
     def take(self, relevance: Tensor) -> None:
-        """The released mean over examples, noise included; kept in a buffer of the network."""
+        """Keep the released mean over examples, noise included, in a buffer of the network."""
 
     @property
     @abstractmethod
     def relevance_shape(self) -> tuple[int, ...]:
-        """The layer's."""
+        """Return the shape of the layer."""
 
     @property
     def largest_release(self) -> int:
@@ -76,12 +76,12 @@ class RelevanceTrainable(DpSgdTrainable):
     def _clipped_rows(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int) -> Gradients:
         if step != self.relevance_step:
             return super()._clipped_rows(inputs, labels, step, coins, per)
-        found = self.relevances(inputs, labels, coins).detach()
-        # In float64, and vectors that are no numbers left out: the bound must not depend on what the data do.
-        rows = found.reshape(len(found) // per, per, -1).double().mean(1)
+        relevances = self.relevances(inputs, labels, coins).detach()
+        # In float64, and vectors with NaN or infinite values left out: the bound must not depend on what the data do.
+        rows = relevances.reshape(len(relevances) // per, per, -1).double().mean(1)
         rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
         weights = clipping_weights(rows.norm(dim=1), self.clip_norm)
-        return {RELEVANCE: (weights @ rows).reshape(self.relevance_shape).to(found.dtype)}
+        return {RELEVANCE: (weights @ rows).reshape(self.relevance_shape).to(relevances.dtype)}
 
     def released(self, step: int, gradients: Gradients) -> None:
         super().released(step, gradients)
@@ -138,8 +138,9 @@ class SecureSgdPlan(DpSgdPlan):
 
 
 class EvenLayer(DpSgdTrainable):
-    """DP-SGD on cross-entropy under fresh noise behind a first layer of norm 1, or of the norm it has where it is not
-    trained: certificates go by the norm that it has.
+    """DP-SGD on cross-entropy under fresh noise behind the first layer.
+
+    That layer has norm 1, or where it is not trained the norm it has: certificates use the actual norm.
     """
 
     network: Network
@@ -164,12 +165,12 @@ class VulnerableLayer(RelevanceTrainable, EvenLayer):
     def relevance_shape(self) -> tuple[int, ...]:
         return self.network.encoder.hidden_shape
 
-    def relevances(self, inputs: Tensor, labels: Tensor, coins: NormalSampler) -> Tensor:
-        """|∂loss/∂h| of each example, in a noisy pass."""
+    def relevances(self, inputs: Tensor, labels: Tensor, sampler: NormalSampler) -> Tensor:
+        """Return |∂loss/∂h| of each example, in a noisy pass."""
         assert isinstance(self.config, SecureSgdConfig)
         network = self.network
         with torch.no_grad():
-            noise = coins((len(inputs), *self.relevance_shape)).to(inputs)
+            noise = sampler((len(inputs), *self.relevance_shape)).to(inputs)
             hidden = network.noisy_hidden(inputs) + noise * (self.config.layer_stddev * spread_of(network))
         with torch.enable_grad():
             leaf = hidden.requires_grad_()
@@ -196,11 +197,11 @@ class SecureSgdAgm(DpSgdFamily):
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> SecureSgdPlan:
         method = config.method
         assert isinstance(method, SecureSgdAgmConfig)
-        found = super().plan(config, info, network)
+        plan = super().plan(config, info, network)
         _ = method.layer_stddev  # a bound that no noise is enough for is found here
         if config.training.steps < 2 and isinstance(method, SecureSgdConfig):
             raise SettingError("the only step would release relevances.", remedy="Set training.steps=2 or more.")
-        own = {field.name: getattr(found, field.name) for field in fields(found)}
+        own = {field.name: getattr(plan, field.name) for field in fields(plan)}
         return SecureSgdPlan(**own, settings=method)
 
     def register_buffers(self, network: Classifier) -> None:

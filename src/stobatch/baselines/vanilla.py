@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -12,8 +11,7 @@ from stobatch.baselines.plain import OpenTrainable, require_batches
 from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.plan import OpenPlan, Plan
-from stobatch.errors import ModelError
-from stobatch.methods import Method, split_network
+from stobatch.methods import UncertifiedMethod, split_network
 from stobatch.models import Classifier, Network
 from stobatch.paper import implements
 from stobatch.published.losses import example_weights
@@ -23,7 +21,6 @@ from stobatch.training import encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.engines.base import PIECES, DeviceRank, split_rows
 from stobatch.types import PAPER_RANGE, Norm, Radius
-from stobatch.verifier import Verifier
 
 
 class VanillaConfig(MethodConfig, name="vanilla_adversarial"):
@@ -90,36 +87,25 @@ class VanillaTrainable(OpenTrainable):
         return generator
 
 
-class VanillaAdversarial(Method):
+class VanillaAdversarial(UncertifiedMethod):
     """The non-private baseline."""
 
     config_class = VanillaConfig
     trains_parts = True
+    title = "vanilla adversarial training"
+    why_uncertified = "Verified inference needs noise in the network, and this method has none."
 
     def plan(self, config: RunConfig, info: DatasetInfo, network: Classifier | None) -> OpenPlan:
         method = config.method
         assert isinstance(method, VanillaConfig)
         ensemble_slices(method.batch_size, len(method.attack_ensemble))
         require_batches(info, method.batch_size, batches=2)
-        return OpenPlan(info.num_train, method.batch_size, "vanilla adversarial training")
+        return OpenPlan(info.num_train, method.batch_size, self.title)
 
     def prepare(
         self, config: RunConfig, plan: Plan, network: Classifier, train: TrainingExamples, seeds: Seeds
     ) -> VanillaTrainable:
         assert isinstance(config.method, VanillaConfig)
-        network = split_network(network, "vanilla adversarial training")
+        network = split_network(network, self.title)
         memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
         return VanillaTrainable(config.method, network, train, seeds, memory_mb=memory_mb, pieces=pieces)
-
-    def certifies(self, config: RunConfig) -> bool:
-        return False
-
-    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """The weights are all there is."""
-
-    def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-        raise ModelError(
-            "vanilla adversarial training has no certificate.",
-            why="Verified inference needs noise in the network, and this method has none.",
-            remedy="Evaluate it with `stobatch evaluate`, or train a method with certificates.",
-        )

@@ -1,8 +1,6 @@
 """The command line: the same verbs as the Python API."""
 
 from stobatch.cli import training  # isort: skip  (each adds its verbs, in the order of `--help`)
-from stobatch.cli import pretraining  # isort: skip
-from stobatch.cli import tuning  # isort: skip
 from stobatch.cli import budgeting  # isort: skip
 from stobatch.cli import measuring  # isort: skip
 from stobatch.cli import predicting  # isort: skip
@@ -22,10 +20,8 @@ __all__ = [
     "main",
     "measuring",
     "predicting",
-    "pretraining",
     "publishing",
     "reproducing",
     "serving",
     "training",
-    "tuning",
 ]

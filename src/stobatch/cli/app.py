@@ -34,9 +34,9 @@ _REFERENCE = Path(__file__).with_name("reference.json")
 
 
 def read_reference(section: str) -> list[dict[str, Any]]:
-    """Part of what docs/make_reference.py wrote from the declarations: asking it imports none of them."""
-    found: list[dict[str, Any]] = json.loads(_REFERENCE.read_text(encoding="utf-8"))[section]
-    return found
+    """Return part of what docs/make_reference.py wrote from the declarations: asking it imports none of them."""
+    entries: list[dict[str, Any]] = json.loads(_REFERENCE.read_text(encoding="utf-8"))[section]
+    return entries
 
 
 def _print_version(asked: bool) -> None:
@@ -48,7 +48,7 @@ def _print_version(asked: bool) -> None:
 
 
 @app.callback()
-def _begin(
+def _main_options(
     context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -75,50 +75,50 @@ def main() -> None:
     except EndedElsewhere as error:
         raise SystemExit(error.code) from None
     except StobatchError as error:
-        if one_of_several() and not _speaks(error):
+        if one_of_several() and not _should_report(error):
             raise SystemExit(2) from None
-        _complain(str(error), 2)
+        _exit_with(str(error), 2)
     except (Interrupted, KeyboardInterrupt):
         # torchrun ends the others when one fails, which has said why.
-        if one_of_several() and not _speaks(StobatchError(STOPPED, remedy="")):
+        if one_of_several() and not _should_report(StobatchError(STOPPED, remedy="")):
             raise SystemExit(130) from None
-        _complain(STOPPED, 130)
+        _exit_with(STOPPED, 130)
     except MemoryError:
-        _complain("the memory is not enough. Lower machine.memory_mb, or take a smaller network or less data.", 2)
+        _exit_with("the memory is not enough. Lower machine.memory_mb, or take a smaller network or less data.", 2)
     except OSError as error:
         if _output_fails():
             # What the interpreter would flush at exit has nowhere to go.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            _complain(f"cannot write the output: {error.strerror}. Send it somewhere else.", 2)
+            _exit_with(f"cannot write the output: {error.strerror}. Send it somewhere else.", 2)
         what = f"cannot use {error.filename}" if error.filename is not None else "the system refused a request"
-        _complain(f"{what}: {error.strerror or error}. Look at its place and permissions, then run again.", 2)
+        _exit_with(f"{what}: {error.strerror or error}. Look at its place and permissions, then run again.", 2)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        _complain_of_usage(error)
+        _exit_with_usage(error)
 
 
-def _complain_of_usage(error: Any) -> NoReturn:
+def _exit_with_usage(error: Any) -> NoReturn:
     """Say what the parser refused; where the classes of its errors live depends on the version of typer."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         raise SystemExit(2)
-    _complain(_usage(error.format_message()), 2)
+    _exit_with(_usage_message(error.format_message()), 2)
 
 
-def _usage(message: str) -> str:
-    """What the parser says, in one line with a remedy; an option that is a setting by name is found there."""
-    said = " ".join(message.split()).rstrip(".")
-    option = re.search(r"[Nn]o such option:? *'?(--[\w-]+)", said)
+def _usage_message(message: str) -> str:
+    """Return the parser's message in one line with a remedy; an option that is a setting by name is looked up there."""
+    sentence = " ".join(message.split()).rstrip(".")
+    option = re.search(r"[Nn]o such option:? *'?(--[\w-]+)", sentence)
     if option is not None:
         name = option[1].removeprefix("--").replace("-", "_")
         keys = [row["key"] for row in read_reference("settings") if row["key"].rpartition(".")[2] == name]
         if keys:
             value = next((word for before, word in pairwise(sys.argv) if before == option[1]), "VALUE")
-            return f"{option[1]} is no option; {keys[0]} is a setting. Write --set {keys[0]}={value}."
+            return f"{option[1]} is not an option; {keys[0]} is a setting. Write --set {keys[0]}={value}."
     verbs = {command.callback.__name__ for command in app.registered_commands if command.callback}
     verb = next((f"{word} " for word in sys.argv[1:] if word in verbs), "")
-    return f"{said[:1].lower()}{said[1:]}. Run `stobatch {verb}--help`."
+    return f"{sentence[:1].lower()}{sentence[1:]}. Run `stobatch {verb}--help`."
 
 
 def _require_encodable(arguments: list[str]) -> None:
@@ -130,7 +130,7 @@ def _require_encodable(arguments: list[str]) -> None:
             raise SettingError(
                 f"{argument!a} cannot be written in the system's encoding.",
                 why="It names no file and no setting.",
-                remedy="Write the argument anew.",
+                remedy="Write the argument again.",
             ) from None
 
 
@@ -142,13 +142,13 @@ def _output_fails() -> bool:
     return False
 
 
-def _speaks(error: StobatchError) -> bool:
-    """Of several processes that fail one tells the user."""
+def _should_report(error: StobatchError) -> bool:
+    """Return whether this process tells the user: of several that fail, one does."""
     from stobatch.training.engines.group import speaks
 
     return speaks(error)
 
 
-def _complain(message: str, code: int) -> NoReturn:
+def _exit_with(message: str, code: int) -> NoReturn:
     print(f"stobatch: {message}", file=sys.stderr)
     raise SystemExit(code)

@@ -26,7 +26,7 @@ def budget(
     delta: Annotated[float | None, typer.Option(help="The δ of ε, and of the limit; the book's own if unset.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What trainings have spent together of the owner's records; with a recipe, what that training would add."""
+    """Show what trainings have spent together of the owner's records; with a recipe, what that training would add."""
     from stobatch.book import VARIABLE, Book
     from stobatch.spending import budget as account
 

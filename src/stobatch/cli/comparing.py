@@ -56,10 +56,10 @@ def compare(
     changes = assignments(set_)
     if limit is not None:
         changes |= {"evaluation.limit": limit, "certification.limit": limit}
-    _require_elsewhere(changes)
+    _require_comparable_changes(changes)
     shown: dict[str, Any] = {"evaluation.radii": radii, "certification.attack_radius": radii[0]}
-    made = rows(_names(methods), epsilons, radii[0])
-    configs = {name: config.override_all(shown) for name, config in change_rows(made, changes).items()}
+    configs_of_rows = rows(_names(methods), epsilons, radii[0])
+    configs = {name: config.override_all(shown) for name, config in change_rows(configs_of_rows, changes).items()}
     document = stobatch.compare(
         configs,
         out,
@@ -75,10 +75,10 @@ def compare(
 
 
 def _require_budgets(epsilons: list[float]) -> None:
-    """Here, since methods without privacy would not ask."""
+    """Raise for an ε that is not positive. Here, since methods without privacy would not ask."""
     for epsilon in epsilons:
         if not (isfinite(epsilon) and epsilon > 0):
-            raise SettingError(f"--epsilon {epsilon:g} is no budget.", remedy="Give a number above 0.")
+            raise SettingError(f"--epsilon {epsilon:g} is not a budget.", remedy="Give a number above 0.")
 
 
 def _names(methods: str) -> list[str]:
@@ -87,7 +87,7 @@ def _names(methods: str) -> list[str]:
     return list(COMPARED) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
 
 
-def _require_elsewhere(changes: dict[str, Any]) -> None:
+def _require_comparable_changes(changes: dict[str, Any]) -> None:
     for key, option in _ELSEWHERE.items():
         if key in changes:
             raise SettingError(

@@ -44,14 +44,14 @@ def federate(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Cut a data set among parties that trust nobody, and let them train one model; certify and evaluate it as any."""
+    """Cut a data set among parties that trust no one, and let them train one model; certify and evaluate it as any."""
     from stobatch.federated import federate as run_federation
     from stobatch.loading import read_config
     from stobatch.reporting.terminal import party_table, trained_line
     from stobatch.results import FederatedTraining, FederationAccount, Training
     from stobatch.runs import Run
 
-    run, way = Run(out), _way(through)
+    run, way = Run(out), _transport(through)
     if resume and run.exists and not (recipe or config):
         terms = read_config(run).override_all(training_changes(set_, seed, device))
     else:
@@ -63,12 +63,12 @@ def federate(
     show(document, as_json, done, party_table(document, out))
 
 
-def _way(through: str) -> Rounds:
-    """How the conversation is carried."""
+def _transport(through: str) -> Rounds:
+    """Return what carries the conversation."""
     from stobatch.federated import in_process
-    from stobatch.federated.loopback import deployed, require_flower
+    from stobatch.federated.loopback import require_flower, through_flower
 
-    ways: dict[str, Rounds] = {"here": in_process, "loopback": deployed}
+    ways: dict[str, Rounds] = {"here": in_process, "loopback": through_flower}
     if through not in ways:
         raise SettingError(f"--through {through} is not known.", remedy=f"Use {' or '.join(ways)}.")
     if through == "loopback":
@@ -80,7 +80,7 @@ def _way(through: str) -> Rounds:
 def parties(
     run: Annotated[Path, typer.Argument(help="A federation's run directory, or a party's own.")], as_json: Json = False
 ) -> None:
-    """What every party has promised and spent; in a party's own directory, its own guarantee."""
+    """Show what every party has promised and spent; in a party's own directory, its own guarantee."""
     from stobatch.reporting.terminal import guarantee_card, party_table
     from stobatch.results import FederationAccount, Participation
     from stobatch.runs import Run
@@ -88,10 +88,10 @@ def parties(
     directory = Run(run)
     federation, party = FederationAccount.read_if_there(directory), Participation.read_if_there(directory)
     if federation is not None:
-        federation = federation.replace(guarantee=_held(directory, federation.guarantee))
+        federation = federation.replace(guarantee=_guarantee_now(directory, federation.guarantee))
         show(federation, as_json, party_table(federation, run))
     elif party is not None:
-        party = party.replace(guarantee=_held(directory, party.guarantee))
+        party = party.replace(guarantee=_guarantee_now(directory, party.guarantee))
         show(party, as_json, guarantee_card(party.guarantee))
     else:
         raise RunError(
@@ -100,8 +100,8 @@ def parties(
         )
 
 
-def _held(run: Run, guarantee: PrivacyGuarantee) -> PrivacyGuarantee:
-    """A recorded guarantee, void where the terms name a public seed, whenever it was written."""
+def _guarantee_now(run: Run, guarantee: PrivacyGuarantee) -> PrivacyGuarantee:
+    """Return a recorded guarantee, void where the terms name a public seed, whenever it was written."""
     from stobatch.results import StartedRun
 
     return guarantee if StartedRun.read(run).seed is None else guarantee.with_public_seed()

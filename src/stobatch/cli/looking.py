@@ -26,13 +26,13 @@ def _print_rows(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str,
     Console(highlight=False, markup=False).print(table)
 
 
-def _matching(rows: list[dict[str, Any]], key: str, asked: str, kind: str) -> list[dict[str, Any]]:
+def _select_rows(rows: list[dict[str, Any]], key: str, asked: str, kind: str) -> list[dict[str, Any]]:
     """Return the rows of this name, of one that ends with it, or of a section; else raise with names that are near."""
     names = list(dict.fromkeys(row[key] for row in rows))
     exact = [row for row in rows if asked in (row[key], row[key].rpartition(".")[2])]
-    found = exact or [row for row in rows if row[key].startswith(f"{asked}.")]
-    if found:
-        return found
+    matching = exact or [row for row in rows if row[key].startswith(f"{asked}.")]
+    if matching:
+        return matching
     near = get_close_matches(asked[:100], [*names, *(name.rpartition(".")[2] for name in names)], n=3, cutoff=0.6)
     remedy = f"Nearest: {', '.join(near)}." if near else f"Run `stobatch {kind}s` for all of them."
     raise SettingError(f"there is no {kind} '{asked}'.", remedy=remedy)
@@ -43,23 +43,29 @@ def settings(
     key: Annotated[str | None, typer.Argument(help="As training.steps, steps or training; all if left out.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Every setting with its type, allowed values, default and meaning."""
+    """List every setting with its type, allowed values, default and meaning."""
     rows = read_reference("settings")
-    found = rows if key is None else _matching(rows, "key", key, "setting")
+    shown = rows if key is None else _select_rows(rows, "key", key, "setting")
     if as_json:
-        show({"settings": found}, as_json)
+        show({"settings": shown}, as_json)
     elif key is None:
-        cells = [(row["key"], row["default"] or "", row["doc"]) for row in found]
+        cells = [(row["key"], row["default"] or "", row["doc"]) for row in shown]
         _print_rows("`stobatch settings KEY` says more of one", ("setting", "default", "meaning"), cells)
     else:
         full = [
-            (row["key"], row["type"], row["allowed"], row["default"] or "", f"{row['doc']}.{_of(row['methods'])}")
-            for row in found
+            (
+                row["key"],
+                row["type"],
+                row["allowed"],
+                row["default"] or "",
+                f"{row['doc']}.{_methods_words(row['methods'])}",
+            )
+            for row in shown
         ]
         _print_rows("", ("setting", "type", "allowed", "default", "meaning"), full)
 
 
-def _of(methods: list[str] | None) -> str:
+def _methods_words(methods: list[str] | None) -> str:
     return f" Of the methods {', '.join(methods)}." if methods else ""
 
 
@@ -68,16 +74,16 @@ def recipes(
     name: Annotated[str | None, typer.Argument(help="As sound.mnist, or sound; all if left out.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Every recipe with its purpose, privacy and minutes; of one, what it sets."""
+    """List every recipe with its purpose, privacy and minutes; of one, what it sets."""
     from stobatch_recipes import RECIPES
 
     rows = read_reference("recipes")
     known = {row["name"] for row in rows}
     # What other packages add is known by name alone until it is asked for.
     rows += [{"name": added, "purpose": "of another package"} for added in RECIPES if added not in known]
-    found = rows if name is None else _matching(rows, "name", RECIPES.shown(name), "recipe")
+    shown = rows if name is None else _select_rows(rows, "name", RECIPES.shown(name), "recipe")
     if as_json:
-        show({"recipes": found}, as_json)
+        show({"recipes": shown}, as_json)
         return
     cells = [
         (
@@ -86,12 +92,12 @@ def recipes(
             row.get("privacy", ""),
             *(f"{row['minutes'][device]:.2g}" if device in row.get("minutes", {}) else "" for device in ("cpu", "gpu")),
         )
-        for row in found
+        for row in shown
     ]
     title = "`stobatch recipes NAME` prints what one sets; minutes are of training, on one CPU core and on an H200"
     _print_rows(title, ("recipe", "purpose", "privacy", "CPU", "GPU"), cells)
-    if len(found) == 1:
-        for setting, value in found[0].get("settings", {}).items():
+    if len(shown) == 1:
+        for setting, value in shown[0].get("settings", {}).items():
             print(f"{setting} = {value}")
 
 
@@ -103,10 +109,10 @@ def where(
     """Find an item of the paper in the code, and learn whether it holds."""
     from stobatch import paper
 
-    found = [paper.where(item)] if item else list(paper.items().values())
-    rows = [{**vars(one), "file": paper.relative_file(one)} for one in found]
+    items = [paper.where(item)] if item else list(paper.items().values())
+    rows = [{**vars(one), "file": paper.relative_file(one)} for one in items]
     lines = [
-        f"{one.name}: src/{paper.relative_file(one)}:{one.line}  {one.summary}\n    {one.verdict}" for one in found
+        f"{one.name}: src/{paper.relative_file(one)}:{one.line}  {one.summary}\n    {one.verdict}" for one in items
     ]
     show({"items": rows}, as_json, *lines)
 
@@ -142,7 +148,7 @@ def check(
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Every fault of a folder of images at once, class counts, repetitions; exit code 2 where training would refuse."""
+    """List every fault of a folder of images, class counts and repetitions; exit code 2 where training would refuse."""
     from stobatch.config import DataConfig
     from stobatch.data_check import check_folder
 

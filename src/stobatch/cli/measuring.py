@@ -45,13 +45,13 @@ def certify(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """A label and its certified radius per test example, by the best certificate for the norm; and which it is."""
+    """Certify test examples: a label and its radius for each, by the best certificate for the norm; and which it is."""
     import stobatch
     from stobatch.reporting import terminal as tables
 
     overrides = verb_overrides("certification", recipe, set_, limit)
-    said = {"evaluation.radii": radius, "evaluation.norm": norm}
-    overrides |= {key: value for key, value in said.items() if value not in (None, [])}
+    options = {"evaluation.radii": radius, "evaluation.norm": norm}
+    overrides |= {key: value for key, value in options.items() if value not in (None, [])}
     summary = stobatch.certify(
         run_path(run, out), overrides=overrides, seed=seed, resume=resume, quiet=as_json, device=device
     )
@@ -84,9 +84,9 @@ def attack(
 
     published = protocol == "published"
     names = "attacks" if published else "adaptive_attacks" if function == "single_pass" else "vote_attacks"
-    said = {names: attack_, "radii": radius, "norm": norm, "attack_steps" if published else "adaptive_steps": steps}
+    options = {names: attack_, "radii": radius, "norm": norm, "attack_steps" if published else "adaptive_steps": steps}
     overrides = verb_overrides("evaluation", recipe, set_, limit)
-    overrides |= {f"evaluation.{key}": value for key, value in said.items() if value not in (None, [])}
+    overrides |= {f"evaluation.{key}": value for key, value in options.items() if value not in (None, [])}
     place = run_path(run, out)
     document = stobatch.attack(
         place, protocol=protocol, function=function, overrides=overrides, seed=seed, resume=resume,
@@ -107,7 +107,7 @@ def evaluate(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Every protocol side by side, the gap between them, certified accuracy, and flags for what looks too good."""
+    """Attack by every protocol side by side; show the gap, certified accuracy, and flags for what looks too good."""
     import stobatch
     from stobatch.reporting import terminal as tables
 
@@ -143,8 +143,8 @@ def audit(
     import stobatch
     from stobatch.reporting import terminal as tables
 
-    said = {"audit.instruments": instrument, "audit.trainings": trainings, "audit.confidence": confidence}
-    overrides = assignments(set_) | {key: value for key, value in said.items() if value not in (None, [])}
+    options = {"audit.instruments": instrument, "audit.trainings": trainings, "audit.confidence": confidence}
+    overrides = assignments(set_) | {key: value for key, value in options.items() if value not in (None, [])}
     require_secret(overrides.get("seed"), "--set")
     settings = read_settings(recipe, None, None, None, device).override_all(overrides) if recipe else None
     document = stobatch.audit(

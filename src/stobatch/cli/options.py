@@ -34,7 +34,7 @@ Seed = Annotated[
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what was interrupted.")]
-Limit = Annotated[int | None, typer.Option(help="Only the first so many test examples.")]
+Limit = Annotated[int | None, typer.Option(help="Only the first N test examples.")]
 RunPath = Annotated[Path | None, typer.Argument(help="A run directory.", show_default=False)]
 OutOfRun = Annotated[Path | None, typer.Option("--out", help="The run directory, instead of the argument.")]
 Radii = Annotated[list[float] | None, typer.Option("--radius", help="Over [-1, 1]; may be repeated.")]
@@ -55,7 +55,7 @@ def assignments(pairs: list[str] | None) -> dict[str, Any]:
 
 
 def training_changes(pairs: list[str] | None, seed: int | None, device: str | None) -> dict[str, Any]:
-    """What the command line says of a training: --set, --seed and --device. A public seed comes from --seed alone."""
+    """Return what --set, --seed and --device change of a training. A public seed comes from --seed alone."""
     changes = assignments(pairs)
     if seed is None:
         require_secret(changes.get("seed"), "--set")
@@ -68,7 +68,7 @@ def require_secret(seed: object, source: str) -> None:
     if seed is not None:
         raise SettingError(
             f"{source} has a public seed ({seed}), and --seed is not given.",
-            why="Whoever knows the seed can take the noise off, so the privacy guarantee would be void.",
+            why="With the seed anyone can take the noise off, so the privacy guarantee would be void.",
             remedy=f"Leave it out, or say that you want such an experiment: --seed {seed}.",
         )
 
@@ -98,7 +98,7 @@ def whole_numbers(seeds: str) -> list[int]:
     try:
         return [int(seed) for seed in seeds.split(",")]
     except ValueError:
-        raise SettingError(f"--seeds {seeds} are no whole numbers.", remedy="Write --seeds 1,2,3.") from None
+        raise SettingError(f"--seeds {seeds} are not whole numbers.", remedy="Write --seeds 1,2,3.") from None
 
 
 def run_path(argument: Path | None, option: Path | None) -> Path:
@@ -108,7 +108,7 @@ def run_path(argument: Path | None, option: Path | None) -> Path:
 
 
 def verb_overrides(section: str, recipe_name: str | None, pairs: list[str] | None, limit: int | None) -> dict[str, Any]:
-    """A verb's settings: from a recipe, then from --set, then from --limit."""
+    """Return a verb's settings: from a recipe, then from --set, then from --limit."""
     from stobatch_recipes import recipe
 
     named = getattr(recipe(recipe_name), section).to_dict() if recipe_name else {}
@@ -127,11 +127,11 @@ def show(document: Document | dict[str, Any], as_json: bool, *parts: Any) -> Non
 
 
 def exit_if_refuted(scores: Scores) -> None:
-    """A broken certificate that only claims is a finding; one that was proved is a fault that must stop a pipeline."""
+    """Exit where a proved claim was refuted, which must stop a pipeline; a refuted claim without proof is a finding."""
     if any(flag.refutes is Status.PROVED for flag in scores.flags):
         raise SystemExit(1)
 
 
 def is_refuted(audit: Audit, *statuses: Status) -> bool:
-    """Whether a claim was refuted that had one of these statuses."""
+    """Return whether a claim was refuted that had one of these statuses."""
     return any(f.verdict is Verdict.REFUTED and f.claim_status in statuses for f in audit.findings)

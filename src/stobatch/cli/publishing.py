@@ -15,7 +15,7 @@ from stobatch.progress import progress
 
 @app.command(rich_help_panel="Publish")
 def guarantee(run: Annotated[Path, typer.Argument(help="A run directory.")], as_json: Json = False) -> None:
-    """What a run guarantees about its training data, by whose word, what that assumes and what speaks against it."""
+    """Show what a run guarantees about its training data, on whose word, what that assumes and what contradicts it."""
     import stobatch
     from stobatch.reporting.terminal import guarantee_card
     from stobatch.results import RunGuarantee, StartedRun, Training
@@ -30,9 +30,9 @@ def guarantee(run: Annotated[Path, typer.Argument(help="A run directory.")], as_
             why="Its plan, from which the guarantee is computed, needs the network.",
             remedy=f"Ask there: stobatch.load({str(run)!r}, network=...).guarantee.",
         )
-    found = stobatch.load(run).guarantee
-    document = RunGuarantee(run=str(run), training_hash=StartedRun.read(directory).training_hash, guarantee=found)
-    show(document, as_json, guarantee_card(found))
+    privacy = stobatch.load(run).guarantee
+    document = RunGuarantee(run=str(run), training_hash=StartedRun.read(directory).training_hash, guarantee=privacy)
+    show(document, as_json, guarantee_card(privacy))
 
 
 @app.command(rich_help_panel="Publish")
@@ -46,7 +46,7 @@ def report(
     identity: Identity = None,
     as_json: Json = False,
 ) -> None:
-    """One HTML file that can be mailed: curves, the guarantee with its status, the flags; computed again from rows."""
+    """Write one mailable HTML file: curves, the guarantee with its status, the flags; recomputed from rows."""
     import stobatch
 
     # Everything on the page is computed again first, which takes a while.

@@ -30,7 +30,7 @@ def figure(
         bool, typer.Option("--dry-run", help="Print the runs and their minutes, and make none.")
     ] = False,
     minutes: Annotated[float | None, typer.Option(help="Train for what is missing, for about so long.")] = None,
-    retrain: Annotated[bool, typer.Option("--retrain", help="Make everything anew, whatever is recorded.")] = False,
+    retrain: Annotated[bool, typer.Option("--retrain", help="Make everything again, even what is recorded.")] = False,
     scale: Annotated[str, typer.Option(help="full, or smoke: everything in small, which is no result.")] = "full",
     methods: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
     epsilon: Annotated[list[float] | None, typer.Option(help="Only this budget; may be repeated.")] = None,

@@ -1,9 +1,10 @@
-"""`plan`, `train`, `demo` and `shard`: from settings to a run."""
+"""`plan`, `train`, `demo`, `shard`, `pretrain` and `tune`: from settings to a run."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,11 +26,16 @@ from stobatch.cli.options import (
     training_changes,
 )
 from stobatch.errors import SettingError
+from stobatch.interrupts import Interrupted
 from stobatch.processes import leads
 from stobatch.types import Status
 
 if TYPE_CHECKING:
+    from stobatch.config import RunConfig
     from stobatch.results import ShardFolder
+
+_STOPPED = "interrupted; a prior is written at its end, and of this one nothing is. Run the same command again."
+_MOST_HELD_OUT = 5000
 
 
 @app.command(rich_help_panel="Train")
@@ -43,7 +49,7 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="Also write the plan to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Every number that privacy depends on, before any data is read, with its place in the paper."""
+    """Show every number that privacy depends on, before any data is read, with its place in the paper."""
     import stobatch
     from stobatch.files import write_json
     from stobatch.reporting import terminal as tables
@@ -101,7 +107,7 @@ def demo(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """The whole job on the embedded data: plan, train, certify, evaluate, audit, report, verify. Resumes itself."""
+    """Do the whole job on the embedded data: plan, train, certify, evaluate, audit, report, verify. Resumes itself."""
     import stobatch
     from stobatch.reporting import terminal as tables
     from stobatch.reporting.terminal import verified_page
@@ -193,3 +199,118 @@ def _warnings(document: ShardFolder) -> list[str]:
         f"warning: {repeated.count:,} records occur more than once, {repeated.in_more_than_one_shard:,} of them "
         f"in more than one shard (positions {positions}). Two persons may look alike; {less}"
     ]
+
+
+@app.command(rich_help_panel="Train")
+def pretrain(
+    from_data: Annotated[
+        str,
+        typer.Option(
+            help="digits (fonts, strokes), dead-leaves, generators, a public data set, NAME or NAME:CLASSES, or a "
+            "folder of images."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The prior to write: OUT.safetensors and OUT.card.json.")],
+    recipe: Recipe = None,
+    config: Config = None,
+    set_: Set = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of Adam.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images of a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="It falls to 0 over the second half.")] = None,
+    objective: Annotated[str | None, typer.Option(help="supervised or contrastive; unset follows the labels.")] = None,
+    licence: Annotated[str | None, typer.Option(help="Of a folder of images, for the card.")] = None,
+    may_contain: Annotated[
+        list[str] | None,
+        typer.Option(help="Data sets whose records a folder may hold, or none; unset says that it is not known."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random; nothing here is secret.")] = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Train a recipe's network on public images, without privacy, for `train --from` to start from."""
+    import stobatch
+    from stobatch.pretraining.pretrain import BATCH_SIZE, LEARNING_RATE, STEPS
+
+    settings = read_settings(recipe, config, set_, None, device)
+    try:
+        card = stobatch.pretrain(
+            settings,
+            from_data,
+            out,
+            steps=steps or STEPS,
+            batch_size=batch_size or BATCH_SIZE,
+            learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
+            objective=objective,
+            licence=licence,
+            may_contain=may_contain,
+            seed=seed,
+            quiet=as_json,
+        )
+    except (Interrupted, KeyboardInterrupt):
+        print(f"stobatch: {_STOPPED}", file=sys.stderr)
+        raise SystemExit(130) from None
+    show(card, as_json, *card.lines())
+
+
+@app.command(rich_help_panel="Train")
+def tune(
+    out: Annotated[Path, typer.Option(help="The folder to write: the winner, and in private/ all candidates.")],
+    recipe: Recipe = None,
+    config: Config = None,
+    try_: Annotated[
+        list[str] | None,
+        typer.Option("--try", help="Values of one setting, as training.learning_rate=1,2,4; may be repeated."),
+    ] = None,
+    set_: Set = None,
+    held_out: Annotated[
+        int | None,
+        typer.Option(
+            help="Training records, or persons, that each candidate keeps aside to be scored on; a tenth if unset."
+        ),
+    ] = None,
+    from_: Prior = None,
+    workers: Annotated[int, typer.Option(min=1, help="Candidates trained at once, each in a process of its own.")] = 1,
+    device: Device = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Search settings at random and pay for it: the winner's ε covers the whole search, at most method.epsilon."""
+    import stobatch
+    from stobatch.config import RunConfig
+    from stobatch.reporting import terminal as tables
+    from stobatch.results import Search
+    from stobatch.runs import Run
+
+    directory = Run(out)
+    if resume and directory.has("search") and not (recipe or config):
+        if try_ or held_out is not None:
+            raise SettingError(
+                "--try and --held-out are not for --resume.", remedy="Leave them out: the search has its own."
+            )
+        settings = RunConfig.from_dict(Search.read(directory).config).override_all(training_changes(set_, None, device))
+    else:
+        settings = _search_settings(read_settings(recipe, config, set_, None, device), try_, held_out)
+    document = stobatch.tune(settings, out, prior=from_, workers=workers, resume=resume, quiet=as_json)
+    private = f"all candidates, for the owner alone: {out}/private/candidates.json and candidates.svg"
+    parts: list[Any] = [*document.lines()[1:], tables.guarantee_lines(document.guarantee, out / "winner"), private]
+    show(document, as_json, *parts)
+    if document.winner is None:
+        raise SystemExit(1)
+
+
+def _search_settings(config: RunConfig, tried: list[str] | None, held_out: int | None) -> RunConfig:
+    from stobatch import data
+    from stobatch.evaluation.tables import data_root
+
+    changes: dict[str, Any] = {"search.settings": tried} if tried else {}
+    if not tried and not config.search.settings:
+        raise SettingError(
+            "nothing is searched.", remedy="Give settings with several values, as --try training.learning_rate=1,2,4."
+        )
+    if held_out is not None:
+        changes["data.held_out"] = held_out
+    elif not config.data.held_out:
+        info = data.describe(config.data, data_root(config))
+        number = info.num_train if info.num_persons is None else info.num_persons
+        changes["data.held_out"] = max(1, min(_MOST_HELD_OUT, number // 10))
+    return config.override_all(changes)

@@ -21,7 +21,7 @@ from stobatch.results import CertificateSummary, Comparison, Scores, Training
 from stobatch.training_run import train
 
 _SECTIONS = ("certification", "evaluation", "machine")
-"""What a trained run takes from the configuration it is compared with, whatever it was started with."""
+"""What a trained run takes from the configuration it is compared with, in place of its own."""
 
 
 def compare(
@@ -67,14 +67,14 @@ def compare(
 
 
 def _by_name(compared: Sequence[Compared]) -> dict[str, dict[int, Facts]]:
-    found: dict[str, dict[int, Facts]] = {}
+    runs: dict[str, dict[int, Facts]] = {}
     for one in compared:
-        found.setdefault(one.name, {})[one.number] = Facts.read(one.run)
-    return found
+        runs.setdefault(one.name, {})[one.number] = Facts.read(one.run)
+    return runs
 
 
 def make(one: Compared, dataset: Dataset | None = None, *, certificates: bool = True, quiet: bool = False) -> None:
-    """Make whatever is missing of a training and of its measurements, with or without certificates."""
+    """Make what is missing of a training and of its measurements, with or without certificates."""
     if not one.run.is_trained:
         train(one.config, one.run.path, dataset=dataset, network=one.network, prior=one.prior, resume=True, quiet=quiet)
     asked = one.config.to_dict()
@@ -97,39 +97,39 @@ def make(one: Compared, dataset: Dataset | None = None, *, certificates: bool = 
 
 def _is_certified(one: Compared) -> bool:
     """Return whether there are certificates of this model, made with these settings, for these radii."""
-    found, asked = CertificateSummary.read_if_there(one.run), one.config.evaluation
-    if found is None or not _of_its_weights(one, found):
+    summary, asked = CertificateSummary.read_if_there(one.run), one.config.evaluation
+    if summary is None or not _has_same_weights(one, summary):
         return False
-    radii = {tuple(row.radius for row in rows) for rows in found.certified_accuracy.values()}
+    radii = {tuple(row.radius for row in rows) for rows in summary.certified_accuracy.values()}
     return (
-        found.training_hash == one.config.training_hash
-        and found.settings == one.config.certification.to_dict()
-        and {kind.norm for kind in found.kinds} == {asked.norm}
+        summary.training_hash == one.config.training_hash
+        and summary.settings == one.config.certification.to_dict()
+        and {kind.norm for kind in summary.kinds} == {asked.norm}
         and radii == {asked.radii}
     )
 
 
-def _of_its_weights(one: Compared, document: CertificateSummary | Scores) -> bool:
-    """Another run of the same settings has other weights; neither has a digest where an older version made both."""
+def _has_same_weights(one: Compared, document: CertificateSummary | Scores) -> bool:
+    """Return whether a document is of this run's weights; neither has a digest where an older version made both."""
     return document.weights_sha256 == Training.read(one.run).weights_sha256
 
 
 def _is_evaluated(one: Compared) -> bool:
-    """Return whether there are scores of this model, made with these settings and beside these certificates."""
+    """Return whether there are scores of this model, made with these settings and certificates."""
     content = one.run.read("scores") if one.run.has("scores") else {}
     if "same_images" not in content:
         # None, or those of an older version, which lack more than that.
         return False
-    found = Scores.from_dict(content, one.run.path / "scores.json")
-    if not _of_its_weights(one, found):
+    scores = Scores.from_dict(content, one.run.path / "scores.json")
+    if not _has_same_weights(one, scores):
         return False
     certificates = CertificateSummary.read_if_there(one.run)
-    made_with = (found.training_hash, found.settings, found.certificates)
+    made_with = (scores.training_hash, scores.settings, scores.certificates)
     return made_with == (one.config.training_hash, one.config.evaluation.to_dict(), certificates)
 
 
 def _announce(one: Compared, place: int, total: int, elapsed: float) -> None:
-    """Which training comes now, and how long the rest will take if it is like what was done."""
+    """Say which training comes now, and how long the rest will take if it is like what was done."""
     from rich.console import Console
 
     left = ""

@@ -116,7 +116,7 @@ def plan_comparison(
     placed = {n: c.override("machine.device", device) if device is not None else c for n, c in configs.items()}
     placed = {name: name_network(config, networks.get(name)) for name, config in placed.items()}
     _require_one_measurement(placed)
-    found: list[Compared] = []
+    planned: list[Compared] = []
     for name, given_config in placed.items():
         info = dataset.info if dataset else data.describe(given_config.data, data_root(given_config))
         try:
@@ -134,12 +134,12 @@ def plan_comparison(
         for number in range(1, repeats + 1) if seeds is None else seeds:
             folder = f"secret-{number}" if seeds is None else f"seed-{number}"
             own = config.replace(seed=None if seeds is None else number)
-            found.append(Compared(name, number, own, Run(out / slug(name) / folder), network, status, prior))
-    for one in found:
+            planned.append(Compared(name, number, own, Run(out / slug(name) / folder), network, status, prior))
+    for one in planned:
         require_own_directory(one, dataset)
     if dataset is not None:
         _require_same_test_data(out, dataset)
-    return found
+    return planned
 
 
 def _require_names(
@@ -176,7 +176,7 @@ def _require_seeds(seeds: Sequence[int] | None, repeats: int) -> None:
         return
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise SettingError(
-            f"seeds {', '.join(map(str, seeds)) or '(none)'} are no set of seeds.",
+            f"seeds {', '.join(map(str, seeds)) or '(none)'} are not a set of seeds.",
             remedy="Give each seed once, as whole numbers from 0 on.",
         )
 
@@ -191,7 +191,7 @@ def _measurement(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _require_one_measurement(configs: Mapping[str, RunConfig]) -> None:
-    """The same test examples, attacked as hard at the same radii: else a table compares measurements, not methods."""
+    """Raise unless all attack the same test examples as hard at the same radii: a table compares methods alone."""
     (first, pattern), *others = configs.items()
     wanted = dict(_measurement(pattern))
     for name, config in others:
@@ -212,7 +212,7 @@ def _require_answers(
     network: Classifier | None,
     start: Mapping[str, Tensor] | None,
 ) -> None:
-    """The functions asked for exist, and certificates are in the norm asked about; else training would be in vain."""
+    """Raise unless the functions asked for exist and certificates are in the norm asked about: before any training."""
     settings = config.evaluation
     radii_of(settings, prod(info.input_shape))
     untrained = make_network(config, info, Seeds.reproducible(0), network, start).eval()
@@ -227,17 +227,17 @@ def _require_answers(
     if "single_pass" not in settings.functions and not any(way.function == "vote" for way in ways):
         raise SettingError(
             f"'{name}' has no vote to evaluate.",
-            why="Its answer is no vote over noise.",
+            why="Its answer is not a vote over noise.",
             remedy="Set evaluation.functions=single_pass for it.",
         )
 
 
 def require_own_directory(one: Compared, dataset: Dataset | None) -> None:
-    """What is there already is this very training, whole or begun."""
+    """Raise unless what is there already is this very training, whole or begun."""
     run, wanted = one.run, one.config.training_hash
-    if run.exists and (found := StartedRun.read(run).training_hash) != wanted:
+    if run.exists and (recorded := StartedRun.read(run).training_hash) != wanted:
         raise RunError(
-            f"{run.path} holds configuration {found}, and '{one.name}', {one.training}, is {wanted}.",
+            f"{run.path} holds configuration {recorded}, and '{one.name}', {one.training}, is {wanted}.",
             why="A comparison reuses trainings and never overwrites one.",
             remedy="Choose another --out, or ask for the settings that it was trained with.",
         )

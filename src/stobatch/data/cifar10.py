@@ -40,7 +40,7 @@ RECORD = 1 + 3 * 32 * 32
 
 
 def describe(config: DataConfig, root: Path) -> DatasetInfo:
-    """Published facts: no file is opened, none has to be there."""
+    """Return published facts: no file is opened, none has to be there."""
     names = first_names(NAMES, config.num_classes, "CIFAR-10")
     kept = len(names)
     return DatasetInfo("cifar10", (3, SIZE, SIZE), kept, TRAIN_PER_CLASS * kept, TEST_PER_CLASS * kept, names)
@@ -50,7 +50,7 @@ def read(
     info: DatasetInfo, root: Path, generator: torch.Generator | None, *, digests: Mapping[str, str] = MD5
 ) -> tuple[Examples, Examples]:
     folder = root / FOLDER
-    fetch_folder(URL, ARCHIVE_MD5, folder, by_hand=_by_hand(folder, digests))
+    fetch_folder(URL, ARCHIVE_MD5, folder, by_hand=_instructions(folder, digests))
     train = torch.cat([records(folder, name, digests) for name in digests if name != TEST_FILE])
     pixels, labels = first_of_classes(*split(train), info, info.num_train)
     train_examples = Examples(_training_view(pixels, generator), labels, info.num_classes)
@@ -64,19 +64,19 @@ def records(folder: Path, name: str, digests: Mapping[str, str]) -> Tensor:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}.", remedy=_by_hand(folder, digests)) from None
+        raise DataError(f"cannot read {path}: {error.strerror}.", remedy=_instructions(folder, digests)) from None
     digest = hashlib.md5(raw, usedforsecurity=False).hexdigest()
     if digest != digests[name] or len(raw) % RECORD:
         raise DataError(
             f"{path} is not the file of CIFAR-10.",
             why=f"It has {len(raw)} bytes and MD5 {digest}, not {digests[name]}.",
-            remedy=f"Remove {folder} and run again to fetch it. {_by_hand(folder, digests)}",
+            remedy=f"Remove {folder} and run again to fetch it. {_instructions(folder, digests)}",
         )
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, RECORD)
 
 
 def split(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Pixels [N, 3, 32, 32] and labels [N] of records."""
+    """Return pixels [N, 3, 32, 32] and labels [N] of records."""
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].long()
 
 
@@ -88,7 +88,7 @@ def _training_view(pixels: Tensor, generator: torch.Generator | None) -> Tensor:
     return random_contrast(scale(cropped), generator)
 
 
-def _by_hand(folder: Path, names: Mapping[str, str]) -> str:
+def _instructions(folder: Path, names: Mapping[str, str]) -> str:
     return f"Put {', '.join(names)} (from {URL}) into {folder}, or point STOBATCH_DATA at a folder that has {FOLDER}/."
 
 

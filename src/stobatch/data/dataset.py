@@ -47,9 +47,9 @@ class DatasetInfo:
     num_persons: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        found = {**vars(self), "input_shape": list(self.input_shape), "class_names": list(self.class_names)}
+        fields = {**vars(self), "input_shape": list(self.input_shape), "class_names": list(self.class_names)}
         # As data sets were described before there were persons.
-        return {key: value for key, value in found.items() if key != "num_persons" or value is not None}
+        return {key: value for key, value in fields.items() if key != "num_persons" or value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DatasetInfo:
@@ -73,16 +73,16 @@ class TrainingExamples(ABC):
     @property
     @abstractmethod
     def input_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every input."""
+        """Return channels, height and width of every input."""
 
     @property
     @abstractmethod
     def shards(self) -> tuple[range, ...]:
-        """Consecutive ranges of positions that cover all of them: what can be read without the rest."""
+        """Return consecutive ranges that cover all positions: what can be read without the rest."""
 
     @property
     def persons(self) -> Persons | None:
-        """Whose records they are; None where each record stands for itself."""
+        """Return whose records they are; None where each record stands for itself."""
         return None
 
     def require(self, shards: Iterable[int] | None = None) -> None:
@@ -95,7 +95,7 @@ class TrainingExamples(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Tells whether a resumed verb sees the same data. That of training data stays private: it confirms a guess."""
+        """Return a digest that identifies the data. That of training data stays private: it confirms a guess."""
 
     @abstractmethod
     def in_memory(self) -> Examples:
@@ -141,7 +141,7 @@ class Examples(TrainingExamples):
         return None if self.groups is None else Persons.in_memory(self.groups)
 
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Plain indexing, on the device where the tensors live."""
+        """Return rows by plain indexing, on the device where the tensors live."""
         return self.inputs[rows], self.labels[rows]
 
     def fingerprint(self) -> str:
@@ -179,14 +179,14 @@ class Dataset:
         for part, examples, count in parts:
             if not len(examples):
                 raise DataError(f"{self.info.name} has no {part} examples.", remedy="Give at least one.")
-            # Of persons some may be held out with their records, whose number nobody is told: there are fewer then.
+            # Some persons may be held out with their records, whose number is not told: there are fewer then.
             fewer = part == "training" and self.info.num_persons is not None and len(examples) < count
-            found = (count if fewer else len(examples), *examples.input_shape, examples.num_classes)
+            actual = (count if fewer else len(examples), *examples.input_shape, examples.num_classes)
             promised = (count, *self.info.input_shape, self.info.num_classes)
-            if found != promised:
+            if actual != promised:
                 raise DataError(
                     f"the {part} examples of {self.info.name} are not what was described.",
-                    why=f"Count, shape and classes are {found}, not {promised}, so a plan made before would not hold.",
+                    why=f"Count, shape and classes are {actual}, not {promised}, so a plan made before would not hold.",
                     remedy="Leave the files alone between planning and training, then plan again.",
                 )
         persons = self.train.persons
@@ -219,7 +219,7 @@ class Stream:
 
 
 def rows_at_once(input_shape: tuple[int, int, int]) -> int:
-    """As many examples as make a chunk of about 4 MiB."""
+    """Return how many examples make a chunk of about 4 MiB."""
     return max(1, _BYTES_AT_ONCE // (4 * math.prod(input_shape)))
 
 
@@ -251,7 +251,7 @@ def from_tensors(
         names_given = tuple(map(str, class_names))
         if num_classes not in (None, len(names_given)) or len(set(names_given)) < len(names_given):
             raise DataError(
-                f"{len(names_given)} class names do not fit {num_classes or 'so many different'} classes.",
+                f"{len(names_given)} class names do not fit {num_classes or 'that number of'} classes.",
                 remedy="Give each class one name of its own, in the order of the labels.",
             )
         num_classes = len(names_given)
@@ -265,21 +265,21 @@ def from_tensors(
     classes = max(2, largest + 1) if num_classes is None else num_classes
     if isinstance(classes, bool) or not isinstance(classes, int) or not 2 <= classes <= MOST_CLASSES:
         raise DataError(
-            f"{classes} is no number of classes.",
+            f"{classes} is not a number of classes.",
             why="Without num_classes it is the largest label and one more." if num_classes is None else "",
             remedy=f"Give a whole number from 2 to {MOST_CLASSES:,}, and labels below it.",
         )
     train, test = (Examples(inputs, labels, classes) for inputs, labels in parts)
     if groups is not None:
         train = replace(train, groups=person_codes(groups, len(train)))
-    _warn_of_half_the_range(train.inputs)
+    _warn_about_half_range(train.inputs)
     names = tuple(str(index) for index in range(classes)) if class_names is None else names_given
     persons = None if train.persons is None else len(train.persons)
     info = DatasetInfo(name, train.input_shape, classes, len(train), len(test), names, num_persons=persons)
     return Dataset(info, train, test)
 
 
-def _warn_of_half_the_range(inputs: Tensor) -> None:
+def _warn_about_half_range(inputs: Tensor) -> None:
     """Say so where no value is negative: images over [0, 1] pass every check and use half of the range."""
     if inputs.numel() and float(inputs.min()) >= 0 and float(inputs.max()) > 0.5:
         logging.getLogger("stobatch").warning(
@@ -288,28 +288,30 @@ def _warn_of_half_the_range(inputs: Tensor) -> None:
         )
 
 
-def _plain(values: Any, what: str) -> Tensor:
-    """Return a tensor that holds its values one beside the other, whatever library they come from."""
+def _plain_tensor(values: Any, what: str) -> Tensor:
+    """Return a plain strided tensor of values from any library."""
     try:
-        found = torch.as_tensor(values).detach()
+        tensor = torch.as_tensor(values).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = " ".join(str(error).split())
-        raise DataError(f"the {what} are no tensor: {reason}.", remedy="Give torch tensors or NumPy arrays.") from None
-    if found.layout is not torch.strided or found.is_meta or found.is_quantized or found.is_nested:
+        raise DataError(
+            f"the {what} are not a tensor: {reason}.", remedy="Give torch tensors or NumPy arrays."
+        ) from None
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         raise DataError(
             f"the {what} are sparse, quantised, nested or without values.", remedy="Give plain, dense tensors."
         )
-    return found
+    return tensor
 
 
 def _as_floats(inputs: Tensor) -> Tensor:
-    """Any floating type as float32; whole numbers stay as they are, for the check to refuse with its remedy."""
-    inputs = _plain(inputs, "inputs")
+    """Return any floating type as float32; whole numbers stay as they are, for the check to refuse with its remedy."""
+    inputs = _plain_tensor(inputs, "inputs")
     return inputs.float() if inputs.is_floating_point() else inputs
 
 
 def _as_integers(labels: Tensor) -> Tensor:
-    labels = _plain(labels, "labels")
+    labels = _plain_tensor(labels, "labels")
     return labels if labels.is_floating_point() or labels.is_complex() else labels.long()
 
 
@@ -343,7 +345,7 @@ def _check_form(inputs: Tensor, labels: Tensor) -> None:
 
 
 def _check_inputs(inputs: Tensor, called: Callable[[int], str]) -> None:
-    """Minimum and maximum settle the good case in one pass and without a temporary: NaN makes both NaN."""
+    """Raise for inputs out of range or NaN. Minimum and maximum decide in one pass; NaN makes both NaN."""
     if not inputs.numel():
         return
     low, high = (float(extreme) for extreme in torch.aminmax(inputs))
@@ -353,14 +355,14 @@ def _check_inputs(inputs: Tensor, called: Callable[[int], str]) -> None:
     finite = flat.isfinite().all(1)
     if not finite.all():
         raise DataError(
-            f"{called(_first(~finite))} has a value that is NaN or infinite.",
+            f"{called(_first_index(~finite))} has a value that is NaN or infinite.",
             why="No bound holds for it.",
             remedy="Remove or mend it.",
         )
     outside = (flat < PAPER_RANGE.low).any(1) | (flat > PAPER_RANGE.high).any(1)
     bytes_like = low >= 0 and high <= 255
     raise DataError(
-        f"{called(_first(outside))} leaves {PAPER_RANGE}: values span [{low:g}, {high:g}].",
+        f"{called(_first_index(outside))} leaves {PAPER_RANGE}: values span [{low:g}, {high:g}].",
         why="Every bound assumes that range.",
         remedy="Divide by 127.5 and subtract 1." if bytes_like else f"Rescale or clip the inputs to {PAPER_RANGE}.",
     )
@@ -369,7 +371,7 @@ def _check_inputs(inputs: Tensor, called: Callable[[int], str]) -> None:
 def _check_labels(labels: Tensor, num_classes: int, called: Callable[[int], str]) -> None:
     wrong = (labels < 0) | (labels >= num_classes)
     if wrong.any():
-        index = _first(wrong)
+        index = _first_index(wrong)
         raise DataError(
             f"{called(index)} has label {int(labels[index])}.",
             why=f"With {num_classes} classes the labels are 0 to {num_classes - 1}.",
@@ -377,5 +379,5 @@ def _check_labels(labels: Tensor, num_classes: int, called: Callable[[int], str]
         )
 
 
-def _first(mask: Tensor) -> int:
+def _first_index(mask: Tensor) -> int:
     return int(mask.nonzero()[0])

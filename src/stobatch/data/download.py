@@ -50,7 +50,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _scratch(root: Path) -> Iterator[Path]:
-    """A temporary folder on the same file system as the data, so that a rename puts things in place."""
+    """Yield a temporary folder on the same file system as the data, so that a rename puts files in place."""
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as name:
         yield Path(name)
@@ -71,7 +71,7 @@ def _save(response: IO[bytes], url: str, md5: str, archive: Path) -> None:
 
 
 def _unpack(archive: Path, into: Path) -> None:
-    """Both libraries keep every member inside the folder; tar members that would leave it are an error."""
+    """Unpack an archive. Both libraries keep every member inside the folder; tar members that would leave it raise."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             zipped.extractall(into)

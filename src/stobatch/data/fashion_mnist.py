@@ -38,7 +38,7 @@ FILES = IdxSet(
 def read(
     info: DatasetInfo, root: Path, generator: torch.Generator | None, *, packaged: Path = PACKAGED
 ) -> tuple[Examples, Examples]:
-    """From the data root where it has the folder, else from the package."""
+    """Read from the data root where it has the folder, else from the package."""
     own = root / NAME
     return FILES.read(info, packaged if packaged.is_dir() and not own.is_dir() else own)
 

@@ -1,4 +1,4 @@
-"""Images that no camera took: dead leaves, and what untrained generators make of noise. They contain nobody.
+"""Images that no camera took: dead leaves, and what untrained generators make of noise. They show no person.
 
 Networks that learn to tell such images apart find edges, corners and colours, which is what the first layers of any
 network for pictures find.
@@ -28,10 +28,10 @@ def dead_leaves(count: int, shape: tuple[int, int, int], generator: torch.Genera
     ((3, 3, 16, 16), True)
     """
     starts = range(0, count, _AT_ONCE)
-    return torch.cat([_leaves(min(_AT_ONCE, count - start), shape, generator) for start in starts])
+    return torch.cat([_dead_leaves(min(_AT_ONCE, count - start), shape, generator) for start in starts])
 
 
-def _leaves(count: int, shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+def _dead_leaves(count: int, shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
     channels, height, width = shape
     y = torch.linspace(0, 1, height).view(1, -1, 1)
     x = torch.linspace(0, 1, width).view(1, 1, -1)
@@ -61,10 +61,12 @@ def untrained_generators(count: int, shape: tuple[int, int, int], generator: tor
     ((3, 1, 16, 16), True)
     """
     starts = range(0, count, _IMAGES_PER_GENERATOR)
-    return torch.cat([_generated(min(_IMAGES_PER_GENERATOR, count - start), shape, generator) for start in starts])
+    return torch.cat(
+        [_random_generator_images(min(_IMAGES_PER_GENERATOR, count - start), shape, generator) for start in starts]
+    )
 
 
-def _generated(count: int, shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+def _random_generator_images(count: int, shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
     channels, height, width = shape
     maps, size = 32, (-(-height // _SHRINK), -(-width // _SHRINK))
     values = torch.randn((count, maps, *size), generator=generator)

@@ -34,7 +34,7 @@ class IdxSet:
     remedy: str
 
     def describe(self, config: DataConfig, root: Path) -> DatasetInfo:
-        """Published facts: no file is opened, none has to be there."""
+        """Return published facts: no file is opened, none has to be there."""
         names = first_names(self.class_names, config.num_classes, self.title)
         kept = len(names)
         counts = sum(self.train_counts[:kept]), sum(self.test_counts[:kept])

@@ -102,14 +102,14 @@ def stream(info: DatasetInfo, root: Path) -> Stream:
 
 def _classes(root: Path, part: str) -> tuple[str, ...]:
     folder = root / part
-    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".") if folder.is_dir() else []
-    if len(found) < 2:
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".") if folder.is_dir() else []
+    if len(names) < 2:
         raise DataError(
             f"{folder} does not have two or more class folders.",
             why="Expected ROOT/train/CLASS/IMAGE.png and ROOT/test/CLASS/IMAGE.png.",
             remedy="Lay the images out so and point STOBATCH_DATA (or the data root) at ROOT.",
         )
-    return tuple(found)
+    return tuple(names)
 
 
 def _files(root: Path, part: str, names: tuple[str, ...]) -> list[tuple[Path, int]]:

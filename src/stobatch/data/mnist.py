@@ -38,12 +38,12 @@ _BORDER, _BLOCK = 2, 3
 def read(
     info: DatasetInfo, root: Path, generator: torch.Generator | None, *, folder: Path = FOLDER
 ) -> tuple[Examples, Examples]:
-    """`root` does not matter, the files lie in the package."""
+    """Read the files, which lie in the package: `root` does not matter."""
     return FILES.read(info, folder)
 
 
 def describe_small(config: DataConfig, root: Path) -> DatasetInfo:
-    """MNIST at 8x8: digits small enough that thousands of models train on them in minutes, as audits need."""
+    """Describe MNIST at 8x8: digits small enough that thousands of models train on them in minutes, as audits need."""
     return replace(FILES.describe(config, root), name="small_digits", input_shape=(1, 8, 8))
 
 

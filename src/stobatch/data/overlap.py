@@ -1,5 +1,7 @@
-"""Records that are there twice. A test record that is a training record says nothing about new ones; a person with two
-training records is protected less than the guarantee, which is per record, says.
+"""Records that occur twice.
+
+A test record that is a training record says nothing about new ones. A person with two training records is protected
+less than a guarantee per record says.
 
 A copy is a test record whose inputs are those of a training record, to the bit; labels and near copies are not looked
 at. How many there are is a function of the private training data without noise, so it is told to the owner alone: by
@@ -21,7 +23,7 @@ from stobatch.errors import DataError
 from stobatch.registry import DATA_SETS
 
 HARMLESS = 1000
-"""One copy in so many test records may be chance, and moves an accuracy by a tenth of a point at most."""
+"""One copy in this many test records may be chance, and moves an accuracy by a tenth of a point at most."""
 
 
 def count_copies(dataset: Dataset) -> int:

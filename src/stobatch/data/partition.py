@@ -50,7 +50,7 @@ def trainer_batches(num_batches: int, generator: torch.Generator) -> Tensor:
 
 
 def pick_trainers(num_trainers: int, count: int, generator: torch.Generator) -> Tensor:
-    """`count` different trainers for one step. **Paper.** Algorithm 4, line 6."""
+    """Draw `count` different trainers for one step. **Paper.** Algorithm 4, line 6."""
     if not 1 <= count <= num_trainers:
         raise DataError(
             f"cannot pick {count} of {num_trainers} local trainers.",
@@ -82,9 +82,9 @@ def holdings(shards: Sequence[range], num_trainers: int) -> list[tuple[range, ..
 
 
 def take_turns(step: int, num_trainers: int, count: int, seeds: Seeds) -> list[int]:
-    """`count` trainers for one step: everybody has a turn, in a random order, before anybody has a second one.
+    """Draw `count` trainers for one step: all have a turn, in a random order, before any has a second one.
 
-    **Guarantee.** In the first T steps nobody has more than ⌈T / ⌊num_trainers / count⌋⌉ turns.
+    **Guarantee.** In the first T steps no trainer has more than ⌈T / ⌊num_trainers / count⌋⌉ turns.
     """
     if count == num_trainers:
         return list(range(count))
@@ -95,10 +95,10 @@ def take_turns(step: int, num_trainers: int, count: int, seeds: Seeds) -> list[i
 
 
 def poisson_sample(num_examples: int, rate: float, stream: Stream) -> Tensor:
-    """Indices in which each record stands with probability `rate`, independently; there may be none.
+    """Draw indices in which each record stands with probability `rate`, independently; there may be none.
 
     **Guarantee.** The probability is never above `rate`, and below it by less than 2⁻⁶⁴.
     """
     if not 0 <= rate <= 1:
         raise DataError(f"a sampling rate of {rate} is not a probability.", remedy="Use a rate from 0 to 1.")
-    return torch.from_numpy(stream.chosen(num_examples, rate)).nonzero().flatten()
+    return torch.from_numpy(stream.choose(num_examples, rate)).nonzero().flatten()

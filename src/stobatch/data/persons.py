@@ -18,7 +18,7 @@ from stobatch.errors import DataError
 from stobatch.seeds import Stream
 
 MOST_OF_ONE = 0.5
-"""The share of the records that one person may own: beyond it the data are that person's, and nobody else's."""
+"""The share of the records that one person may own: beyond it the data are that person's alone."""
 
 
 def person_codes(given: Any, num_records: int) -> Tensor:
@@ -30,22 +30,22 @@ def person_codes(given: Any, num_records: int) -> Tensor:
     tensor([0, 1, 0, 2])
     """
     values: Iterable[Hashable] = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
-    found = list(values)
-    if len(found) != num_records or getattr(given, "ndim", 1) != 1:
+    names = list(values)
+    if len(names) != num_records or getattr(given, "ndim", 1) != 1:
         raise DataError(
-            f"{len(found)} persons are named for {num_records} training records.",
+            f"{len(names)} persons are named for {num_records} training records.",
             why="Every training record belongs to one person.",
             remedy="Give groups with one entry for each training record, in their order.",
         )
-    unnamed = [place for place, one in enumerate(found) if one in (None, "") or (isinstance(one, float) and isnan(one))]
+    unnamed = [place for place, one in enumerate(names) if one in (None, "") or (isinstance(one, float) and isnan(one))]
     if unnamed:
         raise DataError(
             f"training record {unnamed[0]} names no person.",
             why="All records without a name would be taken for one person's.",
-            remedy="Give each of them a person, one of its own if it is nobody else's.",
+            remedy="Give each of them a person, a new one if it belongs to no other.",
         )
     codes: dict[Hashable, int] = {}
-    return torch.tensor([codes.setdefault(one, len(codes)) for one in found], dtype=torch.int64)
+    return torch.tensor([codes.setdefault(one, len(codes)) for one in names], dtype=torch.int64)
 
 
 def as_dense(codes: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def as_dense(codes: Tensor) -> Tensor:
 
 
 def check_codes(codes: Tensor, num_records: int) -> None:
-    """Raise unless there is a number for each record, and every number below the largest is somebody's."""
+    """Raise unless there is a number for each record, and every number below the largest is used."""
     form = codes.dtype == torch.int64 and codes.shape == (num_records,)
     if not form or not torch.equal(codes, as_dense(codes)):
         raise DataError(
@@ -81,7 +81,7 @@ class _Index:
 class Persons:
     """The persons of some training examples: consecutive numbers, shard by shard, and the records of each.
 
-    **Guarantee.** Every person's records lie in one shard, so whoever reads a shard has all of them.
+    **Guarantee.** Every person's records lie in one shard, so that reading the shard gives all of them.
     """
 
     shards: tuple[range, ...]
@@ -102,7 +102,7 @@ class Persons:
         codes_of: Callable[[int], Tensor],
         largest: int,
     ) -> Persons:
-        """Return the persons of shards with so many persons each."""
+        """Return the persons of shards with these numbers of persons."""
         ends = accumulate(counts, initial=0)
         return cls(tuple(range(*pair) for pair in pairwise(ends)), tuple(records), codes_of, largest)
 
@@ -149,7 +149,7 @@ class Persons:
 def few_of_each(counts: Tensor, most: int, stream: Stream) -> Tensor:
     """Return places in a row of all persons' records, at most `most` of each person, chosen uniformly.
 
-    `counts` says how many records each person has in the row. A person's choice depends on secret coins and on the
+    `counts` says how many records each person has in the row. A person's choice depends on secret draws and on the
     number of that person's own records alone.
 
     >>> from stobatch.seeds import Seeds
@@ -190,7 +190,7 @@ def read_owners(table: Path) -> dict[str, PictureOwner]:
     if sorted(set(COLUMNS) & set(head)) != sorted(COLUMNS) or len(set(head)) < len(head):
         raise DataError(f"{table} has not the columns {', '.join(COLUMNS)}.", remedy=f"Write {_FORM}.")
     places = [head.index(name) for name in COLUMNS]
-    found: dict[str, PictureOwner] = {}
+    owners: dict[str, PictureOwner] = {}
     for number, row in enumerate(rows[1:], 2):
         if not any(cell.strip() for cell in row):
             continue
@@ -201,13 +201,13 @@ def read_owners(table: Path) -> dict[str, PictureOwner]:
             raise DataError(
                 f"line {number} of {table} has no {empty}.",
                 why="Pictures without a name would be taken for one person's." if empty == "person" else "",
-                remedy="Fill it in; a picture that is nobody else's gets a person of its own.",
+                remedy="Fill it in; a picture of no other person gets a person of its own.",
             )
         key = image.replace("\\", "/").removeprefix("./")
-        if key in found:
+        if key in owners:
             raise DataError(f"line {number} of {table} names {key} again.", remedy="Keep one line for each picture.")
-        found[key] = PictureOwner(label, person)
-    return found
+        owners[key] = PictureOwner(label, person)
+    return owners
 
 
 def codes_of_pictures(root: Path, table: Path, files: Iterable[tuple[Path, int]], names: tuple[str, ...]) -> Tensor:
@@ -219,7 +219,7 @@ def codes_of_pictures(root: Path, table: Path, files: Iterable[tuple[Path, int]]
         if owner is None:
             raise DataError(
                 f"{table} has no line for {key}.",
-                why="A picture that is nobody's would be protected for itself alone.",
+                why="A picture without a person would be protected for itself alone.",
                 remedy=f"Add it, as {key},{names[label]},PERSON; `stobatch data check` lists all that are missing.",
             )
         if owner.label != names[label]:

@@ -37,7 +37,7 @@ class PictureRule:
 
 
 def scale(pixels: Tensor) -> Tensor:
-    """Bytes to [-1, 1]: p / 127.5 - 1.
+    """Scale bytes to [-1, 1]: p / 127.5 - 1.
 
     >>> scale(torch.tensor([0, 51, 255], dtype=torch.uint8)).tolist()
     [-1.0, -0.6000000238418579, 1.0]
@@ -61,29 +61,29 @@ def first_names(names: Sequence[str], wanted: int | None, where: str) -> tuple[s
 def list_images(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Return the image files of a folder by name; lists, opens nothing."""
     try:
-        found = [p for p in folder.iterdir() if p.suffix.lower() in suffixes and not p.name.startswith(".")]
+        images = [p for p in folder.iterdir() if p.suffix.lower() in suffixes and not p.name.startswith(".")]
     except OSError as error:
         raise DataError(
             f"cannot list {folder}: {error.strerror}.", remedy="Put the class's images there or lower num_classes."
         ) from None
-    return sorted(found)
+    return sorted(images)
 
 
 def in_turn(per_class: Sequence[Sequence[Path]]) -> list[tuple[Path, int]]:
-    """Images with their labels, one of each class in turn, so that a limit keeps the classes balanced."""
+    """Return images with their labels, one of each class in turn, so that a limit keeps the classes balanced."""
     rows = zip_longest(*([(path, label) for path in paths] for label, paths in enumerate(per_class)))
     return [item for item in chain.from_iterable(rows) if item is not None]
 
 
 def image_shape(path: Path | BinaryIO) -> tuple[int, int, int]:
-    """(C, H, W) from the header of a file, which may be open; the pixels are not decoded."""
+    """Return (C, H, W) from the header of a file, which may be open; the pixels are not decoded."""
     from PIL import Image
 
     try:
         with Image.open(path) as image:
             mode, (width, height) = image.mode, image.size
     except Exception as error:  # decoders raise nearly anything on a damaged file
-        raise _damaged(path, error) from None
+        raise _damaged_error(path, error) from None
     return _channels(path, mode), height, width
 
 
@@ -94,7 +94,7 @@ def read_images(
     rule: PictureRule | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> Examples:
-    """Decode images to one shape, by a rule where they differ; `advance` hears of each file."""
+    """Decode images to one shape, by a rule where they differ; `advance` is called after each file."""
     inputs = torch.empty((len(files), *shape))
     for index, (path, _) in enumerate(files):
         inputs[index] = read_image(path, shape, rule or PictureRule())
@@ -115,10 +115,10 @@ def read_image(path: Path | BinaryIO, shape: tuple[int, int, int], rule: Picture
             # As numbers from 0 to 65535, which Pillow resizes without rounding to bytes.
             picture = image.convert("F") if mode in DEEP else image.convert("L" if channels == 1 else "RGB")
             if size != (width, height) and rule.resize:
-                picture = _fitted(picture, width, height, crop=rule.crop)
+                picture = _fit(picture, width, height, crop=rule.crop)
             values = np.asarray(picture)
     except Exception as error:  # decoders raise nearly anything on a damaged file
-        raise _damaged(path, error) from None
+        raise _damaged_error(path, error) from None
     if transparent:
         raise DataError(
             f"{path} has transparent pixels.",
@@ -141,7 +141,7 @@ def read_image(path: Path | BinaryIO, shape: tuple[int, int, int], rule: Picture
     return scale(torch.from_numpy(values.copy()).view(height, width, channels).permute(2, 0, 1))
 
 
-def _fitted(picture: Image, width: int, height: int, *, crop: bool) -> Image:
+def _fit(picture: Image, width: int, height: int, *, crop: bool) -> Image:
     """Bring a picture to a size by averaging over what each new pixel covers."""
     from PIL import Image, ImageOps
 
@@ -151,7 +151,7 @@ def _fitted(picture: Image, width: int, height: int, *, crop: bool) -> Image:
 
 
 def _scale_deep(path: Path | BinaryIO, values: NDArray[Any]) -> Tensor:
-    """Sixteen bits to [-1, 1]: p / 32767.5 - 1."""
+    """Scale sixteen bits to [-1, 1]: p / 32767.5 - 1."""
     if values.min() < 0 or values.max() > 65535:
         raise DataError(
             f"{path} has values up to {values.max():g}.",
@@ -181,7 +181,7 @@ def _channels(path: Path | BinaryIO, mode: str) -> int:
     return CHANNELS[mode]
 
 
-def _damaged(path: Path | BinaryIO, error: Exception) -> DataError:
+def _damaged_error(path: Path | BinaryIO, error: Exception) -> DataError:
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return DataError(
         f"{path} is not a whole image.", why=f"Pillow says: {reason}.", remedy="Restore the file or remove it."

@@ -1,5 +1,4 @@
-"""Digits bent and drawn anew in every batch, framed as MNIST's are: 20 pixels long in a picture of 28x28, centred by
-mass.
+"""Digits bent and drawn afresh in every batch, framed like MNIST's: 20 of 28 pixels long, centred by mass.
 
 A glyph is kept as its signed distance to the outline, positive inside: a thicker or thinner pen is another level of it,
 and it can be read between its pixels.
@@ -29,7 +28,7 @@ _OUTERMOST, _EVENLY = 16, 64
 _UNIT = FILLED / LONGEST
 """Glyph pixels in a pixel, for a digit that is not resized."""
 _KNOTS = 5
-"""A bend is drawn at so many places along each side, and smooth between them."""
+"""A bend is drawn at this many places along each side, and smooth between them."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def measure_glyphs(pictures: NDArray[np.bool_], labels: Tensor) -> Glyphs:
 
 
 @dataclass(frozen=True)
-class Hand:
+class Distortion:
     """How far a digit may be changed. Each number is drawn for each digit alone."""
 
     rotation: float = 0.15
@@ -102,8 +101,8 @@ class Hand:
 class RenderedDigits:
     """Digits drawn from glyphs."""
 
-    def __init__(self, glyphs: Glyphs, hand: Hand | None = None) -> None:
-        self.glyphs, self.hand = glyphs, hand or Hand()
+    def __init__(self, glyphs: Glyphs, hand: Distortion | None = None) -> None:
+        self.glyphs, self.hand = glyphs, hand or Distortion()
         line = torch.arange(SIDE) - (SIDE - 1) / 2
         self._places = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)
         self._smooth = _interpolation()
@@ -147,8 +146,8 @@ class RenderedDigits:
             places = self._places * scale.view(-1, 1, 1) + centre.unsqueeze(1) + bend.flatten(2).mT
             read = (places @ reading.mT).view(count, SIDE, SIDE, 2) / (_FRAME / 2)
             distance = F.grid_sample(chosen.distances, read, padding_mode="border", align_corners=False).flatten(1)
-            found: Tensor = (0.5 + (distance + wider) / pixel / fade.unsqueeze(1)).clamp(0, 1)
-            return found
+            ink: Tensor = (0.5 + (distance + wider) / pixel / fade.unsqueeze(1)).clamp(0, 1)
+            return ink
 
         centre = points[:, _OUTERMOST:].mean(1)
         first = ink(centre)

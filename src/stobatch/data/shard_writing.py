@@ -113,7 +113,7 @@ def deal_persons(groups: Tensor, num_shards: int, seeds: Seeds) -> npt.NDArray[n
 
 def require_room(out: Path) -> None:
     """Raise unless a folder is new, empty, or left behind by a writer that was killed."""
-    with _writing(out):
+    with _writing_errors(out):
         names = {path.name for path in out.iterdir()} if out.exists() else set()
     if FILE in names:
         raise DataError(f"{out} already holds shards.", remedy="Remove it or choose another folder.")
@@ -126,9 +126,9 @@ def require_room(out: Path) -> None:
 def _new_folder(out: Path) -> Iterator[None]:
     """Make an empty, private folder; leave nothing of it unless it has a manifest in the end."""
     require_room(out)
-    made = not out.exists()
+    is_new = not out.exists()
     try:
-        with _writing(out):
+        with _writing_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             out.mkdir(mode=0o700, exist_ok=True)
             _clear(out)
@@ -138,7 +138,7 @@ def _new_folder(out: Path) -> Iterator[None]:
         if not (out / FILE).exists():
             with suppress(OSError):
                 _clear(out)
-                if made:
+                if is_new:
                     out.rmdir()
 
 
@@ -166,7 +166,7 @@ class ShardWriter:
         self.out, self.info, self.shard_of, self.groups = out, info, shard_of, groups
         self._encoding = "uint8"
         self._counts = dict.fromkeys([*(stem_of(number) for number in range(num_shards)), _TEST], 0)
-        with _writing(out):
+        with _writing_errors(out):
             for stem in self._counts:
                 self._append(stem, np.empty((0, *info.input_shape), ENCODINGS["uint8"]), np.empty(0, LABELS))
 
@@ -178,62 +178,62 @@ class ShardWriter:
         """Append the next training examples, each to its shard."""
         first = self._num_train
         if first + len(labels) > self.info.num_train:
-            raise self._miscounted("training", first + len(labels), self.info.num_train)
-        stored, classes = self._encoded(inputs, labels, "training", first)
+            raise self._count_error("training", first + len(labels), self.info.num_train)
+        stored, classes = self._encode(inputs, labels, "training", first)
         shards = self.shard_of[first : first + len(labels)]
-        with _writing(self.out):
+        with _writing_errors(self.out):
             for number in np.unique(shards):
                 own = np.flatnonzero(shards == number)
                 self._append(stem_of(int(number)), stored[own], classes[own])
 
     def add_test(self, inputs: Tensor, labels: Tensor) -> None:
         """Append the next test examples."""
-        stored, classes = self._encoded(inputs, labels, "test", self._counts[_TEST])
-        with _writing(self.out):
+        stored, classes = self._encode(inputs, labels, "test", self._counts[_TEST])
+        with _writing_errors(self.out):
             self._append(_TEST, stored, classes)
 
     def finish(self, dealt: dict[str, Any], advance: Advance = lambda records: None) -> Manifest:
         """Make the files whole, sum them up and write the manifest."""
         num_train, num_test = self._num_train, self._counts[_TEST]
         if num_train != self.info.num_train:
-            raise self._miscounted("training", num_train, self.info.num_train)
+            raise self._count_error("training", num_train, self.info.num_train)
         if num_test != self.info.num_test:
-            raise self._miscounted("test", num_test, self.info.num_test)
+            raise self._count_error("test", num_test, self.info.num_test)
         if not num_test:
             raise DataError(f"{self.info.name} has no test examples.", remedy="Give at least one.")
-        with _writing(self.out):
+        with _writing_errors(self.out):
             shards: list[Shard] = []
             for number, (stem, count) in enumerate(self._counts.items()):
                 first = sum(shard.count for shard in shards) if stem != _TEST else 0
                 title = f"shard {number}" if stem != _TEST else TEST_TITLE
-                inputs = _sealed(self._path(stem, "inputs"), ENCODINGS[self._encoding], (count, *self.info.input_shape))
-                labels = _sealed(self._path(stem, "labels"), LABELS, (count,))
-                owners = None if stem == _TEST or self.groups is None else self._owners(number, stem, self.groups)
+                inputs = _seal(self._path(stem, "inputs"), ENCODINGS[self._encoding], (count, *self.info.input_shape))
+                labels = _seal(self._path(stem, "labels"), LABELS, (count,))
+                owners = None if stem == _TEST or self.groups is None else self._write_owners(number, stem, self.groups)
                 shards.append(Shard(title, first, count, inputs, labels, owners))
                 advance(count)
         manifest = Manifest(self.out, self.info, self._encoding, dealt, tuple(shards[:-1]), shards[-1])
         copies = find_copies(ShardedExamples(manifest), read_test(manifest, num_test))
         manifest = replace(manifest, test_copies=len(copies))
-        with _writing(self.out):
+        with _writing_errors(self.out):
             manifest.write()
         return manifest
 
-    def _owners(self, number: int, stem: str, groups: Tensor) -> ShardOwners:
+    def _write_owners(self, number: int, stem: str, groups: Tensor) -> ShardOwners:
         """Write whose the records of a shard are, numbered from 0 in it."""
         codes = as_dense(groups[torch.from_numpy(self.shard_of == number)])
         self._write(stem, "persons", codes.numpy(), ())
         counts = torch.bincount(codes)
-        stored = _sealed(self._path(stem, "persons"), LABELS, tuple(codes.shape))
+        stored = _seal(self._path(stem, "persons"), LABELS, tuple(codes.shape))
         return ShardOwners(stored, len(counts), int(counts.max()))
 
-    def _miscounted(self, part: str, found: int, promised: int) -> DataError:
+    def _count_error(self, part: str, actual: int, promised: int) -> DataError:
         return DataError(
-            f"{self.info.name} was to have {promised} {part} examples and has {found}.",
+            f"{self.info.name} was to have {promised} {part} examples and has {actual}.",
             why="They are dealt to the shards by their number.",
             remedy="Give the right number.",
         )
 
-    def _encoded(self, inputs: Tensor, labels: Tensor, part: str, first: int) -> tuple[Any, Any]:
+    def _encode(self, inputs: Tensor, labels: Tensor, part: str, first: int) -> tuple[Any, Any]:
         """Return inputs and labels as they are stored, checked."""
         inputs, labels = inputs.detach().cpu(), labels.detach().cpu()
 
@@ -251,7 +251,7 @@ class ShardWriter:
             as_bytes = to_bytes(inputs)
             if as_bytes is not None:
                 return as_bytes.numpy(), labels.numpy()
-            with _writing(self.out):
+            with _writing_errors(self.out):
                 self._widen()
         return inputs.numpy(), labels.numpy()
 
@@ -259,7 +259,7 @@ class ShardWriter:
         return self.out / f"{stem}.{part}.npy"
 
     def _append(self, stem: str, inputs: Any, labels: Any) -> None:
-        """To the two files of a shard, which are opened for this alone: a thousand shards need no thousand handles."""
+        """Append to the two files of a shard, opened for this alone: a thousand shards need no thousand handles."""
         self._write(stem, "inputs", inputs, self.info.input_shape)
         self._write(stem, "labels", labels, ())
         self._counts[stem] += len(labels)
@@ -298,13 +298,13 @@ def to_bytes(inputs: Tensor) -> Tensor | None:
 
 
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """NumPy leaves room in it for a longer first dimension, so that it can be written anew at the end."""
+    """Return a NumPy header, which has room for a longer first dimension, so that it can be rewritten at the end."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": shape})
     return header.getvalue()
 
 
-def _sealed(path: Path, dtype: str, shape: tuple[int, ...]) -> StoredFile:
+def _seal(path: Path, dtype: str, shape: tuple[int, ...]) -> StoredFile:
     """Put the true length into a file's header, flush it to the disk, and sum it up as it now is."""
     with path.open("rb+") as file:
         file.write(_header(dtype, shape))
@@ -316,7 +316,7 @@ def _sealed(path: Path, dtype: str, shape: tuple[int, ...]) -> StoredFile:
 
 
 @contextmanager
-def _writing(out: Path) -> Iterator[None]:
+def _writing_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RunError) as error:

@@ -91,8 +91,8 @@ class Shard:
         return self.inputs, self.labels, *(() if self.owners is None else (self.owners.codes,))
 
     def to_dict(self) -> dict[str, Any]:
-        found = {"first": self.first, "count": self.count, "inputs": vars(self.inputs), "labels": vars(self.labels)}
-        return found if self.owners is None else {**found, "persons": self.owners.to_dict()}
+        entry = {"first": self.first, "count": self.count, "inputs": vars(self.inputs), "labels": vars(self.labels)}
+        return entry if self.owners is None else {**entry, "persons": self.owners.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], title: str, stem: str) -> Shard:
@@ -131,8 +131,8 @@ class Manifest:
         owners = [shard.owners for shard in self.shards if shard.owners is not None]
         total = sum(owner.num for owner in owners) if owners else None
         if total != self.info.num_persons or len(owners) not in (0, len(self.shards)):
-            said = f"describes {self.info.num_persons or 'no'} persons, its shards have {total or 'none'}"
-            raise DataError(f"{self.folder / FILE} {said}.", remedy=WRITE_AGAIN)
+            mismatch = f"describes {self.info.num_persons or 'no'} persons, its shards have {total or 'none'}"
+            raise DataError(f"{self.folder / FILE} {mismatch}.", remedy=WRITE_AGAIN)
 
     @property
     def digest(self) -> str:
@@ -225,7 +225,7 @@ def _check_ranges(path: Path, shards: tuple[Shard, ...], total: int) -> None:
 
 
 def _check_different(path: Path, shards: tuple[Shard, ...]) -> None:
-    """Labels alone may well agree, and so may empty-looking inputs; both together are one shard under two names."""
+    """Raise where labels and inputs of two shards agree: then they are one shard under two names."""
     seen: dict[tuple[str, str], Shard] = {}
     for shard in shards:
         same = seen.setdefault((shard.inputs.sha256, shard.labels.sha256), shard)
@@ -281,12 +281,12 @@ class ShardedExamples(TrainingExamples):
         self.require([number])
         shard = self.manifest.shards[number]
         assert shard.owners is not None
-        codes = torch.from_numpy(np.array(_mapped(self.manifest, shard, shard.owners.codes, LABELS, (shard.count,))))
+        codes = torch.from_numpy(np.array(_map_array(self.manifest, shard, shard.owners.codes, LABELS, (shard.count,))))
         check_codes(codes, shard.count)
         return codes
 
     def fingerprint(self) -> str:
-        """That of the checksums of the training shards, in order."""
+        """Return the digest of the checksums of the training shards, in order."""
         sums = [tuple(file.sha256 for file in shard.files) for shard in self.manifest.shards]
         return hashlib.sha256(json.dumps([self.manifest.encoding, sums]).encode()).hexdigest()
 
@@ -315,10 +315,10 @@ class ShardedExamples(TrainingExamples):
             if start < stop:
                 self.require([number])
                 shard = self.manifest.shards[number]
-                stored_inputs, stored_labels = mapped(self.manifest, shard)
+                stored_inputs, stored_labels = map_files(self.manifest, shard)
                 places, to = ascending[start:stop] - shard.first, order[start:stop]
                 inputs[to], labels[to] = stored_inputs[places], stored_labels[places]
-        return decoded(self.manifest, inputs, labels, wanted)
+        return decode(self.manifest, inputs, labels, wanted)
 
     def in_memory(self) -> Examples:
         (inputs, labels), persons = self.fetch(torch.arange(len(self))), self.persons
@@ -329,16 +329,16 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 def stamp_of(folder: Path, shard: Shard) -> Stamp:
-    """Size, time and number of both files: what changes when somebody touches them."""
+    """Return size, time and inode of both files: what changes when they are touched."""
     stamps = []
     for file in shard.files:
         try:
-            found = (folder / file.file).stat()
+            status = (folder / file.file).stat()
         except OSError as error:
-            raise _refused(folder, shard, file, f"cannot be read: {error.strerror}") from None
-        if found.st_size != file.bytes:
-            raise _refused(folder, shard, file, f"has {found.st_size:,} bytes instead of {file.bytes:,}")
-        stamps.append((found.st_size, found.st_mtime_ns, found.st_ino))
+            raise _damaged_error(folder, shard, file, f"cannot be read: {error.strerror}") from None
+        if status.st_size != file.bytes:
+            raise _damaged_error(folder, shard, file, f"has {status.st_size:,} bytes instead of {file.bytes:,}")
+        stamps.append((status.st_size, status.st_mtime_ns, status.st_ino))
     return tuple(stamps)
 
 
@@ -347,36 +347,36 @@ def check_sums(manifest: Manifest, shard: Shard) -> None:
     for file in shard.files:
         try:
             with (manifest.folder / file.file).open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
-            raise _refused(manifest.folder, shard, file, f"cannot be read: {error.strerror}") from None
-        if found != file.sha256:
-            owners = [other.title for other in manifest.shards for own in other.files if own.sha256 == found]
+            raise _damaged_error(manifest.folder, shard, file, f"cannot be read: {error.strerror}") from None
+        if digest != file.sha256:
+            owners = [other.title for other in manifest.shards for own in other.files if own.sha256 == digest]
             belongs = f": it is that of {owners[0]}" if owners else ""
-            raise _refused(manifest.folder, shard, file, f"is not the file that was written{belongs}")
+            raise _damaged_error(manifest.folder, shard, file, f"is not the file that was written{belongs}")
 
 
-def mapped(manifest: Manifest, shard: Shard) -> tuple[Array, Array]:
-    """Views of a shard's files that read what is indexed; they last as long as somebody holds them."""
+def map_files(manifest: Manifest, shard: Shard) -> tuple[Array, Array]:
+    """Return views of a shard's files that read what is indexed; they last as long as they are referenced."""
     inputs = (shard.count, *manifest.info.input_shape)
     return (
-        _mapped(manifest, shard, shard.inputs, ENCODINGS[manifest.encoding], inputs),
-        _mapped(manifest, shard, shard.labels, LABELS, (shard.count,)),
+        _map_array(manifest, shard, shard.inputs, ENCODINGS[manifest.encoding], inputs),
+        _map_array(manifest, shard, shard.labels, LABELS, (shard.count,)),
     )
 
 
-def _mapped(manifest: Manifest, shard: Shard, file: StoredFile, dtype: str, shape: tuple[int, ...]) -> Array:
+def _map_array(manifest: Manifest, shard: Shard, file: StoredFile, dtype: str, shape: tuple[int, ...]) -> Array:
     try:
-        found = np.load(manifest.folder / file.file, mmap_mode="r", allow_pickle=False)
+        array = np.load(manifest.folder / file.file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise _refused(manifest.folder, shard, file, f"is no array that can be mapped ({reason})") from None
-    if found.shape != shape or found.dtype != np.dtype(dtype):
-        raise _refused(manifest.folder, shard, file, f"holds {found.dtype} {found.shape}, not {dtype} {shape}")
-    return np.asarray(found)
+        raise _damaged_error(manifest.folder, shard, file, f"is not an array that can be mapped ({reason})") from None
+    if array.shape != shape or array.dtype != np.dtype(dtype):
+        raise _damaged_error(manifest.folder, shard, file, f"holds {array.dtype} {array.shape}, not {dtype} {shape}")
+    return np.asarray(array)
 
 
-def decoded(manifest: Manifest, inputs: Array, labels: Array, positions: Array) -> tuple[Tensor, Tensor]:
+def decode(manifest: Manifest, inputs: Array, labels: Array, positions: Array) -> tuple[Tensor, Tensor]:
     """Return what is stored as what is trained on, checked."""
     stored = torch.from_numpy(inputs)
     as_inputs = scale(stored) if manifest.encoding == "uint8" else stored
@@ -394,17 +394,17 @@ def read_test(manifest: Manifest, limit: int) -> Examples:
     """Return the first test examples, after both files have been compared with their checksums."""
     stamp_of(manifest.folder, manifest.test)
     check_sums(manifest, manifest.test)
-    stored_inputs, stored_labels = mapped(manifest, manifest.test)
+    stored_inputs, stored_labels = map_files(manifest, manifest.test)
     inputs, labels = np.array(stored_inputs[:limit]), np.array(stored_labels[:limit])
-    return Examples(*decoded(manifest, inputs, labels, np.arange(limit)), manifest.info.num_classes)
+    return Examples(*decode(manifest, inputs, labels, np.arange(limit)), manifest.info.num_classes)
 
 
-def _refused(folder: Path, shard: Shard, file: StoredFile, what: str) -> DataError:
+def _damaged_error(folder: Path, shard: Shard, file: StoredFile, what: str) -> DataError:
     return DataError(f"{shard.title} is damaged: {folder / file.file} {what}.", remedy=WRITE_AGAIN)
 
 
 def describe(config: DataConfig, root: Path) -> DatasetInfo:
-    """What the manifest says; no file of data is opened. Settings that would change which records there are, are not.
+    """Return what the manifest says; no file of data is opened. Settings that would change the records are refused.
 
     A limit or fewer classes would need another manifest: the ranges and checksums of this one are for all records.
     """
@@ -423,7 +423,7 @@ def describe(config: DataConfig, root: Path) -> DatasetInfo:
 
 
 def read(info: DatasetInfo, root: Path, generator: torch.Generator | None) -> tuple[ShardedExamples, Examples]:
-    """Return the training examples stay on disk; the test examples are read."""
+    """Return the data set: training examples stay on disk, test examples are read."""
     manifest = Manifest.read(root)
     return ShardedExamples(manifest), read_test(manifest, info.num_test)
 

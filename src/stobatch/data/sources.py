@@ -36,7 +36,7 @@ def without_held_out(info: DatasetInfo, config: DataConfig) -> DatasetInfo:
             f"data.held_out={config.held_out} leaves nothing of {whole} {word}.", remedy="Hold out a tenth of them."
         )
     if info.num_persons is not None:
-        # How many records those have who are left is for nobody to know: it depends on who is held out.
+        # The number of records of those who are left stays secret: it depends on who is held out.
         return replace(info, num_persons=whole - config.held_out)
     return replace(info, num_train=whole - config.held_out)
 
@@ -74,12 +74,12 @@ class Source:
     fetch: Callable[[Path], None] = lambda root: None
     stream: Callable[[DatasetInfo, Path], Stream] | None = None
     public: bool = False
-    """Whether everybody can download it; if not, it is somebody's own, and pictures of it are for their eyes alone."""
+    """Whether anyone can download it; if not, pictures of it are for their owner alone."""
     test_copies: int | None = None
     """Test records that are training records, where they were counted; of a public set, whose split is given."""
 
 
-def _handed_over(*_: object) -> NoReturn:
+def _refuse_by_name(*_: object) -> NoReturn:
     raise DataError(
         "data set 'tensors' has no files.",
         why="It is handed over in Python.",
@@ -87,11 +87,11 @@ def _handed_over(*_: object) -> NoReturn:
     )
 
 
-HANDED_OVER = Source(_handed_over, _handed_over, can_augment=True, fetch=_handed_over)
+HANDED_OVER = Source(_refuse_by_name, _refuse_by_name, can_augment=True, fetch=_refuse_by_name)
 
 
 def is_public(name: str) -> bool:
-    """Return whether everybody can download these data: digests and pictures of test images tell nothing new."""
+    """Return whether anyone can download these data: digests and pictures of test images tell nothing new."""
     return name in DATA_SETS and bool(DATA_SETS[name].public)
 
 

@@ -190,7 +190,7 @@ LOOSENESS = 0.08
 _WIDTH = 5
 """Of the pen, in glyph pixels; the one that a digit is drawn with in the end is another."""
 _FINER = 2
-"""The pen draws on so many times finer a grid."""
+"""The pen draws on a grid that is finer by this factor."""
 
 
 def make_stroke_glyphs(per_digit: int, generator: torch.Generator, looseness: float = LOOSENESS) -> Glyphs:
@@ -236,5 +236,5 @@ def _draw(lines: list[Tensor]) -> NDArray[np.bool_]:
         for x, y in (places[0], places[-1]):
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=1)
     blocks = np.asarray(canvas).reshape(PICTURE, _FINER, PICTURE, _FINER)
-    found: NDArray[np.bool_] = blocks.mean((1, 3)) >= 0.5
-    return found
+    ink: NDArray[np.bool_] = blocks.mean((1, 3)) >= 0.5
+    return ink

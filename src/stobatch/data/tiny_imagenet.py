@@ -41,7 +41,7 @@ def describe(config: DataConfig, root: Path) -> DatasetInfo:
 def fetch(root: Path) -> None:
     """Download the set if it is not there."""
     folder = root / FOLDER
-    fetch_folder(URL, ARCHIVE_MD5, folder, by_hand=_by_hand(folder))
+    fetch_folder(URL, ARCHIVE_MD5, folder, by_hand=_instructions(folder))
 
 
 def read(info: DatasetInfo, root: Path, generator: torch.Generator | None) -> tuple[Examples, Examples]:
@@ -72,11 +72,11 @@ def _lines(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}.", remedy=_by_hand(path.parent)) from None
+        raise DataError(f"cannot read {path}: {error.strerror}.", remedy=_instructions(path.parent)) from None
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _by_hand(folder: Path) -> str:
+def _instructions(folder: Path) -> str:
     return (
         f"Unpack {URL} so that {FOLDER}/wnids.txt, {FOLDER}/train and {FOLDER}/val lie in {folder.parent}, "
         f"or point STOBATCH_DATA at a folder that has {FOLDER}/."

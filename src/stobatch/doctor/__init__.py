@@ -1,6 +1,6 @@
 """`doctor`: whether this machine's back-ends work, before a long or a many-process training is started.
 
-Every check tries the thing itself: a file is written for good, processes add up, a gradient is computed twice. None of
+Every check tries what it is about: a file is written for good, processes add up, a gradient is computed twice. None of
 them reads private data, and what they say names no folder and no host. A check that raises or hangs is broken, and the
 next one has its turn.
 """
@@ -79,17 +79,17 @@ def doctor(out: str | Path = "runs", *, only: Sequence[str] = (), quiet: bool = 
     if unknown := [name for name in only if name not in names]:
         raise SettingError(f"there is no check '{unknown[0]}'.", remedy=f"Choose from: {', '.join(names)}.")
     chosen = [one for one in available if not only or one.name in only]
-    made = []
+    checks = []
     with progress("doctor", len(chosen), quiet=quiet) as advance:
         for examination in chosen:
             advance(0, note=examination.name)
-            made.append(examine(examination))
+            checks.append(examine(examination))
             advance(1)
     return HealthReport(
         complete=not only,
-        ready=not any(check.stops_training for check in made),
-        seconds=round(sum(check.seconds for check in made), 3),
-        checks=tuple(made),
+        ready=not any(check.stops_training for check in checks),
+        seconds=round(sum(check.seconds for check in checks), 3),
+        checks=tuple(checks),
     )
 
 

@@ -1,4 +1,4 @@
-"""The checks that `doctor` makes: each tries one thing that a training rests on and says what was measured.
+"""The checks that `doctor` makes: each tries one part that a training rests on and says what was measured.
 
 Arithmetic is tried on small cases whose answers are known by other means. Each check takes as an argument what it
 tries, so that a broken one can be put in its place.
@@ -92,10 +92,10 @@ def packages(required: Mapping[str, str] | None = None) -> Outcome:
         old = _version(version) < _version(least)
         versions.append(f"{package} {version}{' is too old' if old else ''}")
         wrong += [package] if old else []
-    said = f"Python {sys.version.split()[0]}; imported {', '.join(versions)}"
+    detail = f"Python {sys.version.split()[0]}; imported {', '.join(versions)}"
     if wrong:
-        return Outcome(Health.BROKEN, said, f"pip install --upgrade --force-reinstall {' '.join(wrong)}")
-    return Outcome(Health.OK, said)
+        return Outcome(Health.BROKEN, detail, f"pip install --upgrade --force-reinstall {' '.join(wrong)}")
+    return Outcome(Health.OK, detail)
 
 
 def extra(name: str) -> Outcome:
@@ -132,12 +132,12 @@ def cores_and_threads(
     processes = int(local) if local.isdigit() and int(local) else 1
     omp = environment.get("OMP_NUM_THREADS", "")
     asked = omp if omp.isdigit() else "not a number" if omp else "unset"
-    said = f"cores: {have}; processes on this machine: {processes}; threads of each: {use} (OMP_NUM_THREADS: {asked})"
+    detail = f"cores: {have}; processes on this machine: {processes}; threads of each: {use} (OMP_NUM_THREADS: {asked})"
     if processes * use > have:
         least = max(1, have // processes)
         fewer = f"Set OMP_NUM_THREADS={least} (or --set machine.threads={least})"
-        return Outcome(Health.WARNING, said, f"{fewer}{'' if processes <= have else ', and start fewer processes'}.")
-    return Outcome(Health.OK, said)
+        return Outcome(Health.WARNING, detail, f"{fewer}{'' if processes <= have else ', and start fewer processes'}.")
+    return Outcome(Health.OK, detail)
 
 
 def free_memory() -> int:
@@ -156,8 +156,8 @@ def free_memory() -> int:
 def memory(free: Callable[[], int] = free_memory) -> Outcome:
     """Hold what is free against twice what the hot loops may take by default."""
     wanted, left = 2 * MachineConfig().memory_mb * MIB, free()
-    said = f"{left / 1e9:.1f} GB free; a training takes about {wanted / 1e9:.1f} GB"
-    return Outcome(Health.OK if left >= wanted else Health.BROKEN, said)
+    detail = f"{left / 1e9:.1f} GB free; a training takes about {wanted / 1e9:.1f} GB"
+    return Outcome(Health.OK if left >= wanted else Health.BROKEN, detail)
 
 
 Write = Callable[[Path, Callable[[Any], object]], object]
@@ -184,12 +184,12 @@ def disk(folder: Path, write: Write = write_atomically, free: Callable[[Path], i
         reason = error.strerror or str(error)
     if reason:
         return Outcome(Health.BROKEN, f"a file cannot be written where runs go: {reason}")
-    said = f"4 MiB written, flushed, renamed and read back in {1e3 * seconds:.0f} ms; {left / 1e9:.1f} GB free"
+    detail = f"4 MiB written, flushed, renamed and read back in {1e3 * seconds:.0f} ms; {left / 1e9:.1f} GB free"
     if left < LEAST_FREE:
-        return Outcome(Health.BROKEN, said)
+        return Outcome(Health.BROKEN, detail)
     if left < FEW_FREE:
-        return Outcome(Health.WARNING, said, "Free some space before a long training.")
-    return Outcome(Health.OK, said)
+        return Outcome(Health.WARNING, detail, "Free some space before a long training.")
+    return Outcome(Health.OK, detail)
 
 
 def embedded_mnist(folder: Path = mnist.FOLDER) -> Outcome:
@@ -217,8 +217,8 @@ def torch_works(multiply: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> 
     left, right = torch.rand(2, 192, 192, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     known = left.numpy() @ right.numpy()
     error = float(np.abs(multiply(left.float(), right.float()).double().numpy() - known).max() / np.abs(known).max())
-    said = f"torch {torch.__version__}: a product of matrices differs from NumPy's by {error:.1g}"
-    return Outcome(Health.OK if error < 1e-5 else Health.BROKEN, said)
+    detail = f"torch {torch.__version__}: a product of matrices differs from NumPy's by {error:.1g}"
+    return Outcome(Health.OK if error < 1e-5 else Health.BROKEN, detail)
 
 
 def _public_case() -> tuple[nn.Module, Batch]:
@@ -256,9 +256,9 @@ def accountant(epsilon: Callable[[PoissonGaussian, float], float] = PoissonGauss
         (PoissonGaussian(0.01, 1.0, 10_000), 6.1877),
     )
     excess = [epsilon(steps, 1e-5) / truth - 1 for steps, truth in known]
-    said = f"two known privacy budgets are overcounted by {excess[0]:.1e} and {excess[1]:.1e} of themselves"
+    detail = f"two known privacy budgets are overcounted by {excess[0]:.1e} and {excess[1]:.1e} of themselves"
     right = all(-1e-9 <= over <= 1e-3 for over in excess)
-    return Outcome(Health.OK if right else Health.BROKEN, f"{said}; 0 to 1e-3 is right")
+    return Outcome(Health.OK if right else Health.BROKEN, f"{detail}; 0 to 1e-3 is right")
 
 
 def clipping(fast: Clipper = clipped_sum_in_one_pass) -> Outcome:
@@ -271,8 +271,8 @@ def clipping(fast: Clipper = clipped_sum_in_one_pass) -> Outcome:
 
     formed = flat(clipped_sum_by_example)
     error = float((flat(fast) - formed).norm() / formed.norm())
-    said = f"clipped sums of {len(batch[0])} examples differ from formed gradients by {error:.1g}"
-    return Outcome(Health.OK if error < 1e-4 else Health.BROKEN, said)
+    detail = f"clipped sums of {len(batch[0])} examples differ from formed gradients by {error:.1g}"
+    return Outcome(Health.OK if error < 1e-4 else Health.BROKEN, detail)
 
 
 DRAWS = 100_000
@@ -290,10 +290,10 @@ def noise(draw: Callable[[str], NDArray[np.float64]] = _draw) -> Outcome:
     """
     values = draw("a")
     distance = float(np.abs(ndtr(np.sort(values)) - (np.arange(DRAWS) + 0.5) / DRAWS).max()) * math.sqrt(DRAWS)
-    said = f"{DRAWS:,} draws of noise: Kolmogorov-Smirnov {distance:.2f} (below 2.7)"
+    detail = f"{DRAWS:,} draws of noise: Kolmogorov-Smirnov {distance:.2f} (below 2.7)"
     if not np.array_equal(values, draw("a")) or np.array_equal(values, draw("b")):
-        return Outcome(Health.BROKEN, f"{said}; streams do not go with their names")
-    return Outcome(Health.OK if distance < 2.7 else Health.BROKEN, said)
+        return Outcome(Health.BROKEN, f"{detail}; streams do not go with their names")
+    return Outcome(Health.OK if distance < 2.7 else Health.BROKEN, detail)
 
 
 def _sums(answer: dict[str, Any]) -> str:
@@ -302,7 +302,7 @@ def _sums(answer: dict[str, Any]) -> str:
 
 
 def gloo(ask: Callable[[int, str], Any] = ask_ranks) -> Outcome:
-    """Have torchrun start two processes that add 1 and 16 MB of float64 and check the sum."""
+    """Start two processes by torchrun that add 1 and 16 MB of float64, and check the sum."""
     if not (dist.is_available() and dist.is_gloo_available()):
         remedy = "Install a build of torch that has it; one process trains without."
         return Outcome(Health.MISSING, "this torch is built without torch.distributed or gloo", remedy)
@@ -330,8 +330,8 @@ def cuda(count: Callable[[], int] = visible, ask: Callable[[], Any] = ask_gpus, 
     """Try every visible GPU in a process of its own, which a driver that hangs takes with it."""
     gpus = count()
     if not gpus and driver.exists():
-        said = f"there is a driver for GPUs, and torch {torch.__version__} sees none"
-        return Outcome(Health.WARNING, said, "Unset CUDA_VISIBLE_DEVICES, or install a build of torch for CUDA.")
+        detail = f"there is a driver for GPUs, and torch {torch.__version__} sees none"
+        return Outcome(Health.WARNING, detail, "Unset CUDA_VISIBLE_DEVICES, or install a build of torch for CUDA.")
     if not gpus:
         return _NO_GPU
     try:
@@ -340,7 +340,7 @@ def cuda(count: Callable[[], int] = visible, ask: Callable[[], Any] = ask_gpus, 
         return Outcome(Health.BROKEN, f"a GPU is visible and could not multiply: {error}")
     if len(answers) != gpus:
         return Outcome(Health.BROKEN, f"torch counts {gpus} GPUs here and {len(answers)} in a process of its own")
-    said = "; ".join(
+    detail = "; ".join(
         f"cuda:{number} {gpu['name']}: a product differs from the CPU's by {gpu['error']:.1g} "
         f"({gpu['bfloat16_error']:.1g} in bfloat16), {gpu['free'] / 1e9:.0f} of {gpu['total'] / 1e9:.0f} GB free"
         for number, gpu in enumerate(answers)
@@ -348,14 +348,14 @@ def cuda(count: Callable[[], int] = visible, ask: Callable[[], Any] = ask_gpus, 
     # Written so that NaN counts as wrong.
     exact = all(gpu["error"] < LARGEST_ERROR for gpu in answers)
     if not (exact and all(gpu["bfloat16"] and gpu["bfloat16_error"] < LARGEST_BFLOAT16_ERROR for gpu in answers)):
-        return Outcome(Health.BROKEN, said)
+        return Outcome(Health.BROKEN, detail)
     full = any(gpu["free"] < 1024 * MIB for gpu in answers)
     remedy = "Another program holds the GPU's memory: end it, or choose another GPU." if full else ""
-    return Outcome(Health.WARNING if full else Health.OK, said, remedy)
+    return Outcome(Health.WARNING if full else Health.OK, detail, remedy)
 
 
 def nccl(count: Callable[[], int] = visible, ask: Callable[[int, str], Any] = ask_ranks) -> Outcome:
-    """Have torchrun start one process for each GPU; a group of one still loads and starts the library."""
+    """Start one process for each GPU by torchrun; a group of one still loads and starts the library."""
     gpus = count()
     if not gpus:
         return _NO_GPU

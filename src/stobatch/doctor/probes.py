@@ -38,7 +38,7 @@ def ask_gpus() -> Any:
 
 
 def ask_ranks(world: int, backend: str) -> Any:
-    """Return what `measure_sums` says where torchrun starts so many processes, as one would start a training."""
+    """Return what `measure_sums` says where torchrun starts `processes` processes, as for a training."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     return ask([*launch, __file__, backend, str(LIMIT)])
 
@@ -72,7 +72,7 @@ def environment() -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ask first: a launcher takes its own children along, which live in sessions of their own."""
+    """End a process. Ask first: a launcher takes its own children along, which live in sessions of their own."""
     for stop in (process.terminate, process.kill):
         if process.poll() is None:
             stop()
@@ -81,7 +81,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _reason(code: int, errors: str) -> str:
-    """Return one line: the exception if there was one, else the last thing said, else how the process ended."""
+    """Return one line: the exception if there was one, else the last line printed, else how the process ended."""
     if named := _ERROR.findall(errors):
         return str(named[0])
     if code == -signal.SIGALRM:

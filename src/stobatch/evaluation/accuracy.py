@@ -45,18 +45,18 @@ class AttackedTable:
         return np.asarray(self.records[attacked_column(attack, radius.size, part)])
 
     def clean(self) -> Flags:
-        """Right on the clean input."""
+        """Return which clean inputs are answered rightly."""
         right: Flags = np.asarray(self.records["prediction"]) == self.label
         return right
 
     def survives(self, attack: str, radius: Radius) -> Flags:
-        """Right on the attacked input; under `WORST` on every attacked input."""
+        """Return which attacked inputs are answered rightly; under `WORST`, after every attack."""
         names = self.attacks if attack == WORST else (attack,)
         right: Flags = np.logical_and.reduce([self.column(name, radius) == self.label for name in names])
         return right
 
     def conventional(self) -> list[AttackedShare]:
-        """Σ isCorrect(x_adv) / |test| for each attack, and for the worst of them on each example."""
+        """Return Σ isCorrect(x_adv) / |test| for each attack, and for the worst of them on each example."""
         return [
             self._share(attack, radius, self.survives(attack, radius))
             for radius in self.radii
@@ -76,7 +76,7 @@ class AttackedTable:
         )
 
     def certified_at_attacked(self, rule: str) -> list[AttackedShare]:
-        """Σ isCorrect(x_adv) & isRobust(x_adv) / |test|: the paper's certified accuracy, at the attacked input.
+        """Return Σ isCorrect(x_adv) & isRobust(x_adv) / |test|: the paper's certified accuracy, at the attacked input.
 
         It says that the *attacked* input is right and cannot be moved further, not that the clean input is safe.
         """
@@ -96,7 +96,7 @@ class AttackedTable:
 def certified_accuracy(
     records: Columns, kinds: Sequence[CertificateKind], radii: Sequence[float]
 ) -> dict[str, dict[float, Proportion]]:
-    """Correct *and* robust at each radius, on clean inputs (the standard definition), for each kind of certificate.
+    """Return the share that is correct *and* robust at each radius, on clean inputs, for each kind of certificate.
 
     The published rule depends on the attack size it is asked about, so its column is the largest size that passes.
     """
@@ -108,7 +108,7 @@ def certified_accuracy(
 
 
 def verified_accuracy(records: Columns) -> VerifiedAccuracy:
-    """Of verified inference on clean inputs: how often it is right, and how often it abstains."""
+    """Return how often verified inference is right on clean inputs, and how often it abstains."""
     right = np.asarray(records["prediction"]) == np.asarray(records["label"])
     abstain = np.asarray(records["abstain"], dtype=bool)
     return VerifiedAccuracy(
@@ -120,9 +120,9 @@ def verified_accuracy(records: Columns) -> VerifiedAccuracy:
 
 def gaps(published: AttackedTable, adaptive: AttackedTable) -> list[Gap]:
     """Return the worst case under both protocols, on the same examples, radius by radius."""
-    found = []
+    rows = []
     for radius in published.radii:
         first, second = published.survives(WORST, radius), adaptive.survives(WORST, radius)
         shares = {"published": proportion(first).share(), "adaptive": proportion(second).share()}
-        found.append(Gap(radius=radius.size, gap=paired_difference(first, second), **shares))
-    return found
+        rows.append(Gap(radius=radius.size, gap=paired_difference(first, second), **shares))
+    return rows

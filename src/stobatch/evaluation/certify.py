@@ -33,7 +33,7 @@ def certify(
     quiet: bool = False,
     device: str | None = None,
 ) -> CertificateSummary:
-    """Certificates on the test set, by the best of the model's ways: one row per example, and a summary."""
+    """Certify the test set by the best of the model's ways: one row per example, and a summary."""
     model = open_run(run, overrides, network, device)
     with model.run.held():
         return _certify(model, dataset, seed=seed, resume=resume, quiet=quiet)

@@ -33,7 +33,7 @@ class Deployed(ABC):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The kinds of certificate that come with every answer."""
+        """Return the kinds of certificate that come with every answer."""
         return ()
 
     @abstractmethod
@@ -62,7 +62,7 @@ class SinglePass(Deployed):
     @torch.no_grad()
     def answer(self, points: Tensor, generator: torch.Generator) -> Columns:
         scores = torch.cat([self.network(part) for part in torch.split(points, self.rows)])
-        # The largest of scores that are no numbers is no prediction.
+        # The largest of NaN scores is no prediction.
         if not bool(scores.isfinite().all()):
             raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
         return {"prediction": scores.argmax(1).tolist()}
@@ -103,11 +103,11 @@ class Vote(Deployed):
 
     def victims(self, points: Tensor, goal: Goal, generator: torch.Generator) -> dict[str, Victim]:
         few, passes = points[:_COMPARED], self.verifier.passes_per_draw
-        found: dict[str, Victim] = {}
+        victims: dict[str, Victim] = {}
         for name, sample in self.verifier.samples().items():
             if self.noise_draws is not None:
-                found[name] = Expectation(sample, self.noise_draws, passes)
+                victims[name] = Expectation(sample, self.noise_draws, passes)
             else:
                 aim = goal.part(slice(len(few)))
-                found[name] = Expectation.adaptive(sample, few, aim, generator, passes_per_draw=passes)
-        return found
+                victims[name] = Expectation.adaptive(sample, few, aim, generator, passes_per_draw=passes)
+        return victims

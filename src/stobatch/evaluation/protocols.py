@@ -23,12 +23,8 @@ from stobatch.evaluation.functions import Deployed
 from stobatch.files import Columns
 from stobatch.models.classifier import Classifier
 from stobatch.models.network import Network, ReferenceNorm
-from stobatch.progress import Tick
+from stobatch.progress import Tick, no_progress
 from stobatch.types import PAPER_RANGE, Norm, Radius
-
-
-def _silent(share: float) -> None:
-    """Nobody asked."""
 
 
 def attacked_column(attack: str, radius: float, part: str = "prediction") -> str:
@@ -67,9 +63,9 @@ class Protocol(ABC):
 
     @abstractmethod
     def rows(
-        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = _silent
+        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = no_progress
     ) -> Columns:
-        """Predictions on clean inputs and on every attack's points at every radius; `tick` hears of each piece."""
+        """Return predictions on clean inputs and on every attack's points at every radius; `tick` reports progress."""
 
 
 @final
@@ -87,7 +83,7 @@ class Published(Protocol):
         return self.config.attacks
 
     def rows(
-        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = _silent
+        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = no_progress
     ) -> Columns:
         surrogate = NoiseFreeSurrogate(function.network).eval().requires_grad_(False)
         with torch.no_grad():
@@ -120,7 +116,7 @@ class Adaptive(Protocol):
         return tuple(f"{name}:{victim}" for name in self.config.vote_attacks for victim in ("score", "vote"))
 
     def rows(
-        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = _silent
+        self, function: Deployed, inputs: Tensor, labels: Tensor, generator: torch.Generator, tick: Tick = no_progress
     ) -> Columns:
         clean = function.answer(inputs, generator)
         goal = self._goal(function, inputs, labels, clean["prediction"], generator)
@@ -165,7 +161,7 @@ class _Carried:
     """One attack's answers from radius to radius.
 
     A point that breaks a deterministic function inside a small ball lies inside every larger one, so such an example is
-    broken there, too, and need not be attacked again. A vote is asked anew at every radius.
+    broken there, too, and need not be attacked again. A vote is asked again at every radius.
     """
 
     def __init__(self, function: Deployed, inputs: Tensor, labels: Tensor, clean: Columns) -> None:

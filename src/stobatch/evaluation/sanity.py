@@ -44,7 +44,7 @@ class Flag:
     refutes: str | None = None
     """The status of the certificates that it refutes, if it does."""
 
-    def described(self) -> SanityFlag:
+    def to_document(self) -> SanityFlag:
         """Return the flag as documents hold it."""
         return SanityFlag(
             **vars(self.rule), evidence=self.evidence, refutes=Status(self.refutes) if self.refutes else None
@@ -81,7 +81,7 @@ class Certified:
         return (self.norm, self.input_range) == (str(unit.norm), str(unit.range))
 
     def holds(self, table: AttackedTable, radius: Radius) -> NDArray[np.bool_]:
-        """Right and certified at this radius, clean inputs: of the examples of a table, which may be fewer."""
+        """Return which clean inputs are right and certified at this radius; a table may have fewer examples."""
         count = len(table.label)
         held: NDArray[np.bool_] = (self.prediction[:count] == table.label) & (self.size[:count] >= radius.size)
         return held
@@ -191,14 +191,14 @@ RULES = (
 
 def flags(evidence: Evidence, *, lowest_input: float | None = None) -> list[Flag]:
     """Return every sign that the evidence gives, errors first."""
-    found = [flag for check in _CHECKS for flag in check(evidence)]
+    flags = [flag for check in _CHECKS for flag in check(evidence)]
     if lowest_input is not None and lowest_input >= 0:
-        found.append(Flag(ONE_SIDED_INPUTS, f"the smallest value is {lowest_input:g}"))
-    return sorted(found, key=lambda flag: flag.rule.level != "error")
+        flags.append(Flag(ONE_SIDED_INPUTS, f"the smallest value is {lowest_input:g}"))
+    return sorted(flags, key=lambda flag: flag.rule.level != "error")
 
 
 def _significantly_more(first: NDArray[Any], second: NDArray[Any], *, looks: int = 1) -> bool:
-    """Return whether the first is true where the second is not more often than chance allows in so many looks."""
+    """Return whether the first alone is true more often than the second alone, beyond chance in `looks` looks."""
     return sign_test(int((first & ~second).sum()), int((second & ~first).sum())) < FALSE_ALARM_RATE / looks
 
 
@@ -274,14 +274,14 @@ def _broken(evidence: Evidence) -> Iterable[Flag]:
     for certified in evidence.certified:
         for table in evidence.tables:
             if certified.function == table.function and certified.comparable(table.radii[0]):
-                yield from _breaks(certified, table)
+                yield from _broken_certificates(certified, table)
 
 
-def _breaks(certified: Certified, table: AttackedTable) -> Iterable[Flag]:
-    """Certified inputs whose attacked point, within the radius, is given another label with confidence.
+def _broken_certificates(certified: Certified, table: AttackedTable) -> Iterable[Flag]:
+    """Yield a flag for certified inputs whose attacked point, within the radius, gets another label with confidence.
 
     On a vote both the certificate and the attacked answer may be wrong with the stated probability, so a few breaks
-    may be chance; on a deterministic function a single one refutes. Every attack at every radius asks the vote anew,
+    may be chance; on a deterministic function a single one refutes. Every attack at every radius asks the vote again,
     so each is tested apart, at its share of the false-alarm rate.
     """
     count = min(len(table.label), len(certified.prediction))
@@ -334,7 +334,7 @@ _CHECKS: tuple[Callable[[Evidence], Iterable[Flag]], ...] = (
 
 
 def certified_from(records: Columns, kinds: Sequence[Kind], failure_probability: float) -> list[Certified]:
-    """Certificates as the signs need them, from the records and the summary of `certify`."""
+    """Return the certificates as the checks need them, from the records and the summary of `certify`."""
     abstain = np.asarray(records["abstain"], dtype=bool)
     return [
         Certified(

@@ -23,7 +23,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Proportion:
-    """So many of so many, with a two-sided 95% Clopper-Pearson interval over the choice of test examples.
+    """A count out of a total, with a two-sided 95% Clopper-Pearson interval over the choice of test examples.
 
     >>> str(Proportion(945, 1000))
     '94.5% [92.9, 95.8]'
@@ -87,7 +87,7 @@ def sign_test(first_only: int, second_only: int) -> float:
 
 
 def compare_over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> TTest:
-    """Return whether two settings differ: paired where both have the same seeds, else Welch's test.
+    """Test whether two settings differ: paired where both have the same seeds, else Welch's test.
 
     >>> test = compare_over_seeds({1: 0.91, 2: 0.92, 3: 0.93}, {1: 0.81, 2: 0.82, 3: 0.84})
     >>> round(test.difference, 3), test.paired, test.p_value < 0.01
@@ -130,6 +130,6 @@ def t_tests_between(groups: Mapping[str, Mapping[int, Mapping[K, float]]]) -> It
     """
     several = {name: seeds for name, seeds in groups.items() if len(seeds) > 1}
     for (first, one), (second, two) in combinations(several.items(), 2):
-        for measure in sorted(set.intersection(*(set(found) for seeds in (one, two) for found in seeds.values()))):
-            a, b = ({seed: found[measure] for seed, found in seeds.items()} for seeds in (one, two))
+        for measure in sorted(set.intersection(*(set(values) for seeds in (one, two) for values in seeds.values()))):
+            a, b = ({seed: values[measure] for seed, values in seeds.items()} for seeds in (one, two))
             yield first, second, measure, compare_over_seeds(a, b)

@@ -1,6 +1,6 @@
 """What `certify`, `attack` and `evaluate` publish, computed from rows alone: the verbs write it, `verify` compares it.
 
-A summary is a function of tables of records, so whoever has the rows can compute every number again.
+A summary is a function of tables of records, so that every number can be computed again from the rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROBES = ("one_step", "usual_steps", "more_steps", "widest")
 def certificate_summary(
     columns: Columns, kinds: Sequence[CertificateKind], radii: Sequence[float]
 ) -> CertifiedAccuracies:
-    """Accuracy of verified inference, and certified accuracy at each radius by each kind of certificate."""
+    """Return accuracy of verified inference, and certified accuracy at each radius by each kind of certificate."""
     return CertifiedAccuracies(
         kinds=tuple(map(describe_kind, kinds)),
         verified_accuracy=verified_accuracy(columns),
@@ -63,7 +63,7 @@ def describe_kind(kind: CertificateKind) -> Kind:
 
 
 def attack_summary(table: AttackedTable) -> ProtocolTable:
-    """Accuracy for each attack and radius, and for votes the paper's certified accuracy, too."""
+    """Return accuracy for each attack and radius, and for votes the paper's certified accuracy, too."""
     return ProtocolTable(
         protocol=Protocol(name=table.protocol, meaning=PROTOCOLS[table.protocol].meaning),
         function=table.function,
@@ -85,16 +85,16 @@ def score_summary(evidence: Evidence, lowest_input: float) -> ScoreSummary:
         norm=unit.norm,
         input_range=str(unit.range),
         clean_accuracy=proportion(first.clean()).share(),
-        accuracy_by_class=_by_class(first),
+        accuracy_by_class=_class_shares(first),
         under_attack=tuple(attack_summary(table) for table in evidence.tables),
         gaps={name: _gaps(evidence.tables, name) for name in functions},
         same_images=same_images(evidence.tables, evidence.certified),
-        flags=tuple(flag.described() for flag in flags(evidence, lowest_input=lowest_input)),
+        flags=tuple(flag.to_document() for flag in flags(evidence, lowest_input=lowest_input)),
     )
 
 
-def _by_class(table: AttackedTable) -> tuple[ClassShare, ...]:
-    """On clean inputs, a row for each class that occurs."""
+def _class_shares(table: AttackedTable) -> tuple[ClassShare, ...]:
+    """Return clean accuracy, a row for each class that occurs."""
     right, label = table.clean(), table.label
     return tuple(
         ClassShare(label=int(one), **dict(proportion(right[label == one]).share())) for one in np.unique(label)
@@ -124,12 +124,12 @@ def probe_of(records: Columns, radius: Radius, num_classes: int) -> Probe:
 
 
 def same_images(tables: Sequence[AttackedTable], certified: Sequence[Certified]) -> tuple[SameImages, ...]:
-    """For each deployed function, all accuracies of the images that every table and certificate of it covers."""
+    """Return, by deployed function, all accuracies of the images that every table and certificate of it covers."""
     names = dict.fromkeys(table.function for table in tables)
-    return tuple(_of_function([t for t in tables if t.function == name], certified) for name in names)
+    return tuple(_function_shares([t for t in tables if t.function == name], certified) for name in names)
 
 
-def _of_function(tables: Sequence[AttackedTable], certified: Sequence[Certified]) -> SameImages:
+def _function_shares(tables: Sequence[AttackedTable], certified: Sequence[Certified]) -> SameImages:
     function, unit = tables[0].function, tables[0].radii[0]
     certified = [one for one in certified if one.function == function and one.comparable(unit)]
     count = min(len(one) for one in (*(t.label for t in tables), *(c.prediction for c in certified)))

@@ -29,7 +29,7 @@ CPU_TILE, GPU_TILE = 200, 2500
 RowsOf = Callable[[Examples, torch.Generator, Tick], Columns]
 """Makes the rows of some examples; may call `tick` with the share of its work that it has just done."""
 PartOf = Callable[[int, int, Tick], Columns]
-"""Makes so many rows from a first one on."""
+"""Makes a number of rows, from a first one on."""
 
 
 def data_root(config: RunConfig) -> Path | None:
@@ -44,7 +44,7 @@ def read_data(config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
 
 
 def test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | None, quiet: bool) -> Examples:
-    """Test examples only; the training data is not needed any more, but data sets are read as one."""
+    """Return the test examples only; the training data are not needed any more, but data sets are read as one."""
     whole = dataset or read_data(model.config, seeds_of(model.config, model.run), quiet)
     if whole.info.input_shape != model.network.input_shape or whole.info.num_classes != model.network.num_classes:
         raise DataError(
@@ -94,7 +94,7 @@ def open_run(
 
 
 def begin(model: TrainedModel, *rewritten: str) -> None:
-    """Check that what a verb builds on is as the manifest says; `rewritten` are the documents it makes anew.
+    """Check that what a verb builds on is as the manifest says; `rewritten` are the documents it will replace.
 
     A training that was killed before its manifest was written has left everything else, and gets it now.
     """
@@ -104,7 +104,7 @@ def begin(model: TrainedModel, *rewritten: str) -> None:
 
 
 def end(model: TrainedModel, verb: str) -> None:
-    """Enter what the verb wrote into the manifest: the last thing it does."""
+    """Enter what the verb wrote into the manifest, as its last act."""
     seal(model.run, verb, environment(model.network.device))
 
 

@@ -1,4 +1,4 @@
-"""Parties with private data train one model through a server that nobody has to trust (docs/federated.md)."""
+"""Parties with private data train one model through a server that need not be trusted (docs/federated.md)."""
 
 from stobatch.federated.party import Answer, Party, Refused, Spent, Statement
 from stobatch.federated.plan import Account, FederatedConfig, FederatedPlan

@@ -36,12 +36,12 @@ CLOSING = 60.0
 _FAILED = {"what": "a party could not compute its answer.", "why": "Its own log says why.", "remedy": "Ask its owner."}
 
 
-def packed(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Named tensors as Flower carries them, to the bit."""
+def pack(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Return named tensors as Flower carries them, to the bit."""
     return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()})
 
 
-def unpacked(record: ArrayRecord) -> dict[str, Tensor]:
+def unpack(record: ArrayRecord) -> dict[str, Tensor]:
     return {name: torch.from_numpy(value.numpy().copy()) for name, value in record.items()}
 
 
@@ -49,32 +49,32 @@ def unpacked(record: ArrayRecord) -> dict[str, Tensor]:
 
 
 @cache
-def _opened(run: Path) -> Party:
-    """Return a process that lives on keeps its parties; what counts, the ledger, is read from disk every time."""
+def _open_party(run: Path) -> Party:
+    """Return the party of a run, kept by the process; its ledger, which counts, is read from disk every time."""
     return Party.open(run)
 
 
 DirectoryOf = Callable[[Context], Path]
 
 
-def _named_in_node_config(context: Context) -> Path:
+def _run_of_node(context: Context) -> Path:
     return Path(str(context.node_config["party"]))
 
 
-def client_app(directory_of: DirectoryOf = _named_in_node_config) -> ClientApp:
-    """Answers for the party whose directory the node names: `--node-config 'party="/path/to/its/run"'`."""
+def client_app(directory_of: DirectoryOf = _run_of_node) -> ClientApp:
+    """Return the app of the party whose directory the node names: `--node-config 'party="/path/to/its/run"'`."""
 
     def state(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: _said(_opened(directory_of(context)).statement()))
+        return _reply(message, lambda: _pack_statement(_open_party(directory_of(context)).statement()))
 
     def answer(message: Message, context: Context) -> Message:
         content: Any = message.content
-        question, parameters = content["question"], unpacked(content["parameters"])
+        question, parameters = content["question"], unpack(content["parameters"])
 
         def noisy() -> RecordDict:
-            party = _opened(directory_of(context))
-            found = party.answer(parameters, int(question["step"]), str(question["terms"]))
-            return RecordDict({"answer": packed(found.gradients), "count": ConfigRecord({"rounds": found.rounds})})
+            party = _open_party(directory_of(context))
+            answer = party.answer(parameters, int(question["step"]), str(question["terms"]))
+            return RecordDict({"answer": pack(answer.gradients), "count": ConfigRecord({"rounds": answer.rounds})})
 
         return _reply(message, noisy)
 
@@ -84,7 +84,7 @@ def client_app(directory_of: DirectoryOf = _named_in_node_config) -> ClientApp:
     return app
 
 
-def _said(statement: Statement) -> RecordDict:
+def _pack_statement(statement: Statement) -> RecordDict:
     return RecordDict({"statement": ConfigRecord({"json": json.dumps(statement.to_dict())})})
 
 
@@ -105,46 +105,46 @@ def _reply(message: Message, content: Callable[[], RecordDict]) -> Message:
 
 
 @dataclass
-class FlowerPost:
+class FlowerTransport:
     """Questions and answers through a Flower grid."""
 
     grid: Grid
     num_parties: int
     patience: float = PATIENCE
     registered: Mapping[str, int] = field(default_factory=dict)
-    """The nodes that the parties' keys were registered for, if they were: then nobody else is asked or believed."""
+    """The nodes that the parties' keys were registered for, if they were: then no other node is asked or believed."""
     nodes: dict[str, int] = field(default_factory=dict)
 
     def statements(self) -> dict[str, Statement]:
-        found: dict[str, Statement] = {}
+        statements: dict[str, Statement] = {}
         for reply in self._exchange(self._query(self._all_nodes()), self.patience):
-            said, node = self._statement(reply), reply.metadata.src_node_id
-            if said.name in found:
-                raise FederationError(f"two parties call themselves {said.name}.", remedy="Start each party once.")
-            if self.registered and self.registered.get(said.name) != node:
+            statement, node = self._statement(reply), reply.metadata.src_node_id
+            if statement.name in statements:
+                raise FederationError(f"two parties call themselves {statement.name}.", remedy="Start each party once.")
+            if self.registered and self.registered.get(statement.name) != node:
                 raise FederationError(
-                    f"node {node} calls itself {said.name}, whose key is another node's.",
+                    f"node {node} calls itself {statement.name}, whose key is another node's.",
                     remedy="Start every party with its own key and its own directory.",
                 )
-            found[said.name] = said
-            self.nodes[said.name] = node
-        return found
+            statements[statement.name] = statement
+            self.nodes[statement.name] = node
+        return statements
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         asked = self._query([self.nodes[name] for name in names if name in self.nodes])
         for reply in self._exchange(asked, min(self.patience, CLOSING)):
             with suppress(FederationError):
-                said = self._statement(reply)
-                if self.nodes.get(said.name) == reply.metadata.src_node_id:
-                    found[said.name] = said.rounds
-        return found
+                statement = self._statement(reply)
+                if self.nodes.get(statement.name) == reply.metadata.src_node_id:
+                    counts[statement.name] = statement.rounds
+        return counts
 
     def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Said]:
         question = ConfigRecord({"step": federation.step, "terms": federation.agreed})
         asked = [
             Message(
-                RecordDict({"question": question, "parameters": packed(federation.parameters())}),
+                RecordDict({"question": question, "parameters": pack(federation.parameters())}),
                 self.nodes[name],
                 MessageType.TRAIN,
                 group_id=str(federation.step),
@@ -153,49 +153,47 @@ class FlowerPost:
             if name in self.nodes
         ]
         who = {node: name for name, node in self.nodes.items()}
-        found: dict[str, Said] = {}
+        answers: dict[str, Said] = {}
         for reply in self._exchange(asked, federation.method.answer_within):
             name = who.get(reply.metadata.src_node_id)
             if name is None:
                 continue
             try:
-                content = self._content(reply)
-                found[name] = _answer(content) if "answer" in content else None
+                content = self._content_of(reply)
+                answers[name] = _unpack_answer(content) if "answer" in content else None
             except FederationError as error:
-                found[name] = error
-        return found
+                answers[name] = error
+        return answers
 
     def _query(self, nodes: Iterable[int]) -> list[Message]:
         return [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
 
     def _statement(self, reply: Message) -> Statement:
         try:
-            text = str(self._content(reply)["statement"]["json"])
+            text = str(self._content_of(reply)["statement"]["json"])
         except (KeyError, TypeError):
             raise FederationError("a party's statement cannot be read.", remedy="Ask its owner.") from None
         return statement_of(text)
 
     def _all_nodes(self) -> list[int]:
-        """Everyone; when patience is over, whoever is there."""
+        """Return all nodes; when patience is over, those that are there."""
         until = time.monotonic() + self.patience
-        while len(nodes := self._present()) < self.num_parties and time.monotonic() < until:
+        while len(nodes := self._present_nodes()) < self.num_parties and time.monotonic() < until:
             time.sleep(0.2)
         return nodes
 
-    def _present(self) -> list[int]:
+    def _present_nodes(self) -> list[int]:
         known = set(self.registered.values())
         return [node for node in self.grid.get_node_ids() if not known or node in known]
 
     def _exchange(self, messages: list[Message], seconds: float) -> list[Message]:
-        """Replies that come in time; a message that nobody took by then is not delivered any more."""
+        """Return the replies that come in time; a message that was not taken by then is not delivered any more."""
         for message in messages:
             message.metadata.ttl = seconds
         return list(self.grid.send_and_receive(messages, timeout=seconds)) if messages else []
 
-    def _content(self, reply: Message) -> Any:
-        """Return what a reply says; a party whose rounds are spent has nothing to say, any other refusal is an
-        error.
-        """
+    def _content_of(self, reply: Message) -> Any:
+        """Return the content of a reply; None from a party whose rounds are spent, an error for any other refusal."""
         if reply.has_error():
             raise FederationError(f"a party failed: {reply.error.reason}", remedy="See that party's own log.")
         refusal = reply.content.get("refusal")
@@ -204,9 +202,9 @@ class FlowerPost:
         return reply.content
 
 
-def _answer(content: Any) -> Answer:
+def _unpack_answer(content: Any) -> Answer:
     try:
-        return Answer(unpacked(content["answer"]), int(content["count"]["rounds"]))
+        return Answer(unpack(content["answer"]), int(content["count"]["rounds"]))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise FederationError("a party's answer cannot be read.", remedy="Ask its owner.") from None
 
@@ -214,11 +212,11 @@ def _answer(content: Any) -> Answer:
 FederationOf = Callable[[Context], Federation]
 
 
-def _named_in_run_config(context: Context) -> Federation:
+def _federation_of_run(context: Context) -> Federation:
     return Federation.open(Path(str(context.run_config["run"])))
 
 
-def _registered(context: Context) -> dict[str, int]:
+def _registered_nodes(context: Context) -> dict[str, int]:
     """Return which node is whose, from `--run-config 'nodes="north=123 east=456"'`; empty where nodes have no keys."""
     text = str(context.run_config.get("nodes", ""))
     try:
@@ -229,12 +227,12 @@ def _registered(context: Context) -> dict[str, int]:
         ) from None
 
 
-def server_app(federation_of: FederationOf = _named_in_run_config) -> ServerApp:
-    """Runs the federation whose directory the run names: `flwr run APP --run-config 'run="/path/to/the/run"'`."""
+def server_app(federation_of: FederationOf = _federation_of_run) -> ServerApp:
+    """Return the app of the federation which the run names: `flwr run APP --run-config 'run="/path/to/the/run"'`."""
 
     def main(grid: Grid, context: Context) -> None:
-        federation, registered = federation_of(context), _registered(context)
-        converse(federation, FlowerPost(grid, len(federation.parties), registered=registered))
+        federation, registered = federation_of(context), _registered_nodes(context)
+        converse(federation, FlowerTransport(grid, len(federation.parties), registered=registered))
 
     app = ServerApp()
     app.main()(main)

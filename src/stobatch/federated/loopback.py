@@ -60,9 +60,7 @@ _MODULE = "from stobatch.federated.flower import client, server\n\n__all__ = ['c
 
 
 def write_app(folder: Path) -> Path:
-    """Return the Flower app to hand to `flwr run`: two lines, because all code is installed with the parties
-    already.
-    """
+    """Write the Flower app for `flwr run`: two lines, because all code is installed with the parties already."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(_PROJECT)
     (folder / "stobatch_federation.py").write_text(_MODULE)
@@ -70,7 +68,7 @@ def write_app(folder: Path) -> Path:
 
 
 def quiet_environment(home: Path) -> dict[str, str]:
-    """For Flower's processes: no telemetry, no update checks, no packages from elsewhere, settings of their own."""
+    """Return the environment of Flower's processes: no telemetry, no update checks, no packages from elsewhere."""
     binaries = str(Path(sys.executable).parent)
     return {
         **os.environ,
@@ -83,12 +81,12 @@ def quiet_environment(home: Path) -> dict[str, str]:
 
 
 def require_flower() -> None:
-    """Raise if Flower's programs are not beside this Python."""
+    """Raise if Flower's programs are not installed next to this Python."""
     if not Path(sys.executable).with_name("flower-superlink").exists():
         raise SettingError("Flower is not installed.", remedy="Install it: pip install 'stobatch[flower]'.")
 
 
-def deployed(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:
+def through_flower(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:
     """Run a federation through Flower's own processes; each party's log stays in that party's directory."""
     require_flower()
     with tempfile.TemporaryDirectory(prefix="stobatch-flower-") as folder, ExitStack() as running:
@@ -96,22 +94,22 @@ def deployed(federation: Federation, directories: Mapping[str, Path], *, quiet: 
         environment, port, log = quiet_environment(home), _free_port(), federation.run.path / LOG
         certificates = make_certificates(home, HERE)
         write_connection(home, f"{HERE}:{port}", certificates.authority)
-        running.enter_context(_process(superlink_command(HERE, port, certificates), log, environment))
+        running.enter_context(_running(superlink_command(HERE, port, certificates), log, environment))
         _wait_for(port, log)
         nodes = {}
         for name, path in directories.items():
             key = path / NODE_KEY
             nodes[name] = register(make_party_key(key), environment)
             node = supernode_command(f"{HERE}:{port}", _free_port(), certificates.authority, key, path)
-            running.enter_context(_process(node, path / LOG, environment))
-        settings = f"run={json.dumps(str(federation.run.path.resolve()))} nodes={json.dumps(told(nodes))}"
+            running.enter_context(_running(node, path / LOG, environment))
+        settings = f"run={json.dumps(str(federation.run.path.resolve()))} nodes={json.dumps(nodes_setting(nodes))}"
         command = ("flwr", "run", str(write_app(home / "app")), CONNECTION, "--stream", "--run-config", settings)
-        with _appended(log) as out:
+        with _open_log(log) as out:
             subprocess.run(command, env=environment, stdout=out, stderr=out, check=False)
     if not federation.run.is_trained:
         raise FederationError(
             f"the federation ended at step {Federation.open(federation.run.path).step}.",
-            why=_last_words(log),
+            why=_last_lines(log),
             remedy=f"See {log}, then continue with --resume.",
         )
     return load(federation.run.path, threads=federation.terms.machine.threads)
@@ -136,7 +134,7 @@ def supernode_command(server: str, port: int, authority: Path, key: Path, party:
 
 
 def write_connection(home: Path, server: str, authority: Path) -> None:
-    """How `flwr` finds the server, in the settings of its own that `quiet_environment` gives it."""
+    """Write how `flwr` finds the server, into the settings that `quiet_environment` gives it."""
     text = (
         f"[superlink.{CONNECTION}]\naddress = {json.dumps(server)}\nroot-certificates = {json.dumps(str(authority))}\n"
     )
@@ -151,16 +149,16 @@ def register(public_key: Path, environment: Mapping[str, str]) -> int:
         return int(json.loads(done.stdout)["node-id"])
     except (ValueError, KeyError, TypeError):
         raise FederationError(
-            f"{public_key} cannot be registered.", why=" ".join(done.stdout.split())[:200], remedy="Make it anew."
+            f"{public_key} cannot be registered.", why=" ".join(done.stdout.split())[:200], remedy="Make a new one."
         ) from None
 
 
-def told(nodes: Mapping[str, int]) -> str:
+def nodes_setting(nodes: Mapping[str, int]) -> str:
     """Return which node is whose, as the server app reads it."""
     return " ".join(f"{name}={node}" for name, node in nodes.items())
 
 
-def _last_words(log: Path) -> str:
+def _last_lines(log: Path) -> str:
     """Return the line of a log that names the error, if one does."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if "Error:" in line]
     return lines[-1].partition("Error:")[2].strip() if lines else ""
@@ -181,15 +179,15 @@ def _wait_for(port: int, log: Path) -> None:
     raise FederationError(f"the SuperLink does not listen after {PATIENCE:g} s.", remedy=f"See {log}.")
 
 
-def _appended(log: Path) -> IO[bytes]:
-    """For the owner alone: a party's log tells when it answered, and how long it took."""
+def _open_log(log: Path) -> IO[bytes]:
+    """Open a log for the owner alone: a party's log tells when it answered, and how long it took."""
     return os.fdopen(open_private(log, os.O_WRONLY | os.O_APPEND), "ab")
 
 
 @contextmanager
-def _process(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """A process and all that it starts, for as long as the block runs."""
-    with _appended(log) as out:
+def _running(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """Run a process and all that it starts, for as long as the block runs."""
+    with _open_log(log) as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
     try:
         yield
@@ -237,10 +235,10 @@ def make_party_key(path: Path) -> Path:
 
 
 def _run(program: str, *arguments: str) -> None:
-    found = shutil.which(program)
-    if found is None:
+    executable = shutil.which(program)
+    if executable is None:
         raise SettingError(f"{program} is not installed.", remedy="Install OpenSSL and OpenSSH, for keys.")
-    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([executable, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         raise SettingError(f"{program} failed: {last}", remedy="See that the folder can be written to.")

@@ -1,4 +1,4 @@
-"""A party: its records, its seeds, its ledger. It trusts nobody, and answers only what its plan allows."""
+"""A party: its records, its seeds, its ledger. It trusts no one, and answers only what its plan allows."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class Answer:
 class Party:
     """One owner of records, bound to a run directory of its own.
 
-    **Guarantee.** Everything that ever leaves a party through `answer` is, for whoever sees all of it, (ε, δ)-private
-    when one of its records is added or removed, with `guarantee`'s ε. An answer is counted on disk before it is
-    computed, so a crash counts too often and never too seldom. Its sample and noise hang on that count and on nothing
+    **Guarantee.** Everything that ever leaves a party through `answer`, taken together, is (ε, δ)-private when one of
+    its records is added or removed, with `guarantee`'s ε. An answer is counted on disk before it is
+    computed, so a crash counts too often and never too seldom. Its sample and noise depend on that count and on nothing
     that the server says, so the same question asked twice gets two independent answers, and pays twice. Beyond the cap
     there are none. Assumes secret seeds, and a directory that is never set back to an older copy.
     """
@@ -98,7 +98,7 @@ class Party:
         self.root = seeds
         self.info = party_info(info, self.sizes, len(train))
         self.agreed = terms_hash(terms, info.input_shape, info.num_classes, persons=info.num_persons is not None)
-        _require_own(train, self.info)
+        _require_own_data(train, self.info)
         device = use_device(self.config.machine)
         network = make_network(self.config, self.info, Seeds.reproducible(0), None).to(device)
         self.trainable = Sound().prepare(self.config, self.plan, network, train, seeds)
@@ -133,26 +133,26 @@ class Party:
         """Return the party that a directory belongs to, with its own records and seeds."""
         directory = Run(run)
         if not directory.has("terms"):
-            raise RunError(f"{run} is no party.", remedy="Make one: `stobatch federate`, or Party.found in Python.")
+            raise RunError(f"{run} is not a party.", remedy="Make one: `stobatch federate`, or Party.found in Python.")
         with as_written(run):
-            found = directory.read("terms")
-            terms, info = RunConfig.from_dict(found["config"]), DatasetInfo.from_dict(found["dataset"])
+            agreed = directory.read("terms")
+            terms, info = RunConfig.from_dict(agreed["config"]), DatasetInfo.from_dict(agreed["dataset"])
             train = read_examples(run / EXAMPLES)
             if train.fingerprint() != directory.read("data", private=True)["sha256"]:
                 raise RunError(
                     f"the records in {run} were changed.", remedy="Restore them: the guarantee is about those."
                 )
             root = int(directory.read("seeds", private=True)["root"])
-            return cls(run, terms, info, found["party"], train, Seeds(root, public=terms.seed is not None))
+            return cls(run, terms, info, agreed["party"], train, Seeds(root, public=terms.seed is not None))
 
     @property
     def rounds(self) -> int:
-        """Answers that are counted, those that a crash cut off included."""
+        """Return the number of counted answers, those that a crash cut off included."""
         return Ledger.of(self.run.path).accounted
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
-        """The party's own, for the answers it has counted so far, towards whoever sees all of them."""
+        """Return the party's guarantee for the answers counted so far, towards an observer of all of them."""
         planned = self.plan.claim
         spent = replace(
             planned,
@@ -163,37 +163,37 @@ class Party:
         return spent.with_public_seed() if self.root.public else spent
 
     def statement(self) -> Statement:
-        """Public numbers only; also kept in the party's directory, with the guarantee."""
-        with self._alone():
+        """Return the party's public numbers, and keep them in its directory, with the guarantee."""
+        with self._locked():
             return self._statement()
 
     def _statement(self) -> Statement:
         rounds = self.rounds
         mark = format(self.root.child("mark").root, "064x")[:32]
-        said = Statement(
+        statement = Statement(
             self.name, self.agreed, self.plan.sizes(), self.plan.noise_multiplier, rounds, self.plan.spent(rounds), mark
         )
-        Participation(**said.to_dict(), guarantee=self.guarantee).write(self.run)
-        return said
+        Participation(**statement.to_dict(), guarantee=self.guarantee).write(self.run)
+        return statement
 
     def answer(self, parameters: Mapping[str, Tensor], step: int, terms: str) -> Answer:
-        """This party's noisy clipped gradient at the parameters it was sent: (Σ clipped + σC noise) / (C · B)."""
-        with self._alone():
-            self._require_sensible(parameters, step, terms)
-            number = self._enter()
+        """Return the noisy clipped gradient at the parameters it was sent: (Σ clipped + σC noise) / (C · B)."""
+        with self._locked():
+            self._require_valid_question(parameters, step, terms)
+            number = self._count_answer()
             # Not the step, which the server chooses: the same noise at two points would cancel in the difference.
             self.trainable.seeds = self.root.child("answer", number)
             gradients = self._compute(step)
             Ledger.of(self.run.path).made(1).save(self.run.path)
             return Answer(gradients, self._statement().rounds)
 
-    def _enter(self) -> int:
+    def _count_answer(self) -> int:
         """Count an answer before it is computed. Returns its number, which no other answer has."""
         ledger = Ledger.of(self.run.path)
         if ledger.accounted >= self.plan.steps:
             raise Spent(
                 f"{self.name} has answered {ledger.accounted} times and answers no more.",
-                why="Its noise was chosen for that many answers, whoever asks.",
+                why="Its noise was chosen for that many answers, no matter who asks.",
                 remedy="Go on without it, or make a new federation with more noise.",
             )
         ledger.begun(1).save(self.run.path)
@@ -206,8 +206,8 @@ class Party:
         return {name: value.detach().cpu() for name, value in self.trainable.gradients(task, clock).items()}
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One word at a time, over all processes that opened this directory: two answers must not share a number."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of this directory, over all processes that opened it: two answers must not share a number."""
         import fcntl  # here, because not every system has it, and only answers need it
 
         path = self.run.path / PRIVATE / "lock"
@@ -216,7 +216,7 @@ class Party:
             remove_temporaries(self.run.path)
             yield
 
-    def _require_sensible(self, parameters: Mapping[str, Tensor], step: int, terms: str) -> None:
+    def _require_valid_question(self, parameters: Mapping[str, Tensor], step: int, terms: str) -> None:
         """Refuse what does not belong to this federation, before records are touched."""
         if terms != self.agreed:
             raise Refused(
@@ -243,12 +243,12 @@ class Party:
             raise Refused(error.what, why=error.why, remedy=error.remedy) from None
 
 
-def _require_own(train: Examples, info: DatasetInfo) -> None:
-    found = (len(train), tuple(train.inputs.shape[1:]), train.num_classes)
-    if found != (info.num_train, info.input_shape, info.num_classes):
+def _require_own_data(train: Examples, info: DatasetInfo) -> None:
+    actual = (len(train), tuple(train.inputs.shape[1:]), train.num_classes)
+    if actual != (info.num_train, info.input_shape, info.num_classes):
         raise DataError(
             f"the records of {info.name} are not what the terms say.",
-            why=f"Count, shape and classes are {found}, not {(info.num_train, info.input_shape, info.num_classes)}.",
+            why=f"Count, shape and classes are {actual}, not {(info.num_train, info.input_shape, info.num_classes)}.",
             remedy="Agree on terms with the party's real numbers; the noise follows from them.",
         )
     if (None if train.persons is None else len(train.persons)) != info.num_persons:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 from stobatch.config import DataConfig, RunConfig
@@ -30,7 +29,7 @@ _FORM = "name:records, name:records:batch or name:records:batch:rounds"
 class PartySizes:
     """A party's public numbers.
 
-    `rounds` is a cap: the noise is chosen for so many answers, and the party refuses the next one.
+    `rounds` is a cap: the noise is chosen for that many answers, and the party refuses the next one.
     """
 
     name: str
@@ -76,20 +75,20 @@ class FederatedConfig(SoundConfig, name="federated"):
             name, *numbers = text.split(":")
             if not (name.isidentifier() and 1 <= len(numbers) <= 3 and all(_COUNT.fullmatch(n) for n in numbers)):
                 raise SettingError(
-                    f"'{text}' is no party.", why=f"A party is written as {_FORM}.", remedy="Write north:7000, say."
+                    f"'{text}' is not a party.", why=f"A party is written as {_FORM}.", remedy="Write north:7000, say."
                 )
         if len(set(names)) < len(names):
             raise SettingError(f"a party is named twice: {', '.join(names)}.", remedy="Give every party its own name.")
 
     def sizes(self, steps: int) -> tuple[PartySizes, ...]:
-        """Return the parties of a federation of so many steps.
+        """Return the parties of a federation of this many steps.
 
         >>> [party.expected_batch_size for party in FederatedConfig(batch_size=1200).sizes(10)]
         [700, 350, 150]
         """
         given = {text.split(":")[0]: [int(number) for number in text.split(":")[1:]] for text in self.parties}
         total = sum(numbers[0] for numbers in given.values())
-        found = []
+        sizes = []
         for name, (records, *rest) in given.items():
             batch = rest[0] if rest else max(1, round(self.batch_size * records / total))
             rounds = rest[1] if len(rest) > 1 else steps
@@ -98,8 +97,8 @@ class FederatedConfig(SoundConfig, name="federated"):
                     f"{name} takes part in {rounds} rounds of {steps}.",
                     remedy=f"Use at most {steps}, or set training.steps={rounds}.",
                 )
-            found.append(PartySizes(name, records, batch, rounds))
-        return tuple(found)
+            sizes.append(PartySizes(name, records, batch, rounds))
+        return tuple(sizes)
 
     def sound(self, party: PartySizes) -> SoundConfig:
         """Return what one party's part is by itself: the sound method on its own records."""
@@ -110,7 +109,7 @@ class FederatedConfig(SoundConfig, name="federated"):
 def method_of_terms(terms: RunConfig) -> FederatedConfig:
     if not isinstance(terms.method, FederatedConfig):
         raise SettingError(
-            f"method.name={terms.method.title} is no federation.", remedy="Start from `--recipe federated.demo`."
+            f"method.name={terms.method.title} is not a federation.", remedy="Start from `--recipe federated.demo`."
         )
     return terms.method
 
@@ -124,13 +123,11 @@ def party_of(terms: RunConfig, name: str) -> PartySizes:
         if party.name == name:
             return party
     names = ", ".join(party.name for party in sizes_of(terms))
-    raise SettingError(f"'{name}' is no party of this federation.", remedy=f"Use one of {names}.")
+    raise SettingError(f"'{name}' is not a party of this federation.", remedy=f"Use one of {names}.")
 
 
 def party_config(terms: RunConfig, party: PartySizes) -> RunConfig:
-    """Return a party's own settings: its part of the terms, its cap as the number of steps, its data in its own
-    hands.
-    """
+    """Return a party's own settings: its part of the terms, its cap as the number of steps, data that it holds."""
     return RunConfig(
         method=method_of_terms(terms).sound(party),
         data=DataConfig(name="tensors"),
@@ -142,9 +139,7 @@ def party_config(terms: RunConfig, party: PartySizes) -> RunConfig:
 
 
 def terms_hash(terms: RunConfig, input_shape: tuple[int, ...], num_classes: int, *, persons: bool = False) -> str:
-    """Return what everyone must have agreed on. Machines, certificates and attacks may differ; data keep only their
-    form.
-    """
+    """Return a hash of what all must agree on: not machines, certificates or attacks, and of data only their form."""
     agreed: dict[str, Any] = {key: terms.to_dict()[key] for key in ("method", "model", "training")}
     unit = {"unit": "person"} if persons else {}
     return content_hash({**agreed, "input_shape": list(input_shape), "num_classes": num_classes, **unit})
@@ -165,10 +160,10 @@ class Account:
 
     @property
     def counted(self) -> str:
-        """What the party's numbers count."""
+        """Return what the party's numbers count."""
         return "records" if self.plan.num_persons is None else "persons"
 
-    def described(self) -> PartyAccount:
+    def to_document(self) -> PartyAccount:
         """Return the account as documents hold it."""
         return PartyAccount(
             name=self.name,
@@ -196,7 +191,7 @@ class Account:
 class FederatedPlan(Plan):
     """Parties with plans of their own and a server that is not trusted.
 
-    **Guarantee.** For whoever sees every message of every party, the server included, adding or removing one record of
+    **Guarantee.** Towards an observer of every message, such as the server, adding or removing one record of
     one party changes probabilities by at most e^ε, up to δ, with ε = max_i ε_i. If the data differ in a record of party
     i, every other message is a randomised function of unchanged data and of the messages before it, so the transcript
     tells no more than party i's own adaptive sequence of releases, which is DP-SGD (docs/guarantees/privacy.md;
@@ -215,11 +210,11 @@ class FederatedPlan(Plan):
 
     @property
     def denominator(self) -> int:
-        """The expected batch size of all parties together."""
+        """Return the expected batch size of all parties together."""
         return sum(plan.expected_batch_size for plan in self.plans.values())
 
     def recorded(self, rounds: Mapping[str, int], excluded: Mapping[str, str]) -> FederatedPlan:
-        """With the answers that the parties counted, instead of all they may give."""
+        """Return the plan with the answers that the parties counted, instead of all they may give."""
         return replace(self, rounds=rounds, excluded=excluded)
 
     @property
@@ -297,7 +292,7 @@ class Federated(Method):
         if config.canaries.num:
             raise SettingError(
                 "a federation has no room for canaries.",
-                why="A party's answers are for its own records; nobody can plant something in all of them.",
+                why="A party's answers are for its own records; no one can add canaries to all of them.",
                 remedy="Set canaries.num=0, and audit the sound method with the sizes of one party.",
             )
         return FederatedPlan(
@@ -313,9 +308,6 @@ class Federated(Method):
             why="Its noise is drawn by the parties, each for its own records.",
             remedy="Use `stobatch federate`, or train with method sound.",
         )
-
-    def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """The weights are all there is."""
 
     certificates = Sound.certificates
 

@@ -1,4 +1,4 @@
-"""The rounds of a federation: statements, then questions and answers, by whatever transport carries them.
+"""The rounds of a federation: statements, then questions and answers, over any transport.
 
 `federate` is a whole federation on one machine: a data set cut among parties, each with a directory of its own.
 """
@@ -35,9 +35,7 @@ class Transport(Protocol):
         """Return what every party says of itself."""
 
     def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Said]:
-        """Return what these parties say to the present step; nothing of those that are silent for
-        `method.answer_within`.
-        """
+        """Return the answers of these parties to the present step; none of those silent for `method.answer_within`."""
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
         """Return how many answers these parties count, of those that can be reached."""
@@ -52,7 +50,7 @@ class Rounds(Protocol):
 
 
 def converse(federation: Federation, post: Transport, *, quiet: bool = True) -> TrainedModel:
-    """Return all rounds that are left. A stop is obeyed between two rounds, with everything saved."""
+    """Run all rounds that are left. A stop is obeyed between two rounds, with everything saved."""
     with federation.run.held():
         federation.enrol(post.statements())
         steps = federation.terms.training.steps
@@ -76,27 +74,27 @@ class InProcessTransport:
         return {name: party.statement() for name, party in self.parties.items()}
 
     def answers(self, names: Sequence[str], federation: Federation) -> dict[str, Said]:
-        found: dict[str, Said] = {}
+        answers: dict[str, Said] = {}
         for name in names:
             try:
-                found[name] = self.parties[name].answer(federation.parameters(), federation.step, federation.agreed)
+                answers[name] = self.parties[name].answer(federation.parameters(), federation.step, federation.agreed)
             except Spent:
-                found[name] = None
-        return found
+                answers[name] = None
+        return answers
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
         return {name: self.parties[name].rounds for name in names}
 
 
 def in_process(federation: Federation, directories: Mapping[str, Path], *, quiet: bool = True) -> TrainedModel:
-    """Return the reference: all parties in this process, one after the other."""
+    """Return the reference transport: all parties in this process, one after the other."""
     return converse(
         federation, InProcessTransport({name: Party.open(path) for name, path in directories.items()}), quiet=quiet
     )
 
 
 def parties_of(run: Path) -> Path:
-    """Return where a simulation keeps its parties: beside the server's run and never inside it."""
+    """Return where a simulation keeps its parties: next to the server's run, never inside it."""
     return run.with_name(f"{run.name}.parties")
 
 
@@ -114,16 +112,16 @@ def split(terms: RunConfig, train: Examples) -> dict[str, Examples]:
         )
     # A public shuffle: which party got which record of a public data set is no secret of anyone.
     order = torch.randperm(there, generator=Seeds.reproducible(0).generator("parties"))
-    found, start = {}, 0
+    parts, start = {}, 0
     for name, count in wanted:
         own = order[start : start + count]
-        found[name] = train.take(own if persons is None else persons.rows(own)[0])
+        parts[name] = train.take(own if persons is None else persons.rows(own)[0])
         start += count
-    return found
+    return parts
 
 
 def found_parties(terms: RunConfig, folder: Path, dataset: Dataset, *, resume: bool = False) -> dict[str, Path]:
-    """Return a directory for each party with its share of the data; parties that are there already are kept."""
+    """Make a directory for each party with its share of the data; keep those that are there already."""
     directories = {}
     for name, own in split(terms, dataset.train.in_memory()).items():
         Party.found(folder / name, terms, dataset.info, name, own, resume=resume)

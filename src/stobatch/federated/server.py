@@ -42,7 +42,7 @@ from stobatch.training_run import write_start
 
 STATE = Path(PRIVATE) / "federation.safetensors"
 WATCHED = Path(PRIVATE) / "held_out.safetensors"
-"""Test images that accuracy is watched on: not a party's records, and nobody else's business."""
+"""Test images that accuracy is watched on: not a party's records, and kept from the parties."""
 
 
 class FederationError(StobatchError):
@@ -54,15 +54,15 @@ Said = Answer | FederationError | None
 
 
 def statement_of(text: str) -> Statement:
-    """Return what a party says of itself, from the text that came by the network; whatever is malformed is refused."""
+    """Return what a party says of itself, from the text that came by the network; refuse what is malformed."""
     kinds = {"name": str, "terms": str, "sizes": dict, "noise_multiplier": float, "rounds": int, "epsilon": float,
              "seed_mark": str}  # fmt: skip
     try:
-        said = strict_json.read(text)
-        if not isinstance(said, dict) or said.keys() != kinds.keys():
+        content = strict_json.read(text)
+        if not isinstance(content, dict) or content.keys() != kinds.keys():
             raise ValueError("it does not say what a statement says")
         for key, kind in kinds.items():
-            value = said[key]
+            value = content[key]
             whole = kind is float and isinstance(value, int)
             if not (whole or isinstance(value, kind)) or isinstance(value, bool):
                 raise ValueError(f"{key} is not of type {kind.__name__}")
@@ -72,7 +72,7 @@ def statement_of(text: str) -> Statement:
         raise FederationError(
             f"a party's statement cannot be read: {error}.", remedy="Start all parties with this version."
         ) from None
-    return Statement(**said)
+    return Statement(**content)
 
 
 class Federation:
@@ -109,7 +109,7 @@ class Federation:
         self.silent = dict.fromkeys(self.plan.plans, 0)
         """Questions since a party was last heard that it may have counted without an answer arriving."""
         self.excluded: dict[str, str] = {}
-        """Parties that nobody asks any more, and why."""
+        """Parties that are not asked any more, and why."""
         self.clipped = dict.fromkeys(self.plan.plans, 0)
         self.bounds = self._answer_bounds()
         self.started = time.monotonic()
@@ -158,54 +158,56 @@ class Federation:
         return {name: value.detach().cpu().clone() for name, value in self.network.named_parameters()}
 
     def asked(self) -> list[str]:
-        """Who takes part in the present step, by the public timetable."""
+        """Return who takes part in the present step, by the public timetable."""
         steps = self.terms.training.steps
         due = [party.name for party in self.parties if party.takes_part(self.step, steps)]
         return [name for name in due if name not in self.excluded]
 
     def silent_parties(self) -> list[str]:
-        """Who was asked and not heard since, and so may have counted more answers than the server knows of."""
+        """Return who was asked and not heard since, and so may have counted more answers than the server knows of."""
         return [name for name, questions in self.silent.items() if questions and name not in self.excluded]
 
     def enrol(self, statements: Mapping[str, Statement]) -> None:
-        """Refuse a party that has other terms, other numbers or somebody else's seeds.
+        """Refuse a party that has other terms, other numbers or another party's seeds.
 
         All have to be there before the first step. One that is missing later is left out until it is back.
         """
         missing = set(self.plan.plans) - set(statements)
         if missing and not self.step:
             raise FederationError(f"no word from {', '.join(sorted(missing))}.", remedy="Start all parties.")
-        statements = {name: said for name, said in statements.items() if name not in self.excluded}
+        statements = {name: statement for name, statement in statements.items() if name not in self.excluded}
         marks: dict[str, str] = {}
-        for name, said in statements.items():
-            if name not in self.plan.plans or said.name != name:
-                raise FederationError(f"'{said.name}' is no party of this federation.", remedy="Mend method.parties.")
+        for name, statement in statements.items():
+            if name not in self.plan.plans or statement.name != name:
+                raise FederationError(
+                    f"'{statement.name}' is not a party of this federation.", remedy="Mend method.parties."
+                )
             planned = self.plan.plans[name].sizes()
             for key in sorted(planned):
-                if said.sizes.get(key) != planned[key]:
+                if statement.sizes.get(key) != planned[key]:
                     raise FederationError(
-                        f"{name} has {key}={said.sizes.get(key)}, the terms say {planned[key]}.",
+                        f"{name} has {key}={statement.sizes.get(key)}, the terms say {planned[key]}.",
                         why="Weights and guarantee follow from public numbers that all have agreed on.",
                         remedy="Start server and parties with the same settings.",
                     )
-            if said.terms != self.agreed:
+            if statement.terms != self.agreed:
                 raise FederationError(
-                    f"{name} agreed to terms {said.terms}, the server to {self.agreed}.",
+                    f"{name} agreed to terms {statement.terms}, the server to {self.agreed}.",
                     why="Model, losses or schedule differ.",
                     remedy="Start server and parties with the same settings.",
                 )
-            if said.seed_mark in marks:
+            if statement.seed_mark in marks:
                 raise FederationError(
-                    f"{name} and {marks[said.seed_mark]} have the same seeds.",
+                    f"{name} and {marks[statement.seed_mark]} have the same seeds.",
                     why="Each could take the other's noise off.",
-                    remedy="Make one of them anew; never copy a party's directory.",
+                    remedy="Make a new one; never copy a party's directory.",
                 )
-            marks[said.seed_mark] = name
-        for name, said in statements.items():
-            self._count(name, said.rounds, given=self.taken[name])
+            marks[statement.seed_mark] = name
+        for name, statement in statements.items():
+            self._count(name, statement.rounds, given=self.taken[name])
 
     def hear(self, counts: Mapping[str, int]) -> None:
-        """Believe what parties that had been silent count in the end; of the others the most is assumed."""
+        """Believe the final counts of parties that had been silent; of the others assume the most."""
         for name, counted in counts.items():
             try:
                 self._count(name, counted, given=self.taken[name])
@@ -231,17 +233,17 @@ class Federation:
 
     @property
     def rounds(self) -> dict[str, int]:
-        """Answers to account for: what a party counts, and every question since that it may have counted, too."""
+        """Return the answers to account for: what a party counts, and later questions that it may have counted."""
         plans = self.plan.plans.items()
         return {name: min(plan.steps, self.counted[name] + self.silent[name]) for name, plan in plans}
 
     def combine(self, answers: Mapping[str, Said]) -> None:
-        """One step: the mean Σ B_i g_i / Σ B_i of those who answered, or the median, and the descent.
+        """Take one step: the mean Σ B_i g_i / Σ B_i of those who answered, or the median, and the descent.
 
         Every answer is clipped to its public bound first. One that cannot be right, whose count cannot, or that is not
         finite, excludes its party, and the others go on. Who has not answered is left out of the step, and counted as
         if it had. Where all who are asked have spent their rounds, because a crash made some necessary again, the step
-        passes and the model stays what it is. Where nobody answered, or nobody usably, nothing happens at all: the
+        passes and the model stays what it is. Where no answer came, or no usable one, nothing happens at all: the
         state on disk is that of the last step.
         """
         asked = self.asked()
@@ -249,17 +251,17 @@ class Federation:
             raise FederationError(f"{strangers[0]} was not asked in step {self.step}.", remedy="Follow the timetable.")
         usable: dict[str, Gradients] = {}
         wrong: dict[str, FederationError] = {}
-        failed = {name: said for name, said in answers.items() if isinstance(said, FederationError)}
+        failed = {name: answer for name, answer in answers.items() if isinstance(answer, FederationError)}
         for name in asked:
-            said = answers.get(name)
-            if isinstance(said, Answer):
+            answer = answers.get(name)
+            if isinstance(answer, Answer):
                 try:
-                    usable[name] = self._checked(name, said)
+                    usable[name] = self._check_answer(name, answer)
                 except FederationError as error:
                     wrong[name] = error
         absent = [name for name in asked if name not in answers or name in failed]
         if not usable and (wrong or absent):
-            raise self._nobody([*wrong.values(), *failed.values()])
+            raise self._no_answer_error([*wrong.values(), *failed.values()])
         for name, reason in wrong.items():
             self._exclude(name, reason)
         for name in absent:
@@ -267,11 +269,11 @@ class Federation:
         if usable:
             self._descend(usable)
         self.step += 1
-        self._look()
+        self._measure_accuracy()
         # After every step: one that is asked for again costs the parties privacy.
         self._save()
 
-    def _nobody(self, reasons: Sequence[FederationError]) -> FederationError:
+    def _no_answer_error(self, reasons: Sequence[FederationError]) -> FederationError:
         remedy = "See that the parties run, then continue with --resume."
         if reasons:
             sentences = dict.fromkeys(f"{error.what} {error.why}".strip() for error in reasons)
@@ -282,7 +284,7 @@ class Federation:
             f"nobody answered in step {self.step} within {self.method.answer_within:g} s.", remedy=remedy
         )
 
-    def _checked(self, name: str, answer: Answer) -> Gradients:
+    def _check_answer(self, name: str, answer: Answer) -> Gradients:
         """Return an answer that can be right, clipped; its count is taken down."""
         wanted = {key: tuple(value.shape) for key, value in self.network.named_parameters()}
         if {key: tuple(value.shape) for key, value in answer.gradients.items()} != wanted:
@@ -316,7 +318,7 @@ class Federation:
         answers = sum(plan.steps for plan in self.plan.plans.values())
         return {name: answer_bound(plan, size, answers) for name, plan in self.plan.plans.items()}
 
-    def _look(self) -> None:
+    def _measure_accuracy(self) -> None:
         training = self.terms.training
         if self.step % training.monitor_every == 0 or self.done:
             right = self.monitored.accuracy(self.network)
@@ -336,7 +338,7 @@ class Federation:
         self.network.calibrate()
         model = serialise_tensors(self.network.state_dict(), {"config_hash": self.terms.training_hash})
         FederationAccount(
-            parties=tuple(account.described() for account in final.accounts),
+            parties=tuple(account.to_document() for account in final.accounts),
             answers_received=self.taken,
             answers_clipped=self.clipped,
             answer_bounds=self.bounds,
@@ -447,8 +449,8 @@ def median(answers: Sequence[Gradients], like: Mapping[str, Tensor]) -> Gradient
     ... ).values()]
     [[3.0]]
     """
-    found = {}
+    medians = {}
     for key, value in like.items():
         ordered = torch.stack([answer[key].to(value) for answer in answers]).sort(dim=0).values
-        found[key] = (ordered[(len(answers) - 1) // 2] + ordered[len(answers) // 2]) / 2
-    return found
+        medians[key] = (ordered[(len(answers) - 1) // 2] + ordered[len(answers) // 2]) / 2
+    return medians

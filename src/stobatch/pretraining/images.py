@@ -36,7 +36,7 @@ _STROKES_PER_DIGIT = 400
 GENERATED = 16_384
 """The most images that are generated; they are drawn from again and again."""
 _SHIFT = 14
-"""An image is shifted by at most its side over this, as digits and things in pictures are."""
+"""An image is shifted by at most its side over this, as digits and objects in pictures are."""
 
 KNOWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "mnist": ("CC BY-SA 3.0", ("mnist", "small_digits")),
@@ -64,7 +64,7 @@ class PublicImages(ABC):
 
 
 class Rendered(PublicImages):
-    """Digits of fonts, of strokes or of both, drawn anew each time."""
+    """Digits of fonts, of strokes or of both, drawn afresh each time."""
 
     may_contain = ()
     num_classes = 10
@@ -136,28 +136,28 @@ def public_images(
     count: int,
     licence: str | None = None,
 ) -> PublicImages:
-    """Return what `--from-data` names, in this shape, to draw `count` images from; nothing of the private data that
-    `config` speaks of is read.
-    """
+    """Return what `--from-data` names, in this shape, to draw `count` images from; no private data are read."""
     if name in (DIGITS, FONTS, STROKES):
         return Rendered(name, shape, seeds)
     if name in (LEAVES, GENERATORS):
-        return _generated(name, shape, seeds, min(count, GENERATED))
+        return _draw_generated(name, shape, seeds, min(count, GENERATED))
     known, _, first = name.partition(":")
     if is_public(known) and (not first or (first.isdecimal() and int(first) > 1)):
-        return _named(DataConfig(name=known, num_classes=int(first) if first else None), config, shape, root, seeds)
+        return _read_named(
+            DataConfig(name=known, num_classes=int(first) if first else None), config, shape, root, seeds
+        )
     folder = Path(name)
     if folder.is_dir():
-        return _folder(folder, shape, licence)
+        return _read_folder(folder, shape, licence)
     public = [known for known in DATA_SETS if is_public(known)]
     raise SettingError(
-        f"'{name}' is no public data set and no folder.",
+        f"'{name}' is neither a public data set nor a folder.",
         remedy=f"Use {', '.join((*MADE, *public))} (tiny_imagenet:30 for its first 30 classes), or the path of a "
         "folder of images.",
     )
 
 
-def _generated(name: str, shape: Shape, seeds: Seeds, count: int) -> Kept:
+def _draw_generated(name: str, shape: Shape, seeds: Seeds, count: int) -> Kept:
     make: Callable[[int, Shape, torch.Generator], Tensor]
     make, what = {
         LEAVES: (dead_leaves, "dead leaves: ellipses and rectangles of one colour each, one on the other"),
@@ -171,7 +171,7 @@ def _generated(name: str, shape: Shape, seeds: Seeds, count: int) -> Kept:
     return Kept(examples, facts, (), labelled=False)
 
 
-def _named(asked: DataConfig, config: DataConfig, shape: Shape, root: Path | None, seeds: Seeds) -> Kept:
+def _read_named(asked: DataConfig, config: DataConfig, shape: Shape, root: Path | None, seeds: Seeds) -> Kept:
     name = asked.name
     licence, seen = KNOWN.get(name, ("not stated", (name, UNKNOWN)))
     if config.name in seen:
@@ -193,7 +193,7 @@ def _named(asked: DataConfig, config: DataConfig, shape: Shape, root: Path | Non
     return Kept(examples, facts, seen, labelled=True)
 
 
-def _folder(folder: Path, shape: Shape, licence: str | None) -> Kept:
+def _read_folder(folder: Path, shape: Shape, licence: str | None) -> Kept:
     """Return the images of FOLDER/train/CLASS or FOLDER/CLASS, or those of the folder itself, without labels."""
     inside = folder / "train" if (folder / "train").is_dir() else folder
     classes = sorted(path for path in inside.iterdir() if path.is_dir() and path.name[0] != ".")

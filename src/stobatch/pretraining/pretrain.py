@@ -96,7 +96,7 @@ def pretrain(
     card = PriorCard(
         name=prior_files(out)[0].stem,
         made_by=f"stobatch pretrain, version {source_code()['stobatch']}",
-        architecture=None if network is not None else _whole(config.model).to_dict(),
+        architecture=None if network is not None else _plain_model(config.model).to_dict(),
         input_shape=info.input_shape,
         num_classes=classes,
         sources=images.sources,
@@ -126,7 +126,7 @@ def _require_positive(**numbers: float) -> None:
             raise SettingError(f"{name}={number} is not allowed.", remedy=f"Give {name} a number above 0.")
 
 
-def _whole(model: ModelConfig) -> ModelConfig:
+def _plain_model(model: ModelConfig) -> ModelConfig:
     """Return the network without what is to be private training's own: a prior is trained whole."""
     return ModelConfig(
         architecture=model.architecture, normalisation=model.normalisation, last_hidden_size=model.last_hidden_size
@@ -188,7 +188,7 @@ def _train(
 
 
 def _supervised(network: Classifier, config: RunConfig, seeds: Seeds) -> tuple[Loss, list[nn.Parameter]]:
-    """The losses of the recipe's method; of a method that has none per example, cross-entropy."""
+    """Return the losses of the recipe's method; of a method that has none per example, cross-entropy."""
     method = config.method
     if isinstance(method, DpSgdSettings):
         mixture = method.objective(_ATTACKED_AT_ONCE)
@@ -204,7 +204,7 @@ def _supervised(network: Classifier, config: RunConfig, seeds: Seeds) -> tuple[L
 
 
 def _contrastive(network: Classifier, config: RunConfig, seeds: Seeds) -> tuple[Loss, list[nn.Parameter]]:
-    """Two views of each image; under the noise that the method takes votes with, where it does."""
+    """Return losses of two views of each image; under the noise that the method takes votes with, where it does."""
     contrast, method = Contrast(network, seeds.generator("projection")), config.method
     noise = method.noise if isinstance(method, DpSgdSettings) else None
     if not isinstance(noise, GaussianNoise | LaplaceNoise):

@@ -23,7 +23,7 @@ from stobatch.paper import equations, implements
     "by 2.9 times the bound, and 32 maps read the same image (66 times).",
 )
 def reconstruction_sensitivity(inputs_per_neuron: int, neurons_per_map: int) -> int:
-    """Δ_R = d(β + 2), the claimed sensitivity of the truncated auto-encoder objective.
+    """Return Δ_R = d(β + 2), the claimed sensitivity of the truncated auto-encoder objective.
 
     >>> reconstruction_sensitivity(25, 14**2), reconstruction_sensitivity(3 * 16, 14**2)
     (4950, 9504)
@@ -33,18 +33,13 @@ def reconstruction_sensitivity(inputs_per_neuron: int, neurons_per_map: int) -> 
     return inputs_per_neuron * (neurons_per_map + 2)
 
 
-def coefficient_sensitivity_bound(inputs_per_neuron: int, neurons_per_map: int, num_maps: int = 1) -> int:
-    """3dβ per map: a bound that does hold for Σ (1/2 - x_j) h when x and h are in [-1, 1]."""
-    return 3 * inputs_per_neuron * neurons_per_map * num_maps
-
-
 @implements(
     "Lemma 3",
     verdict="does not hold: Δ_x = 1 and Δ_h are Lipschitz ratios, not sensitivities, and one draw of noise shared by "
     "all examples cancels in their differences.",
 )
 def noise_surplus(reconstruction_sensitivity: float, batch_size: int, encoder_norm_bound: float) -> tuple[float, float]:
-    """(γ_x, γ): how much more noise the input and the hidden layer get than the claimed sensitivities ask for.
+    """Return (γ_x, γ): how much more noise the input and the hidden layer get than the claimed sensitivities ask for.
 
     γ_x = Δ_R / m and γ = 2Δ_R / (m ‖θ1‖₁,₁). The bound on ‖θ1‖₁,₁ is enforced at every step of training.
 
@@ -62,7 +57,7 @@ def noise_surplus(reconstruction_sensitivity: float, batch_size: int, encoder_no
     "with one noise shared by the classes, differences of two class columns are noise-free.",
 )
 def label_sensitivity(last_hidden_size: int) -> int:
-    """Δ_L2 = 2|h_π|: the sensitivity of the coefficients h_π y.
+    """Return Δ_L2 = 2|h_π|: the sensitivity of the coefficients h_π y.
 
     >>> label_sensitivity(256)
     512
@@ -75,7 +70,7 @@ def label_sensitivity(last_hidden_size: int) -> int:
     verdict="does not hold: x̄ carries unbounded noise, so |1/2 - x̄| <= 3/2 fails, and all d columns reuse one χ2.",
 )
 def gradient_sensitivity(neurons_per_map: int) -> int:
-    """Δ_g = 3β, the claimed sensitivity of one column of the gradient of R̄.
+    """Return Δ_g = 3β, the claimed sensitivity of one column of the gradient of R̄.
 
     >>> gradient_sensitivity(14**2)
     588
@@ -88,7 +83,7 @@ SHARED_NOISE = "the noise is one draw shared by all examples, so one step alread
 
 @implements("Theorem 1", *equations(16, 18), verdict=f"false: {SHARED_NOISE} (an exact rank test tells them apart).")
 def encoder_budget(encoder_epsilon: float, input_noise_surplus: float) -> float:
-    """ε1/γ_x + ε1, the claimed cost of learning θ1 from benign examples."""
+    """Return ε1/γ_x + ε1, the claimed cost of learning θ1 from benign examples."""
     return encoder_epsilon / input_noise_surplus + encoder_epsilon
 
 
@@ -96,13 +91,13 @@ def encoder_budget(encoder_epsilon: float, input_noise_surplus: float) -> float:
     "Theorem 2", "Eq. 31", verdict="false: it rests on Theorem 1, and each tuple serves both objectives in Algorithm 1."
 )
 def adversarial_encoder_budget(encoder_epsilon: float, input_noise_surplus: float) -> float:
-    """ε1/γ_x + ε1, the claimed cost of learning θ1 from DP adversarial examples."""
+    """Return ε1/γ_x + ε1, the claimed cost of learning θ1 from DP adversarial examples."""
     return encoder_budget(encoder_epsilon, input_noise_surplus)
 
 
 @implements("Theorem 3", verdict="false: labels reach every parameter below the output layer without any noise.")
 def head_budget(encoder_epsilon: float, hidden_noise_surplus: float, label_epsilon: float) -> float:
-    """ε1/γ + ε2, the claimed cost of learning θ2."""
+    """Return ε1/γ + ε2, the claimed cost of learning θ2."""
     return encoder_epsilon / hidden_noise_surplus + label_epsilon
 
 
@@ -114,19 +109,19 @@ def head_budget(encoder_epsilon: float, hidden_noise_surplus: float, label_epsil
 def total_budget(
     encoder_epsilon: float, input_noise_surplus: float, hidden_noise_surplus: float, label_epsilon: float
 ) -> float:
-    """ε1 + ε1/γ_x + ε1/γ + ε2, the claimed cost of the whole training."""
+    """Return ε1 + ε1/γ_x + ε1/γ + ε2, the claimed cost of the whole training."""
     return encoder_budget(encoder_epsilon, input_noise_surplus) + head_budget(
         encoder_epsilon, hidden_noise_surplus, label_epsilon
     )
 
 
 def fixed_label_epsilon(total_epsilon: float, base: float) -> float:
-    """ε2 does not depend on the total: 0.1 on MNIST, 1 on Tiny ImageNet."""
+    """Return ε2, which does not depend on the total: 0.1 on MNIST, 1 on Tiny ImageNet."""
     return base
 
 
 def third_of_surplus(total_epsilon: float, base: float) -> float:
-    """ε2 = 1 + r/3 where the total is 2 + r with r >= 0: CIFAR-10."""
+    """Return ε2 = 1 + r/3 where the total is 2 + r with r >= 0: CIFAR-10."""
     if total_epsilon < 2 * base:
         raise BudgetError(
             f"a total epsilon of {total_epsilon:g} is below the {2 * base:g} that this split starts from.",
@@ -151,7 +146,7 @@ def split_budget(
     input_noise_surplus: float,
     hidden_noise_surplus: float,
 ) -> tuple[float, float]:
-    """(ε1, ε2) such that ε1 (1 + 1/γ + 1/γ_x) + ε2 is the total.
+    """Return (ε1, ε2) such that ε1 (1 + 1/γ + 1/γ_x) + ε2 is the total.
 
     >>> e1, e2 = split_budget(0.2, split="fixed_label", label_epsilon_base=0.1, input_noise_surplus=1.981,
     ...                       hidden_noise_surplus=8.47)
@@ -182,8 +177,8 @@ def functional_mechanism(
     `coefficients` holds one row per example, every row of 1-norm at most `largest_norm`.
 
     **Guarantee.** ε-DP for replace-one neighbours: the sensitivity is Δ = 2 max ‖λ‖₁ and every entry of the sum gets
-    its own draw of Lap(Δ/ε). Rows that are too long are scaled down first and rows that are no numbers count as zero,
-    so the guarantee needs no trust in the data.
+    its own draw of Lap(Δ/ε). Rows that are too long are scaled down first and rows with NaN or infinite values
+    count as zero, so the guarantee needs no trust in the data.
     """
     finite = torch.where(coefficients.isfinite().all(1, keepdim=True), coefficients, 0.0)
     norms = finite.abs().sum(1, keepdim=True)
@@ -199,7 +194,7 @@ def functional_mechanism(
     "so the first bound is void there.",
 )
 def approximation_error_bounds(inputs_per_neuron: int, num_classes: int) -> tuple[float, float]:
-    """Bounds on the average error of truncating R (first order) and L (second order).
+    """Return bounds on the average error of truncating R (first order) and L (second order).
 
     >>> [round(bound, 4) for bound in approximation_error_bounds(1, 1)]
     [0.7864, 0.3147]

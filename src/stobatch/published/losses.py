@@ -19,13 +19,13 @@ from stobatch.paper import implements
     "keeps the descent finite.",
 )
 def reconstruction_loss(encoder: AffineEncoder, noisy_inputs: Tensor, hidden_noise: Tensor) -> Tensor:
-    """R̄ = Σᵢ [Σⱼ ½ θ1ⱼ h̄ᵢ - x̄ᵢ x̃ᵢ] with h̄ = θ1ᵀx̄ + 2χ2/m and x̃ = θ1 h̄."""
+    """Return R̄ = Σᵢ [Σⱼ ½ θ1ⱼ h̄ᵢ - x̄ᵢ x̃ᵢ] with h̄ = θ1ᵀx̄ + 2χ2/m and x̃ = θ1 h̄."""
     noisy_hidden = encoder(noisy_inputs) + hidden_noise
     return ((0.5 - noisy_inputs) * encoder.decode(noisy_hidden)).sum()
 
 
 def reconstruction_losses(encoder: AffineEncoder, inputs: Tensor) -> Tensor:
-    """R̃ of each example by itself, without noise: what DP-SGD clips and adds noise to."""
+    """Return R̃ of each example by itself, without noise: what DP-SGD clips and adds noise to."""
     return ((0.5 - inputs) * encoder.decode(encoder(inputs))).flatten(1).sum(1)
 
 
@@ -35,7 +35,7 @@ def reconstruction_losses(encoder: AffineEncoder, inputs: Tensor) -> Tensor:
     "matrix of the raw batch, which is why Theorem 1 fails.",
 )
 def reconstruction_gradient(encoder: AffineEncoder, noisy_inputs: Tensor, noisy_hidden: Tensor) -> Tensor:
-    """∇R̄ = Σᵢ (½ - x̄ᵢ) h̄ᵢ, column by column.
+    """Return ∇R̄ = Σᵢ (½ - x̄ᵢ) h̄ᵢ, column by column.
 
     ⟨½ - x̄, θ1 h̄⟩ = ⟨θ1ᵀ(½ - x̄), h̄⟩, so the gradient is that of the encoder itself, fed with ½ - x̄.
     """
@@ -43,12 +43,12 @@ def reconstruction_gradient(encoder: AffineEncoder, noisy_inputs: Tensor, noisy_
 
 
 def taylor_corrected(scores: Tensor, targets: Tensor) -> Tensor:
-    """Second-order expansion of the sigmoid cross-entropy: log 2 + z/2 + z²/8 - zy (as the released code has it)."""
+    """Return the sigmoid cross-entropy to second order: log 2 + z/2 + z²/8 - zy (as the released code has it)."""
     return log(2) + scores / 2 + scores.square() / 8 - scores * targets
 
 
 def taylor_published(scores: Tensor, targets: Tensor) -> Tensor:
-    """z - zy - |z|/2 + z²/8, as printed: right for z >= 0 (up to log 2), wrong for z < 0."""
+    """Return z - zy - |z|/2 + z²/8, as printed: right for z >= 0 (up to log 2), wrong for z < 0."""
     return scores - scores * targets - scores.abs() / 2 + scores.square() / 8
 
 
@@ -65,7 +65,7 @@ def taylor_loss(scores: Tensor, labels: Tensor, form: str) -> Tensor:
 
 
 def label_noise_term(output_weight: Tensor, label_noise: Tensor) -> Tensor:
-    """Σ_k (χ3/m) W_πk, what the noise on the coefficients h_π y adds to L̄2 per example.
+    """Return Σ_k (χ3/m) W_πk, what the noise on the coefficients h_π y adds to L̄2 per example.
 
     `label_noise` is either one vector shared by the classes (the paper) or one row per class.
     """

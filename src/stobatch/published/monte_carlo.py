@@ -32,7 +32,7 @@ CPU_ROWS = 400
 )
 @dataclass(frozen=True)
 class FreshNoise:
-    """Laplace noise drawn anew for every invocation, ψ times smaller than the training noise it is added to."""
+    """Laplace noise drawn afresh in every invocation, ψ times smaller than the training noise it is added to."""
 
     input_scale: float
     hidden_scale: float
@@ -42,7 +42,7 @@ class FreshNoise:
         return cls(input_noise_scale / shrinkage, hidden_noise_scale / shrinkage)
 
     def draw(self, network: Network, count: int, streams: Streams) -> tuple[Tensor, Tensor]:
-        """`count` draws for the input and `count` independent ones for the hidden layer."""
+        """Draw `count` times for the input, and independently `count` times for the hidden layer."""
         encoder = network.encoder
         like = encoder.weight
         return (
@@ -64,7 +64,7 @@ class Tally:
 def tally_products(
     network: Network, inputs: Tensor, noise: FreshNoise, draws: int, generator: torch.Generator, memory_mb: int
 ) -> Tally:
-    """Vote with argmax f^h · f^x over `draws` pairs of passes, in tiles of inputs x draws.
+    """Count votes of argmax f^h · f^x over `draws` pairs of passes, in tiles of inputs x draws.
 
     Each pass randomises one layer only: f^x the input (hidden noise fixed), f^h the hidden layer (input noise fixed).
     The draws depend on the generator alone, not on the memory budget or on how many inputs there are.
@@ -106,7 +106,7 @@ class ShiftScorer:
         self._room: Tensor | None = None
 
     def scores(self, part: slice, shifts: Tensor) -> Tensor:
-        """(shifts, inputs, classes) for the inputs in `part`: probabilities."""
+        """Return the probabilities (shifts, inputs, classes) of the inputs in `part`."""
         return self.logits(part, shifts).softmax(2)
 
     def logits(self, part: slice, shifts: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class ShiftScorer:
         return total.permute(0, 3, 1, 2) if self.images else total
 
     def _channels_last(self, values: Tensor) -> Tensor:
-        """Images with their channels innermost, in memory too: convolutions like that best."""
+        """Return images with their channels innermost, in memory too: convolutions are fastest so."""
         return values.permute(0, 2, 3, 1).contiguous() if self.images else values
 
 
@@ -141,19 +141,19 @@ class SoftVotes:
     """Fresh draws of the product f^h · f^x as a differentiable function of the inputs.
 
     Both noises are shifts of the hidden layer, because the first layer is linear; so the gradient passes the encoder
-    once, whatever the number of draws.
+    once, for any number of draws.
     """
 
     network: Network
     noise: FreshNoise
 
     def averaged_score(self, draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-        """log of the mean product score, which the certificate is about."""
+        """Return the log of the mean product score, which the certificate is about."""
         products = self._products(draws, generator)
         return lambda points: products(points).logsumexp(0) - log(draws)
 
     def vote(self, draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-        """log of the mean of softened votes: each draw's winner gets nearly all of its weight, as in the count."""
+        """Return the log of the mean softened vote, in which each draw's winner gets nearly all of its weight."""
         products = self._products(draws, generator)
         return lambda points: (SHARPNESS * products(points)).log_softmax(2).logsumexp(0) - log(draws)
 

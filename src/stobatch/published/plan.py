@@ -66,7 +66,7 @@ class PublishedPlan(Plan):
 
     @property
     def epsilons(self) -> tuple[float, float]:
-        """(ε1, ε2)."""
+        """Return (ε1, ε2)."""
         return split_budget(
             self.total_epsilon,
             split=self.split,
@@ -77,17 +77,17 @@ class PublishedPlan(Plan):
 
     @property
     def input_noise_scale(self) -> float:
-        """Of χ1/m, as applied to every input."""
+        """Return the scale of χ1/m, as applied to every input."""
         return self.reconstruction_sensitivity / (self.batch_size * self.epsilons[0])
 
     @property
     def hidden_noise_scale(self) -> float:
-        """Of 2χ2/m, as applied to every hidden neuron."""
+        """Return the scale of 2χ2/m, as applied to every hidden neuron."""
         return 2 * self.input_noise_scale
 
     @property
     def label_noise_scale(self) -> float:
-        """Of χ3/m, as applied to every coefficient."""
+        """Return the scale of χ3/m, as applied to every coefficient."""
         return self.label_sensitivity / (self.batch_size * self.epsilons[1])
 
     @property
@@ -99,7 +99,7 @@ class PublishedPlan(Plan):
         return self.num_batches // 2
 
     def _sum_of_parts(self) -> float:
-        """Theorem 4's sum, which the split made equal to the total; rounded so that 1.0 does not print as 0.9999."""
+        """Return Theorem 4's sum, which the split made equal to the total; rounded so that 1.0 is not 0.9999."""
         e1, e2 = self.epsilons
         return round(total_budget(e1, self.input_noise_surplus, self.hidden_noise_surplus, e2), 12)
 

@@ -30,20 +30,20 @@ from stobatch.votes.margins import (
     verdict="holds (PixelDP) for noise that is fresh at every invocation and scaled to the true sensitivity.",
 )
 def is_robust(score_lower: float, runner_up_upper: float, robustness_epsilon: float, delta: float = 0.0) -> bool:
-    """Ê_lb > e^{2ε_r} max Ê_ub + (1 + e^{ε_r}) δ_r: no perturbation in the unit ball changes the prediction."""
+    """Return Ê_lb > e^{2ε_r} max Ê_ub + (1 + e^{ε_r}) δ_r: no perturbation in the unit ball changes the prediction."""
     needed = exp(2 * robustness_epsilon) * runner_up_upper + (1 + exp(robustness_epsilon)) * delta
     return score_lower > needed
 
 
 @implements("Lemma 5", verdict="holds for separate passes with independent fresh noise: the tuple is (Σ ε_s)-DP.")
 def composed_epsilon(epsilons: tuple[float, ...]) -> float:
-    """Σ ε_s, what bounds the expected value of any bounded function of S independent mechanisms."""
+    """Return Σ ε_s, what bounds the expected value of any bounded function of S independent mechanisms."""
     return sum(epsilons)
 
 
 @implements("Eq. 11", verdict="a definition; the product stays in [0, 1].")
 def product_score(*scores: Tensor) -> Tensor:
-    """f(M_1, ..., M_S | x): the product of the scores of S separately randomised passes."""
+    """Return f(M_1, ..., M_S | x): the product of the scores of S separately randomised passes."""
     product = scores[0]
     for score in scores[1:]:
         product = product * score
@@ -61,7 +61,7 @@ def published_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -
 
 
 def radius_factor(noise_scale: float, attack_sensitivity: float, robustness_epsilon: Floats) -> Floats:
-    """κ (input) or φ (hidden): the applied noise in units of the robustness noise Δ_r/ε_r."""
+    """Return κ (input) or φ (hidden): the applied noise in units of the robustness noise Δ_r/ε_r."""
     return noise_scale * robustness_epsilon / attack_sensitivity
 
 
@@ -70,7 +70,7 @@ def radius_factor(noise_scale: float, attack_sensitivity: float, robustness_epsi
     verdict="correct algebra for two independent passes; the sensitivities put into it are not.",
 )
 def composed_radius(input_radius_factor: Floats, hidden_radius_factor: Floats) -> Floats:
-    """κφ/(κ + φ), and 0 where both are 0."""
+    """Return κφ/(κ + φ), and 0 where both are 0."""
     total = input_radius_factor + hidden_radius_factor
     return np.divide(input_radius_factor * hidden_radius_factor, total, out=np.zeros_like(total), where=total > 0)
 
@@ -79,7 +79,7 @@ def composed_radius(input_radius_factor: Floats, hidden_radius_factor: Floats) -
 class PublishedRule:
     """Eq. 13 with the paper's sensitivities: Δ_r^x = μ d and Δ_r^h = β ‖θ1‖∞.
 
-    The noise scales are the nominal ones, Δ_R/(mε1) and 2Δ_R/(mε1), whatever ψ is.
+    The noise scales are the nominal ones, Δ_R/(mε1) and 2Δ_R/(mε1), for any ψ.
     """
 
     input_noise_scale: float
@@ -98,7 +98,7 @@ class PublishedRule:
         "and the noise is ψ times smaller than assumed; a counterexample is in the tests.",
     )
     def radius(self, score_lower: Floats, runner_up_upper: Floats, attack_radius: float) -> Floats:
-        """(κφ/(κ+φ))_max; the paper calls an input robust when this is at least the attack radius."""
+        """Return (κφ/(κ+φ))_max; the paper calls an input robust when this is at least the attack radius."""
         epsilon = published_robustness_epsilon(score_lower, runner_up_upper)
         kappa = radius_factor(self.input_noise_scale, attack_radius * self.num_inputs, epsilon)
         phi = radius_factor(self.hidden_noise_scale, self.hidden_attack_sensitivity, epsilon)

@@ -70,7 +70,7 @@ class IterativeSchedule(Schedule):
     """Step t takes batch i = t mod N/m as benign and batch i + 1 as the source of adversarial examples."""
 
     def __post_init__(self) -> None:
-        _need_two(self.num_batches)
+        _require_two_batches(self.num_batches)
 
     def tasks(self, step: int) -> list[TrainerTask]:
         return [TrainerTask(0, step % self.num_batches, (step + 1) % self.num_batches)]
@@ -88,7 +88,7 @@ class StochasticSchedule(Schedule):
     trainers_per_step: int = 1
 
     def __post_init__(self) -> None:
-        _need_two(self.num_batches)
+        _require_two_batches(self.num_batches)
         if self.trainers_per_step > self.num_batches // 2:
             raise SettingError(
                 f"trainers_per_step={self.trainers_per_step} is more than the {self.num_batches // 2} trainers.",
@@ -102,7 +102,7 @@ class StochasticSchedule(Schedule):
         return [TrainerTask(int(i), int(pairs[i, 0]), int(pairs[i, 1])) for i in picked]
 
 
-def _need_two(num_batches: int) -> None:
+def _require_two_batches(num_batches: int) -> None:
     if num_batches < 2:
         raise SettingError(
             f"the data fill {num_batches} whole batches, a step needs two.",

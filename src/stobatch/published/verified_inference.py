@@ -113,7 +113,7 @@ class VerifiedInference(Verifier):
         verdict="sound with the corrected radius; with the published one a certified input can be broken.",
     )
     def verify(self, inputs: Tensor, generator: torch.Generator) -> PublishedCertificates:
-        """Label, radii and is-robust for each input, from one set of draws."""
+        """Return label, radii and is-robust for each input, from one set of draws."""
         if not bool(((inputs >= PAPER_RANGE.low) & (inputs <= PAPER_RANGE.high)).all()):
             raise DataError(
                 f"inputs to certify are outside {PAPER_RANGE} or not numbers.",

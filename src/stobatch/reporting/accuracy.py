@@ -8,7 +8,7 @@ from typing import Any
 
 from stobatch.config import CertificationConfig
 from stobatch.reporting.figures import Chart, accuracy_curves, attack_curves, learning_curve
-from stobatch.reporting.format import number, percent, protocol_meanings, spoken, status_words
+from stobatch.reporting.format import number, percent, protocol_meanings, status_words, title_of
 from stobatch.reporting.summary import Facts
 from stobatch.reporting.table import Cell, Table
 from stobatch.reporting.tables import (
@@ -72,13 +72,13 @@ def measured_accuracy(facts: Facts, name: str) -> Accuracy:
 
 
 def _charts(facts: Facts, name: str) -> Iterator[Chart]:
-    yield accuracy_curves(facts, f"{name}-accuracy").captioned(
+    yield accuracy_curves(facts, f"{name}-accuracy").with_caption(
         "Accuracy against radius, with 95% bands over test images. Attacked accuracy is an upper bound: a better "
         "attack can only lower it. Certified accuracy is a lower bound, and only where its rule is proved."
     )
     attacks = attack_curves(facts, f"{name}-attacks")
     if attacks:
-        yield attacks.captioned("Each attack of the adaptive protocol on its own. Intervals are in the tables.")
+        yield attacks.with_caption("Each attack of the adaptive protocol on its own. Intervals are in the tables.")
 
 
 def _function(facts: Facts, function: str) -> FunctionTables:
@@ -92,7 +92,7 @@ def _function(facts: Facts, function: str) -> FunctionTables:
         for entry in entries
     )
     return FunctionTables(
-        spoken(function),
+        title_of(function),
         same_images_table(facts.same_images(function), kinds, facts.unit),
         tuple(by_attack),
         tuple(folded for entry in entries for folded in _at_attacked(facts, entry)),
@@ -100,7 +100,7 @@ def _function(facts: Facts, function: str) -> FunctionTables:
 
 
 def _at_attacked(facts: Facts, entry: ProtocolTable) -> Iterator[FoldedTable]:
-    """Yield where an attack has moved the input already; the clean input may be certified or not."""
+    """Yield accuracies certified at inputs that an attack has moved; the clean input may be certified or not."""
     statuses = {kind.name: str(kind.status) for kind in facts.all_kinds}
     for rule, rows in entry.certified_at_attacked.items():
         status = statuses.get(rule, "status not recorded")
@@ -121,7 +121,7 @@ def _certificates(facts: Facts) -> Certificates:
         f"{f'Verified inference with {draws} draws' if votes else 'The network itself'} on {summary.rows} clean test "
         f"images: {percent(verified.correct_without_abstaining)} right, {percent(verified.abstained)} abstained."
     )
-    # Certified accuracies that stand beside no attacks: other units, other images, or a function not attacked.
+    # Certified accuracies that have no attacks to stand next to: other units, other images, or a function not attacked.
     apart = [kind for kind in facts.all_kinds if not facts.certified(kind)]
     tables = (vouching_table(summary, facts.all_kinds), *certified_tables(summary, apart))
     return Certificates(deployed, tables, stale)
@@ -186,9 +186,9 @@ def _protocols(facts: Facts) -> Pairs:
     entries = facts.scores.under_attack
     meanings = {f"{name} protocol": meaning for name, meaning in protocol_meanings(facts.scores).items()}
     means = {"single_pass": _SINGLE_PASS[facts.scores.has_noise], "vote": _VOTE}
-    functions = {spoken(f): means.get(f, f) for f in facts.functions}
+    functions = {title_of(f): means.get(f, f) for f in facts.functions}
     rows = {
-        f"{e.protocol.name} on {spoken(e.function)}": f"{e.rows} test images, attacks {', '.join(e.attacks)}"
+        f"{e.protocol.name} on {title_of(e.function)}": f"{e.rows} test images, attacks {', '.join(e.attacks)}"
         for e in entries
     }
     return (*meanings.items(), *functions.items(), *rows.items(), ("accuracies assume", facts.test_records))
@@ -224,4 +224,4 @@ def _learning(facts: Facts, name: str) -> Chart | None:
         return None
     whose = training.history_of or "the parameters of that step, before any averaging"
     caption = f"Accuracy on held-out test images while training, of {whose}; no attack."
-    return learning_curve(training.history, f"{name}-learning").captioned(caption)
+    return learning_curve(training.history, f"{name}-learning").with_caption(caption)

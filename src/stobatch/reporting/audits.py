@@ -51,7 +51,7 @@ _COUNTS = {
     "smallest_radius": "smallest radius attacked, units as in the claim",
     "largest_radius": "largest radius attacked, units as in the claim",
     "failure_probability": "a certificate may fail with probability",
-    "retests": "broken inputs certified anew, times",
+    "retests": "broken inputs certified again, times",
     "overclaims": "beyond a point known to be bad, times",
     "allowed_overclaims": "chance explains up to",
     "right": "told apart rightly",
@@ -89,7 +89,7 @@ class Audits:
 
 
 def audits_of(facts: Facts, name: str) -> Audits | None:
-    """None where nothing is claimed and nothing was found."""
+    """Return the section on audits; None where nothing is claimed and nothing was found."""
     if not facts.findings and not facts.claims:
         return None
     tables = [_claims(facts)] if facts.claims else []
@@ -129,8 +129,8 @@ def _overview(facts: Facts) -> Table:
             _instrument(finding),
             name_of(finding),
             Cell("", status=finding.verdict),
-            _found(finding),
-            _held_against(facts, finding),
+            _finding_cells(finding),
+            _claimed_cell(facts, finding),
             f"{100 * (1 - finding.confidence):.3g}%",
             finding.evidence,
         ]
@@ -139,7 +139,7 @@ def _overview(facts: Facts) -> Table:
     return Table.of(caption, headings, rows)
 
 
-def _found(finding: Finding) -> Sequence[Cell]:
+def _finding_cells(finding: Finding) -> Sequence[Cell]:
     details = finding.details
     if isinstance(details, CertificateDetails):
         attacked = details.attacked
@@ -155,7 +155,7 @@ def _found(finding: Finding) -> Sequence[Cell]:
     ]
 
 
-def _held_against(facts: Facts, finding: Finding) -> Cell:
+def _claimed_cell(facts: Facts, finding: Finding) -> Cell:
     if isinstance(finding.details, CertificateDetails):
         statuses = {kind.name: kind.status for kind in facts.all_kinds}
         return Cell("", status=statuses[finding.about]) if finding.about in statuses else Cell(DASH)
@@ -173,7 +173,7 @@ def _figures(facts: Facts, name: str) -> Iterator[Chart]:
     for place, finding in enumerate(facts.findings):
         details = finding.details
         if isinstance(details, PrivacyDetails) and details.histogram is not None:
-            yield score_histograms(details.histogram, f"{name}-scores-{place}").captioned(_SCORES)
+            yield score_histograms(details.histogram, f"{name}-scores-{place}").with_caption(_SCORES)
         if isinstance(details, MembershipDetails):
             yield _membership_figure(facts, details, finding.claimed_budget, f"{name}-membership-{place}")
 
@@ -181,15 +181,15 @@ def _figures(facts: Facts, name: str) -> Iterator[Chart]:
 def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Chart:
     rows = []
     for finding in findings:
-        found = [(bound.epsilon_at_least, bool(bound.assumes)) for bound in finding.bounds]
+        bounds = [(bound.epsilon_at_least, bool(bound.assumes)) for bound in finding.bounds]
         budget = finding.claimed_budget
-        rows.append(Bounded(_instrument(finding), finding.verdict, found, budget[0] if budget else None))
+        rows.append(Bounded(_instrument(finding), finding.verdict, bounds, budget[0] if budget else None))
     caption = "What attacks showed ε to be at least."
     if any(row.audited is not None for row in rows):
         caption += " The line is the ε they are held against, as in the table: a bar that passes it refutes the claim."
     if any(assumes for row in rows for _, assumes in row.bounds):
         caption += " Faint bars hold under an assumption, which the details name."
-    return bounds_found(rows, f"ε of the guarantee ({STATUS_WORDS[facts.status]})", name).captioned(caption)
+    return bounds_found(rows, f"ε of the guarantee ({STATUS_WORDS[facts.status]})", name).with_caption(caption)
 
 
 def _membership_figure(
@@ -203,7 +203,7 @@ def _membership_figure(
             f" The ceiling is e^ε times the false-positive rate, plus δ = {delta:.3g}, for replacing a record: a curve "
             "above it by more than chance refutes the claim."
         )
-    return membership_curve(details.roc, budget, words, name).captioned(caption)
+    return membership_curve(details.roc, budget, words, name).with_caption(caption)
 
 
 def _details(finding: Finding) -> DetailedFinding:
@@ -222,8 +222,8 @@ def _details(finding: Finding) -> DetailedFinding:
 
 
 def _numbers(details: FindingDetails) -> list[tuple[str, Any]]:
-    found = details.to_dict().items()
-    return [(key, value) for key, value in found if key not in _TOLD_ELSEWHERE and value is not None]
+    items = details.to_dict().items()
+    return [(key, value) for key, value in items if key not in _TOLD_ELSEWHERE and value is not None]
 
 
 def _value(value: Any) -> str:
@@ -254,7 +254,7 @@ def _rates_table(details: MembershipDetails) -> Table:
     sure = f"{100 * details.confidence:.4g}% interval in brackets"
     caption = f"Members found at thresholds that the shadow models chose; mean over the models attacked, {sure}."
     rows: list[list[Entry]] = [
-        [rate, *(Cell(percent(found[rate]), interval(found[rate])) for found in (details.tpr_at, details.fpr_at))]
+        [rate, *(Cell(percent(rates[rate]), interval(rates[rate])) for rates in (details.tpr_at, details.fpr_at))]
         for rate in details.tpr_at
     ]
     return Table.of(caption, ["false-positive rate wanted", "true-positive rate", "false-positive rate there"], rows)
@@ -275,7 +275,7 @@ class Bounded:
 
 
 def score_histograms(histogram: Histogram, name: str) -> Chart:
-    """Return the attack's scores of both kinds of models; where the two do not overlap, nothing is hidden."""
+    """Draw the attack's scores of both kinds of models; where the two do not overlap, nothing is hidden."""
     with canvas(1, 4.8, 2.7) as (figure, (axes,)):
         edges = histogram.edges
         sides = ((histogram.without, "one data set", "clean"), (histogram.with_, "its neighbour", "attack-2"))
@@ -288,37 +288,37 @@ def score_histograms(histogram: Histogram, name: str) -> Chart:
 
 
 def bounds_found(findings: Sequence[Bounded], words: str, name: str) -> Chart:
-    """Bars that grow from 0 to what was shown, against the ε that they were held to."""
+    """Draw bars from 0 to the ε that was shown, against the ε that they are held to."""
     with canvas(1, 7.2, 1.1 + _LINE * len(findings)) as (figure, (axes,)):
-        widest = max(x for found in findings for x in (*(e for e, _ in found.bounds), found.audited or 0.0, 0.1))
-        for row, found in enumerate(findings):
-            colour = LIGHT.get(found.verdict, LIGHT["muted"])
+        widest = max(x for finding in findings for x in (*(e for e, _ in finding.bounds), finding.audited or 0.0, 0.1))
+        for row, finding in enumerate(findings):
+            colour = LIGHT.get(finding.verdict, LIGHT["muted"])
             # Faint where something is assumed, and below, so that what needs no assumption shows.
-            for epsilon, assumes in sorted(found.bounds, key=lambda bound: not bound[1]):
+            for epsilon, assumes in sorted(finding.bounds, key=lambda bound: not bound[1]):
                 axes.barh(row, epsilon, height=0.46, color=colour, alpha=0.35 if assumes else 1.0)
-            best, line = max(epsilon for epsilon, _ in found.bounds), found.audited or 0.0
+            best, line = max(epsilon for epsilon, _ in finding.bounds), finding.audited or 0.0
             # A line just behind the bar would cross its number.
             end = line if best <= line < best + 0.15 * widest else best
             axes.text(end + 0.015 * widest, row, f"≥ {best:.3g}", va="center", color=colour)
-            if found.audited is not None:
-                label = words if found is _first_held(findings) else None
+            if finding.audited is not None:
+                label = words if finding is _first_with_claim(findings) else None
                 ends = row - 0.4, row + 0.4
-                axes.plot([found.audited] * 2, ends, color=LIGHT["ink"], linewidth=2, label=label)
-        axes.set_yticks(range(len(findings)), [found.label for found in findings])
+                axes.plot([finding.audited] * 2, ends, color=LIGHT["ink"], linewidth=2, label=label)
+        axes.set_yticks(range(len(findings)), [finding.label for finding in findings])
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")
         axes.set(xlabel="ε", xlim=(0, 1.14 * widest), ylim=(len(findings) - 0.4, -0.6))
-        if _first_held(findings):
+        if _first_with_claim(findings):
             shared_legend(figure, [axes])
         return inline(figure, name)
 
 
-def _first_held(findings: Sequence[Bounded]) -> Bounded | None:
-    return next((found for found in findings if found.audited is not None), None)
+def _first_with_claim(findings: Sequence[Bounded]) -> Bounded | None:
+    return next((finding for finding in findings if finding.audited is not None), None)
 
 
 def membership_curve(roc: Roc, budget: tuple[float, float] | None, words: str, name: str) -> Chart:
-    """True against false positives where false ones are rare, and the most that (ε, δ) allows."""
+    """Draw true against false positives where false ones are rare, and the most that (ε, δ) allows."""
     rates, hits = roc.false_positive_rate, roc.true_positive_rate
     lowest = min(rates)
     with canvas(1, 4.8, 4.2) as (figure, (axes,)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stobatch.files import write_atomically
 from stobatch.reporting.comparison_figures import PROTOCOLS, methods_figure, methods_svg, radius_curves, radius_unit
 from stobatch.reporting.figures import Chart, epsilon_curves
-from stobatch.reporting.format import STATUS_WORDS, interval, percent, points, privacy_words, spoken
+from stobatch.reporting.format import STATUS_WORDS, interval, percent, points, privacy_words, title_of
 from stobatch.reporting.guarantee import GuaranteeCard, card_of, guarantee_line
 from stobatch.reporting.header import Lead
 from stobatch.reporting.page import render
@@ -59,8 +59,8 @@ def comparison_section(document: Comparison) -> ComparisonSection:
     return ComparisonSection(
         methods_table(document, first),
         tuple((f"The same at radius {radius:g}", methods_table(document, radius)) for radius in others),
-        methods_figure(document, "methods").captioned(figure),
-        radius_curves(document, "radii").captioned(curves),
+        methods_figure(document, "methods").with_caption(figure),
+        radius_curves(document, "radii").with_caption(curves),
         flag_lines(document),
         by_chance(document),
         t_tests_table(tests) if tests else None,
@@ -68,7 +68,7 @@ def comparison_section(document: Comparison) -> ComparisonSection:
 
 
 def comparison_tables(document: Comparison) -> RenderableType:
-    """Return the same in a terminal; of many t-tests those with the smallest p-values."""
+    """Return the comparison for a terminal; of many t-tests those with the smallest p-values."""
     from rich.console import Group
     from rich.text import Text
 
@@ -84,10 +84,10 @@ def comparison_tables(document: Comparison) -> RenderableType:
 def lead(document: Comparison) -> Lead:
     """Return one sentence that says how many are private, by whose word."""
     statuses = {row.name: row.guarantees for row in document.rows}
-    kinds = [privacy_words(held.guarantee.status for held in found) for found in statuses.values()]
+    kinds = [privacy_words(held.guarantee.status for held in guarantees) for guarantees in statuses.values()]
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
-    said = [f"{count} {'without any' if kind == 'no privacy' else kind}" for kind, count in counts.items()]
-    return Lead(f"{document.data}, {over_seeds(document)}. Privacy of the methods: ", "; ".join(said), ".")
+    parts = [f"{count} {'without any' if kind == 'no privacy' else kind}" for kind, count in counts.items()]
+    return Lead(f"{document.data}, {over_seeds(document)}. Privacy of the methods: ", "; ".join(parts), ".")
 
 
 def methods_table(document: Comparison, radius: float) -> Table:
@@ -105,20 +105,20 @@ def methods_table(document: Comparison, radius: float) -> Table:
 
 def _row(document: Comparison, row: ComparedRow, radius: float) -> list[Entry]:
     return [
-        [Cell(row.name), Cell(f"{spoken(row.function)}, {row.test_examples:,} test images")],
+        [Cell(row.name), Cell(f"{title_of(row.function)}, {row.test_examples:,} test images")],
         budgets(document, row),
         share(row.clean),
         *(share(row.attacked_at(protocol, radius)) for protocol in PROTOCOLS),
-        _certified(row, radius),
+        _certified_cells(row, radius),
         amount(row.training_seconds, 1, " s"),
         f"{amount(row.peak_memory_mb, 1, ' MiB')} ({' / '.join(row.peak_memory_of) or 'not measured'})",
     ]
 
 
-def _certified(row: ComparedRow, radius: float) -> list[Cell]:
+def _certified_cells(row: ComparedRow, radius: float) -> list[Cell]:
     """Return what each rule certifies, each with its status; never one number for several."""
-    found = [Cell(share(entry), f"{entry.rule} rule", entry.status) for entry in row.certified_at(radius)]
-    return found or [Cell("no certificate")]
+    cells = [Cell(share(entry), f"{entry.rule} rule", entry.status) for entry in row.certified_at(radius)]
+    return cells or [Cell("no certificate")]
 
 
 def budgets(document: Comparison, row: ComparedRow) -> list[Cell]:
@@ -142,7 +142,7 @@ def flag_lines(document: Comparison) -> tuple[str, ...]:
 
 
 def t_tests_table(tests: Sequence[ComparedTest], of: int | None = None) -> Table:
-    """Differences over seeds with their p-values, and how to read them."""
+    """Return the differences over seeds with their p-values, and how to read them."""
     total = of or len(tests)
     some = f" The {len(tests)} smallest p-values of {total}." if total > len(tests) else ""
     caption = (
@@ -248,11 +248,11 @@ def by_chance(document: Comparison) -> str:
     if not tests:
         return why
     below = sum(test.t_test.p_value < _LEVEL for test in tests)
-    said = (
+    sentence = (
         f"{len(tests)} two-tailed t-tests over seeds: {below} have p < 0.05, where {_LEVEL * len(tests):.2g} would by "
         "chance if nothing differed."
     )
-    return f"{said} {why}" if withheld else said
+    return f"{sentence} {why}" if withheld else sentence
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ def _lead(runs: Sequence[Facts], function: str, radius: float | None) -> Lead:
             spans.append(f"{percent(low)} to {percent(high)}{of_what} under the {protocol} protocol")
     if not spans:
         return Lead("These runs were not attacked at a common radius.", "")
-    start = f"At radius {radius:g} ({runs[0].unit}) on the {spoken(function)}, these runs are right on "
+    start = f"At radius {radius:g} ({runs[0].unit}) on the {title_of(function)}, these runs are right on "
     return Lead(start, ", and on ".join(spans), ".")
 
 
@@ -298,15 +298,15 @@ def _table(runs: Sequence[Facts], function: str, radius: float | None) -> Table:
         return Table.of(caption, headings, rows)
     kinds = list(dict.fromkeys((kind.name, kind.function) for facts in runs for kind in facts.all_kinds))
     headings += ["published protocol", "adaptive protocol", "gap"]
-    headings += [f"certified, {rule} rule, {spoken(certified)}" for rule, certified in kinds]
+    headings += [f"certified, {rule} rule, {title_of(certified)}" for rule, certified in kinds]
     caption = (
-        f"Accuracy on the {spoken(function)} at radius {radius:g} ({runs[0].unit}), worst attack for each example, "
+        f"Accuracy on the {title_of(function)} at radius {radius:g} ({runs[0].unit}), worst attack for each example, "
         "and certified accuracy of clean inputs at that radius, in %; gap in percentage points; 95% interval in "
         "brackets. Numbers are of as many test images as the row says, or as stands beside them."
     )
     rows = []
     for place, facts in enumerate(runs, 1):
-        rows.append([*_identity(place, facts), *_attacked(facts, function, radius, kinds)])
+        rows.append([*_identity(place, facts), *_attacked_cells(facts, function, radius, kinds)])
         rows += [[*own, *_attacked_prior(facts, function, radius, kinds)] for own in _prior(facts)]
     return Table.of(caption, headings, rows)
 
@@ -326,8 +326,8 @@ def _prior(facts: Facts) -> list[list[Cell]]:
 def _attacked_prior(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[str, str]]) -> list[Cell]:
     own, certificates = facts.scores.prior, facts.certificates.prior if facts.certificates else None
     assert own is not None
-    found = at_radius(own.of_attack(WORST), radius) if own.function == function else None
-    worst = [found if own.protocol.name == protocol else None for protocol in ("published", "adaptive")]
+    attacked = at_radius(own.of_attack(WORST), radius) if own.function == function else None
+    worst = [attacked if own.protocol.name == protocol else None for protocol in ("published", "adaptive")]
     certified = certificates.certified_accuracy if certificates else {}
     statuses = {kind.name: kind.status for kind in certificates.kinds} if certificates else {}
     shares = [(rule, at_radius(certified.get(rule, ()), radius)) for rule, _ in kinds]
@@ -349,7 +349,7 @@ def _identity(place: int, facts: Facts) -> list[Cell]:
     ]
 
 
-def _attacked(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[str, str]]) -> list[Cell]:
+def _attacked_cells(facts: Facts, function: str, radius: float, kinds: Sequence[tuple[str, str]]) -> list[Cell]:
     gap = facts.gap(function, radius)
     worst = [share_cell(at_radius(facts.worst(p, function), radius)) for p in ("published", "adaptive")]
     return [*worst, gap_cell(gap.gap if gap else None), *(_certified_cell(facts, radius, *kind) for kind in kinds)]
@@ -370,18 +370,20 @@ def _epsilons(runs: Sequence[Facts], function: str, radius: float | None) -> Cha
     budgeted = [facts for facts in runs if facts.epsilon is not None]
     if not budgeted:
         return None
-    where = "" if radius is None else f" on the {spoken(function)}, worst attack at radius {radius:g} ({runs[0].unit})"
+    where = (
+        "" if radius is None else f" on the {title_of(function)}, worst attack at radius {radius:g} ({runs[0].unit})"
+    )
     left_out = len(runs) - len(budgeted)
     caption = f"Accuracy against ε{where}. Each dot is a run; lines join the means over seeds of the same setting."
     caption += f" Runs without any privacy guarantee are not on it: {left_out}." if left_out else ""
-    return epsilon_curves(budgeted, function, radius, "epsilon").captioned(caption)
+    return epsilon_curves(budgeted, function, radius, "epsilon").with_caption(caption)
 
 
 NAMES = ("comparison.html", "comparison.svg")
 
 
 def write_comparison(document: Comparison, folder: Path) -> list[Path]:
-    """Return the page and its first figure; the same document gives the same bytes."""
+    """Write the page and its first figure, and return their paths; the same document gives the same bytes."""
     page = render(
         "comparison.html",
         title=f"{len({row.name for row in document.rows})} methods compared",

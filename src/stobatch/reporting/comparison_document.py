@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.evaluation.statistics import t_tests_between
-from stobatch.reporting.format import privacy_words, spoken
+from stobatch.reporting.format import privacy_words, title_of
 from stobatch.reporting.summary import Facts, common_radii
 from stobatch.results import (
     AttackedSpread,
@@ -69,27 +69,27 @@ def build_comparison(groups: Mapping[str, BySeed], radii: Sequence[float], root:
 
 
 def compare_runs(runs: Sequence[Facts]) -> Comparison | None:
-    """Runs of any origin, grouped by setting and seed; None where they share no function, radius and unit."""
+    """Compare runs of any origin, grouped by setting and seed; None where they share no function, radius and unit."""
     radii = common_radii(runs)
     if not radii:
         return None
     trained: dict[tuple[str, Status], list[Facts]] = {}
     for facts in runs:
         trained.setdefault((facts.setting, facts.status), []).append(facts)
-    return build_comparison({_name(same): _by_number(same) for same in trained.values()}, radii)
+    return build_comparison({_name(same): _runs_by_seed(same) for same in trained.values()}, radii)
 
 
-def _by_number(same: Sequence[Facts]) -> dict[int, Facts]:
-    """By public seed; a secret one, or a seed that was given twice, gets a number that is free."""
-    found: dict[int, Facts] = {}
+def _runs_by_seed(same: Sequence[Facts]) -> dict[int, Facts]:
+    """Return the runs by public seed; a secret one, or a seed that was given twice, gets a number that is free."""
+    by_seed: dict[int, Facts] = {}
     rest = []
     for facts in same:
-        if facts.seed is None or facts.seed in found:
+        if facts.seed is None or facts.seed in by_seed:
             rest.append(facts)
         else:
-            found[facts.seed] = facts
-    free = (number for number in count(1) if number not in found)
-    return found | dict(zip(free, rest, strict=False))
+            by_seed[facts.seed] = facts
+    free = (number for number in count(1) if number not in by_seed)
+    return by_seed | dict(zip(free, rest, strict=False))
 
 
 def _name(trained: Sequence[Facts]) -> str:
@@ -104,12 +104,12 @@ def _name(trained: Sequence[Facts]) -> str:
 def settings_tests(document: Comparison) -> list[SettingsTest]:
     """Return the t-tests between two settings on the same deployed function, as `report` lists them."""
     rows = {row.label: row for row in document.rows}
-    found = []
+    tests = []
     for test in document.t_tests:
         first, second = rows[test.first], rows[test.second]
         if test.radius is None or first.function != second.function or first.name == second.name:
             continue
-        found.append(
+        tests.append(
             SettingsTest(
                 first=first.name,
                 second=second.name,
@@ -121,7 +121,7 @@ def settings_tests(document: Comparison) -> list[SettingsTest]:
                 t_test=test.t_test,
             )
         )
-    return found
+    return tests
 
 
 def _functions(by_seed: BySeed) -> list[str]:
@@ -132,21 +132,21 @@ def _functions(by_seed: BySeed) -> list[str]:
 
 def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], root: Path | None) -> ComparedRow:
     first = next(iter(by_seed.values()))
-    guarantees = _grouped({seed: facts.guarantee for seed, facts in by_seed.items()})
+    guarantees = _group_seeds({seed: facts.guarantee for seed, facts in by_seed.items()})
     words = privacy_words([held.guarantee.status for held in guarantees])
     blocks = {seed: facts.same_images(function) for seed, facts in by_seed.items()}
     trainings = {seed: facts.training for seed, facts in by_seed.items() if facts.training is not None}
     memory = {seed: one.peak_memory_mb for seed, one in trainings.items() if one.peak_memory_mb is not None}
     return ComparedRow(
         name=name,
-        label=f"{name} ({words}), {spoken(function)}",
+        label=f"{name} ({words}), {title_of(function)}",
         method=first.started.method,
         function=function,
         guarantees=guarantees,
         test_examples=min(block.rows for block in blocks.values()),
         clean=_spread({seed: block.clean_accuracy.value for seed, block in blocks.items()}),
-        attacked=tuple(_attacked(by_seed, function, radii)),
-        certified=tuple(_certified(by_seed, function, radii)),
+        attacked=tuple(_attacked_spreads(by_seed, function, radii)),
+        certified=tuple(_certified_spreads(by_seed, function, radii)),
         training_seconds=_spread_if_any({seed: one.seconds_since_last_start for seed, one in trainings.items()}),
         peak_memory_mb=_spread_if_any(memory),
         peak_memory_of=tuple(sorted({one.peak_memory_of for one in trainings.values() if one.peak_memory_of})),
@@ -159,20 +159,20 @@ def _place(facts: Facts, root: Path | None) -> str:
     return facts.name if root is None else facts.run.path.relative_to(root).as_posix()
 
 
-def _grouped(by_seed: Mapping[int, PrivacyGuarantee]) -> tuple[SeedsGuarantee, ...]:
+def _group_seeds(by_seed: Mapping[int, PrivacyGuarantee]) -> tuple[SeedsGuarantee, ...]:
     """Return what is the same for several seeds once, with the seeds; an audit may have refuted it for one of them."""
     groups: list[tuple[PrivacyGuarantee, list[int]]] = []
-    for seed, found in by_seed.items():
-        same = next((seeds for guarantee, seeds in groups if guarantee == found), None)
+    for seed, own in by_seed.items():
+        same = next((seeds for guarantee, seeds in groups if guarantee == own), None)
         if same is None:
-            groups.append((found, [seed]))
+            groups.append((own, [seed]))
         else:
             same.append(seed)
     return tuple(SeedsGuarantee(seeds=tuple(seeds), guarantee=guarantee) for guarantee, seeds in groups)
 
 
-def _attacked(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterator[AttackedSpread]:
-    """Accuracy under the worst attack, example by example."""
+def _attacked_spreads(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterator[AttackedSpread]:
+    """Yield the accuracy under the worst attack, example by example."""
     for protocol in dict.fromkeys(protocol for facts in by_seed.values() for protocol in facts.protocols):
         for radius in radii:
             shares = {seed: at_radius(facts.worst(protocol, function), radius) for seed, facts in by_seed.items()}
@@ -181,16 +181,16 @@ def _attacked(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterato
                 yield AttackedSpread(protocol=protocol, radius=radius, **dict(_spread(values)))
 
 
-def _certified(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterator[CertifiedSpread]:
-    """Certified accuracy of clean inputs; one entry for each rule and status, over the seeds for which it has it."""
+def _certified_spreads(by_seed: BySeed, function: str, radii: Sequence[float]) -> Iterator[CertifiedSpread]:
+    """Yield certified accuracy of clean inputs, by rule and status, over the seeds that have it."""
     kinds: dict[tuple[str, Status], dict[int, Kind]] = {}
     for seed, facts in by_seed.items():
         for kind in facts.kinds(function):
             kinds.setdefault((kind.name, kind.status), {})[seed] = kind
-    for (rule, status), found in kinds.items():
-        kind = next(iter(found.values()))
+    for (rule, status), by_kind in kinds.items():
+        kind = next(iter(by_kind.values()))
         for radius in radii:
-            shares = {seed: at_radius(by_seed[seed].certified(one), radius) for seed, one in found.items()}
+            shares = {seed: at_radius(by_seed[seed].certified(one), radius) for seed, one in by_kind.items()}
             values = {seed: share.value for seed, share in shares.items() if share}
             if values:
                 yield CertifiedSpread(
@@ -224,7 +224,7 @@ def _spread(values: Mapping[int, float]) -> Spread:
 
 
 def _t_tests(rows: Sequence[ComparedRow], public: set[str]) -> list[ComparedTest]:
-    """Two-tailed tests over seeds between every two rows, on clean inputs and under each protocol at each radius.
+    """Test every two rows over seeds, two-tailed, on clean inputs and under each protocol at each radius.
 
     Rows are paired by public seed. Secret seeds pair with none, so each gets a number that no other row has; functions
     of one model are paired all the same.

@@ -50,7 +50,7 @@ def methods_svg(document: Comparison, name: str) -> bytes:
 
 
 def radius_curves(document: Comparison, name: str) -> Chart:
-    """Accuracy against radius, a panel for each row: attacked under each protocol, and certified."""
+    """Draw accuracy against radius, a panel for each row: attacked under each protocol, and certified."""
     panels = [Panel(row.label, f"radius, {radius_unit(document)}", _method_curves(row)) for row in document.rows]
     return draw(panels, name)
 
@@ -80,7 +80,7 @@ def _sorted(rows: Iterable[Point]) -> list[Point]:
 
 @contextmanager
 def _dots(document: Comparison) -> Iterator[Figure]:
-    """A line for each row at the first radius: clean, attacked, certified; whiskers from the least seed to the best."""
+    """Draw a line for each row at the first radius: clean, attacked, certified; whiskers span the seeds."""
     rows, radius = document.rows, document.radii[0]
     with canvas(1, 10.4, 1.7 + 0.62 * len(rows)) as (figure, (axes,)):
         for place, row in enumerate(rows):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stobatch.reporting.format import STATUS_WORDS, spoken
+from stobatch.reporting.format import STATUS_WORDS, title_of
 from stobatch.reporting.page import LIGHT
 from stobatch.reporting.summary import Facts
 from stobatch.reporting.tables import kind_unit
@@ -76,7 +76,7 @@ class Chart:
     def is_wide(self) -> bool:
         return self.width > 480
 
-    def captioned(self, caption: str) -> Chart:
+    def with_caption(self, caption: str) -> Chart:
         return replace(self, caption=caption)
 
 
@@ -113,37 +113,37 @@ class Panel:
 
 
 def accuracy_curves(facts: Facts, name: str) -> Chart:
-    """Accuracy against radius for each deployed function: both protocols, and what is certified."""
+    """Draw accuracy against radius for each deployed function: both protocols, and what is certified."""
     panels: dict[tuple[str, str], Panel] = {}
     for function in facts.functions:
-        panel = panels[function, facts.unit] = Panel(spoken(function), f"radius, {facts.unit}")
-        panel.curves += [_worst(facts, p, function) for p in facts.protocols if facts.entry(p, function)]
+        panel = panels[function, facts.unit] = Panel(title_of(function), f"radius, {facts.unit}")
+        panel.curves += [_worst_curve(facts, p, function) for p in facts.protocols if facts.entry(p, function)]
     for kind in facts.all_kinds:
         attacked = kind in facts.kinds(kind.function) and kind.function in facts.functions
         if attacked and not facts.certified(kind):
             continue
         key = (kind.function, kind_unit(kind))
-        panel = panels.setdefault(key, Panel(spoken(kind.function), f"radius, {kind_unit(kind)}"))
-        panel.curves.append(_certified(facts, kind))
+        panel = panels.setdefault(key, Panel(title_of(kind.function), f"radius, {kind_unit(kind)}"))
+        panel.curves.append(_certified_curve(facts, kind))
     return draw(list(panels.values()), name)
 
 
 def attack_curves(facts: Facts, name: str) -> Chart | None:
-    """Return each adaptive attack on its own, and the worst of them for each example."""
+    """Draw each adaptive attack on its own, and the worst of them for each example."""
     panels = []
     for function in facts.functions:
         entry = facts.entry("adaptive", function)
         if entry:
-            curves = [_attack(entry, attack, place) for place, attack in enumerate(entry.attacks)]
+            curves = [_attack_curve(entry, attack, place) for place, attack in enumerate(entry.attacks)]
             worst = _from_clean(entry, WORST)
             look = {"color": LIGHT["adaptive"], "marker": "s", "linewidth": 2.0}
             curves.append(Curve("worst of them", worst, look, band=False))
-            panels.append(Panel(spoken(function), f"radius, {facts.unit}", curves))
+            panels.append(Panel(title_of(function), f"radius, {facts.unit}", curves))
     return draw(panels, name, legend_in_panel=True) if panels else None
 
 
 def learning_curve(history: Sequence[HistoryRow], name: str) -> Chart:
-    """Accuracy on held-out test images while training."""
+    """Draw accuracy on held-out test images while training."""
     with canvas(1, 4.8, 2.5) as (figure, (axes,)):
         axes.plot([row.step for row in history], [100 * row.test_accuracy for row in history], color=LIGHT["published"])
         axes.set(xlabel="training step", ylabel="accuracy, %", ylim=(-2, 102))
@@ -151,7 +151,7 @@ def learning_curve(history: Sequence[HistoryRow], name: str) -> Chart:
 
 
 def epsilon_curves(runs: Sequence[Facts], function: str, radius: float | None, name: str) -> Chart:
-    """Accuracy against ε, one panel for each method: seeds as dots, their mean as a line."""
+    """Draw accuracy against ε, one panel for each method: seeds as dots, their mean as a line."""
     methods = list(dict.fromkeys(facts.method for facts in runs))
     with canvas(len(methods), *_size(len(methods))) as (figure, places):
         for axes, method in zip(places, methods, strict=False):
@@ -181,7 +181,7 @@ def _epsilon_panel(axes: Axes, runs: Sequence[Facts], function: str, radius: flo
 def _epsilon_series(
     runs: Sequence[Facts], function: str, radius: float | None
 ) -> Iterator[tuple[str, str, str, list[tuple[float, float]]]]:
-    """Label, colour, marker and (ε, accuracy in %) of what was measured; what was not is left out."""
+    """Yield label, colour, marker and (ε, accuracy in %) of what was measured; what was not is left out."""
     clean: list[tuple[float | None, Share | None]] = [
         (facts.epsilon, facts.clean(function or facts.main_function)) for facts in runs
     ]
@@ -197,7 +197,7 @@ def _epsilon_series(
             yield label, colour, marker, values
 
 
-def _worst(facts: Facts, protocol: str, function: str) -> Curve:
+def _worst_curve(facts: Facts, protocol: str, function: str) -> Curve:
     look = {"color": LIGHT[protocol], "marker": PROTOCOL_MARKERS[protocol]}
     rows = [
         Point.of(facts.clean(function), 0.0),
@@ -206,7 +206,7 @@ def _worst(facts: Facts, protocol: str, function: str) -> Curve:
     return Curve(f"{protocol} protocol, worst attack", rows, look)
 
 
-def _certified(facts: Facts, kind: Kind) -> Curve:
+def _certified_curve(facts: Facts, kind: Kind) -> Curve:
     status = kind.status
     label = f"certified, {kind.name} rule ({STATUS_WORDS[status]})"
     look = {"color": LIGHT[status], "marker": "D", **STATUS_LOOKS[status]}
@@ -214,7 +214,7 @@ def _certified(facts: Facts, kind: Kind) -> Curve:
     return Curve(label, [Point.of(share, share.radius) for share in shares], look)
 
 
-def _attack(entry: ProtocolTable, attack: str, place: int) -> Curve:
+def _attack_curve(entry: ProtocolTable, attack: str, place: int) -> Curve:
     look = {
         "color": LIGHT[f"attack-{place % len(_MARKERS) + 1}"],
         "marker": _MARKERS[place % len(_MARKERS)],
@@ -268,7 +268,7 @@ def _size(panels: int) -> tuple[float, float]:
 
 @contextmanager
 def canvas(panels: int, width: float, height: float) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A figure of at most two panels in a row, drawn with this module's settings and not with the user's."""
+    """Yield a figure of at most two panels in a row, drawn with this module's settings and not with the user's."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -304,7 +304,7 @@ def standalone(figure: Figure, name: str) -> bytes:
 
 
 def _svg(figure: Figure, name: str, *, transparent: bool) -> str:
-    """Return the same figure gives the same bytes."""
+    """Return the figure as SVG; the same figure gives the same bytes."""
     import matplotlib
 
     out = io.StringIO()

@@ -53,7 +53,7 @@ def unit(norm: str, input_range: str) -> str:
     return f"{_NORMS.get(norm, norm)} over {input_range}"
 
 
-def spoken(function: str) -> str:
+def title_of(function: str) -> str:
     return function.replace("_", " ")
 
 
@@ -64,7 +64,7 @@ def protocol_meanings(scores: Scores) -> dict[str, str]:
 
 
 def privacy_words(statuses: Iterable[str]) -> str:
-    """Who vouches for the privacy of a method, in words; more than one status where audits told its seeds apart."""
+    """Return who vouches for the privacy of a method; more than one status where audits told its seeds apart."""
     return " / ".join(dict.fromkeys("no privacy" if s == "none" else STATUS_WORDS[s] for s in statuses))
 
 

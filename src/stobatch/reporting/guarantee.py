@@ -99,12 +99,12 @@ def prior_lines(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
 
 
 def start_lines(guarantee: PrivacyGuarantee) -> tuple[str, ...]:
-    """Return the same under a heading that says what they are of."""
+    """Return the lines of `prior_lines` without the word that a heading says already."""
     return tuple(line.removeprefix("prior").lstrip(":, ") for line in prior_lines(guarantee))
 
 
 def about(guarantee: PrivacyGuarantee) -> str:
-    """For whom it is, and who says so."""
+    """Return whom it is for, and who says so."""
     if guarantee.status is Status.NONE:
         return f"Source: {guarantee.source}."
     return f"{guarantee.neighbours} neighbours, per {guarantee.unit}; source: {guarantee.source}."

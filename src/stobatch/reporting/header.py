@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stobatch.reporting.format import interval, percent, points, spoken
+from stobatch.reporting.format import interval, percent, points, title_of
 from stobatch.reporting.guarantee import GuaranteeCard, card_of, guarantee_line
 from stobatch.reporting.page import Note
 from stobatch.reporting.summary import Facts
@@ -32,7 +32,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Opening:
+class Header:
     """What stands above everything else."""
 
     identity: str
@@ -42,10 +42,10 @@ class Opening:
     guarantee: GuaranteeCard
 
 
-def opening(facts: Facts) -> Opening:
+def opening(facts: Facts) -> Header:
     seed = "secret" if facts.seed is None else facts.seed
     identity = f"method {facts.method} · data {facts.started.data} · seed {seed} · configuration"
-    return Opening(identity, facts.scores.training_hash, headline(facts), tuple(tiles(facts)), guarantee_card(facts))
+    return Header(identity, facts.scores.training_hash, headline(facts), tuple(tiles(facts)), guarantee_card(facts))
 
 
 def guarantee_card(facts: Facts) -> GuaranteeCard:
@@ -56,7 +56,7 @@ def guarantee_card(facts: Facts) -> GuaranteeCard:
 
 
 def _not_audited(facts: Facts) -> Note:
-    """Return how to audit; RUN stands for the directory, whose place is nobody's business once the page is mailed."""
+    """Return how to audit; RUN stands for the directory, which a page that is mailed should not name."""
     if facts.findings:
         instrument = "membership" if facts.status == "none" else "many_runs"
         note = "Only certificates were audited so far, not this. To do so:"
@@ -68,7 +68,7 @@ def headline(facts: Facts) -> Lead:
     """Return one sentence: what the published protocol shows, what an adaptive attacker leaves, and the gap."""
     function, radius = facts.main_function, facts.main_radius
     shares = {p: at_radius(facts.worst(p, function), radius) for p in facts.protocols}
-    setting = f"At radius {radius:g} ({facts.unit}) on the {spoken(function)}, "
+    setting = f"At radius {radius:g} ({facts.unit}) on the {title_of(function)}, "
     published, adaptive, gap = shares.get("published"), shares.get("adaptive"), facts.gap(function, radius)
     if published and adaptive and gap:
         measured = (
@@ -101,19 +101,19 @@ def _gap_words(gap: Difference) -> str:
 
 def tiles(facts: Facts) -> list[Tile]:
     function, radius = facts.main_function, facts.main_radius
-    found = [_tile("clean", "clean accuracy", facts.clean(function), "test images")]
+    tiles = [_tile("clean", "clean accuracy", facts.clean(function), "test images")]
     for protocol in facts.protocols:
         share = at_radius(facts.worst(protocol, function), radius)
         if share:
-            found.append(_tile(protocol, f"{protocol} protocol", share, f"test images, radius {radius:g}"))
+            tiles.append(_tile(protocol, f"{protocol} protocol", share, f"test images, radius {radius:g}"))
     proved = facts.proved(function, radius)
     if proved:
-        found.append(_tile("proved", "proved to stay right", proved, f"test images, radius {radius:g}"))
+        tiles.append(_tile("proved", "proved to stay right", proved, f"test images, radius {radius:g}"))
     gap = facts.gap(function, radius)
     if gap:
         note = f"95% interval {interval(gap.gap)}, radius {radius:g}"
-        found.append(Tile("gap", "gap between them", points(gap.gap.value), note))
-    return found
+        tiles.append(Tile("gap", "gap between them", points(gap.gap.value), note))
+    return tiles
 
 
 def _tile(kind: str, title: str, share: Share, of_what: str) -> Tile:
@@ -129,7 +129,7 @@ def one_line(facts: Facts) -> str:
     return " · ".join(parts)
 
 
-def _probed(facts: Facts) -> bool:
+def _was_probed(facts: Facts) -> bool:
     return facts.entry("adaptive", "single_pass") is not None
 
 
@@ -141,16 +141,16 @@ def _both_protocols(facts: Facts) -> bool:
     return any(facts.entry("published", f) and facts.entry("adaptive", f) for f in facts.functions)
 
 
-def _adaptive(facts: Facts) -> bool:
+def _was_attacked_adaptively(facts: Facts) -> bool:
     return "adaptive" in facts.protocols
 
 
-def _certified(facts: Facts) -> bool:
+def _was_certified(facts: Facts) -> bool:
     return any(facts.kinds(function) for function in facts.functions)
 
 
 def _has_certificates(facts: Facts) -> bool:
-    return bool(facts.all_kinds) and _adaptive(facts)
+    return bool(facts.all_kinds) and _was_attacked_adaptively(facts)
 
 
 def _always(facts: Facts) -> bool:
@@ -158,14 +158,17 @@ def _always(facts: Facts) -> bool:
 
 
 CHECKS: dict[str, tuple[Callable[[Facts], bool], str]] = {
-    "more steps do not help": (_probed, "the adaptive protocol on the single pass"),
-    "attack has not converged": (_probed, "the adaptive protocol on the single pass"),
-    "the widest ball does not reach chance": (_probed, "the adaptive protocol on the single pass"),
+    "more steps do not help": (_was_probed, "the adaptive protocol on the single pass"),
+    "attack has not converged": (_was_probed, "the adaptive protocol on the single pass"),
+    "the widest ball does not reach chance": (_was_probed, "the adaptive protocol on the single pass"),
     "single-step beats iterative": (_single_and_iterated, "the attacks fgsm and ifgsm"),
     "transfer beats white-box": (_both_protocols, "both protocols on one function"),
-    "zero gradients": (_adaptive, "the adaptive protocol"),
-    "a certified input was broken inside its radius": (_certified, "certificates for an attacked function, same units"),
-    "more is certified than survives": (_certified, "certificates for an attacked function, same units"),
+    "zero gradients": (_was_attacked_adaptively, "the adaptive protocol"),
+    "a certified input was broken inside its radius": (
+        _was_certified,
+        "certificates for an attacked function, same units",
+    ),
+    "more is certified than survives": (_was_certified, "certificates for an attacked function, same units"),
     "units of radius differ": (_has_certificates, "certificates and the adaptive protocol"),
     "inputs look like [0, 1]": (_always, ""),
 }

@@ -1,4 +1,4 @@
-"""Attacked test images beside clean ones, as small PNGs inside the page."""
+"""Attacked test images next to clean ones, as small PNGs inside the page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pictures_of(facts: Facts, *, images: bool | None) -> Pictures:
         return Pictures(Note("Pictures were left out of this report on request."))
     if kept is None:
         return Pictures(Note("The evaluation kept no pictures."))
-    # Old runs do not say whether anybody can download their test images: those have to be asked for.
+    # Old runs do not say whether anyone can download their test images: those have to be asked for.
     if images is None and not kept.public:
         note = "Pictures were left out: the test images are not those of a public data set. To show them:"
         return Pictures(Note(note, "stobatch report RUN --images"))
@@ -80,9 +80,9 @@ def _read(facts: Facts, kept: KeptPictures) -> dict[str, Pixels]:
         raise RunError(f"{path} is not there.", remedy=remedy) from None
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} is damaged ({error}).", remedy=remedy) from None
-    found = metadata.get("config_hash")
-    if found != facts.scores.training_hash:
-        raise RunError(f"{path} is of configuration {found}, not of this run.", remedy=remedy)
+    recorded = metadata.get("config_hash")
+    if recorded != facts.scores.training_hash:
+        raise RunError(f"{path} is of configuration {recorded}, not of this run.", remedy=remedy)
     if metadata.get("weights_sha256") != facts.scores.weights_sha256:
         raise RunError(f"{path} shows attacks on other weights than those of this run.", remedy=remedy)
     if metadata.get("pixels_sha256") not in (None, tensors_sha256(path.read_bytes())):
@@ -91,7 +91,7 @@ def _read(facts: Facts, kept: KeptPictures) -> dict[str, Pixels]:
 
 
 def _file(facts: Facts, kept: KeptPictures) -> Path:
-    """In the private folder; older runs have it beside the others. Never anywhere else."""
+    """Return the file in the private folder, or where older runs have it; never one anywhere else."""
     name = Path(kept.file)
     return facts.run.path / PRIVATE / name.name if name.parts[0] == PRIVATE else facts.run.path / name.name
 
@@ -107,7 +107,7 @@ def _example(facts: Facts, kept: KeptPictures, pixels: dict[str, Pixels], place:
 
 
 def _png(pixels: Pixels) -> str:
-    """C x H x W bytes as a data address."""
+    """Return C x H x W bytes as a data address."""
     from PIL import Image
 
     channels = pixels.shape[0]

@@ -1,6 +1,6 @@
-"""The model card beside an exported network: what it is, who guarantees what, and what that is not about.
+"""The model card of an exported network: what it is, who guarantees what, and what that is not about.
 
-Its front matter is for programs, in the style of the Hugging Face Hub; no number in it stands without its status.
+Its front matter is for programs, in the style of the Hugging Face Hub; every number in it has its status.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _metrics(exported: Exported) -> Iterator[dict[str, Any]]:
             "value": exported.test_accuracy,
             "args": {"status": "measured", "test_examples": exported.test_examples},
         }
-    for kind, row in _certified(exported):
+    for kind, row in _certified_rows(exported):
         where = f"radius {row.radius:g}, {unit(kind.norm, kind.input_range)}, {kind.name}"
         yield {
             "type": "certified_accuracy",
@@ -90,14 +90,14 @@ def _metrics(exported: Exported) -> Iterator[dict[str, Any]]:
         }
 
 
-def _certified(exported: Exported) -> Iterator[tuple[Kind, ShareAt]]:
-    found = exported.certificates
-    for kind in found.kinds if found else ():
-        yield from ((kind, row) for row in found.certified_accuracy[kind.name]) if found else ()
+def _certified_rows(exported: Exported) -> Iterator[tuple[Kind, ShareAt]]:
+    certificates = exported.certificates
+    for kind in certificates.kinds if certificates else ():
+        yield from ((kind, row) for row in certificates.certified_accuracy[kind.name]) if certificates else ()
 
 
 def _sections(exported: Exported) -> Iterator[str]:
-    data, made = exported.dataset, exported.made_by
+    data, version = exported.dataset, exported.made_by
     yield f"# A classifier of {_name(data.name)}, trained with `{exported.method}`"
     yield (
         f"`{exported.file}` is the network that a training with stobatch left, as {exported.format}, for programs "
@@ -128,8 +128,8 @@ def _sections(exported: Exported) -> Iterator[str]:
         f"`{exported.file}`, SHA-256: `{exported.file_sha256}`",
         f"weights of the run (`weights_sha256`): `{exported.weights_sha256}`",
         f"configuration of the training: `{exported.training_hash}`",
-        f"written by stobatch {made.stobatch or 'of no installed version'}"
-        + (f", commit `{made.commit}`" if made.commit else ""),
+        f"written by stobatch {version.stobatch or 'of no installed version'}"
+        + (f", commit `{version.commit}`" if version.commit else ""),
     )
 
 
@@ -150,20 +150,20 @@ def _privacy(exported: Exported) -> Iterator[str]:
 
 def _robustness(exported: Exported) -> Iterator[str]:
     yield f"**{exported.scope()}**"
-    found = exported.certificates
-    if found is None:
+    certificates = exported.certificates
+    if certificates is None:
         yield "No certificates were made for this run."
         return
     rows = ["| certificate | status | function | radius | right and certified, 95% interval |", "|---|---|---|---|---|"]
-    for kind, row in _certified(exported):
+    for kind, row in _certified_rows(exported):
         radius = f"{row.radius:g} ({unit(kind.norm, kind.input_range)})"
-        status = _shout(kind.status)
+        status = _loud_status(kind.status)
         rows.append(f"| {kind.name} | {status} | {kind.function.replace('_', ' ')} | {radius} | {row} |")
-    yield f"Of the run's own network on {found.rows:,} test images:"
+    yield f"Of the run's own network on {certificates.rows:,} test images:"
     yield "\n".join(rows)
-    for kind in found.kinds:
+    for kind in certificates.kinds:
         assumes = "".join(f"; assumes {one}" for one in kind.assumptions)
-        yield _line(f"{kind.name}: {_shout(kind.status)}, source: {kind.source}; {_reliability(kind)}{assumes}.")
+        yield _line(f"{kind.name}: {_loud_status(kind.status)}, source: {kind.source}; {_reliability(kind)}{assumes}.")
     if exported.flags:
         flags = (_line(f"{flag.level.upper()}: {flag.name}. {flag.evidence}") for flag in exported.flags)
         yield f"Against these numbers:\n\n{_list(*flags)}"
@@ -177,7 +177,7 @@ def _reliability(kind: Kind) -> str:
     return f"each certificate fails with probability at most {kind.failure_probability:g}"
 
 
-def _shout(status: Status) -> str:
+def _loud_status(status: Status) -> str:
     """Return a status in words, loud where it must not be overlooked."""
     words = status_words(status)
     return words if status is Status.PROVED else words.upper()
@@ -193,7 +193,7 @@ def _line(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    r"""Return a name that somebody chose, with nothing in it read as Markdown.
+    r"""Return a name that a user chose, with nothing in it read as Markdown.
 
     >>> print(_name("a|b*<i>"))
     a\|b\*\<i\>

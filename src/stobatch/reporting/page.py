@@ -40,7 +40,7 @@ LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 
 @dataclass(frozen=True)
 class Note:
-    """A line beside the matter, and the command that does something about it."""
+    """A remark, and the command that does something about it."""
 
     text: str
     command: str = ""
@@ -48,10 +48,10 @@ class Note:
 
 @cache
 def templates() -> Environment:
-    """Return the templates beside this file; they escape what they are given, and refuse unknown names."""
+    """Return the templates next to this file; they escape what they are given, and refuse unknown names."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates", encoding="utf-8"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -59,8 +59,8 @@ def templates() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    found.globals.update(palette=PALETTE)
-    return found
+    environment.globals.update(palette=PALETTE)
+    return environment
 
 
 def macros() -> Any:

@@ -15,7 +15,7 @@ from stobatch.results import Made, Outcome, Verification
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made the files, what they are, and what nobody looked at; None where it is not recorded."""
+    """What made the files, what they are, and what was not examined; None where it is not recorded."""
 
     standing: str
     """In one line at the top: how far the page can be relied on."""
@@ -34,19 +34,19 @@ def provenance(facts: Facts) -> Provenance:
     network = facts.training.network if facts.training is not None else None
     return Provenance(
         standing(facts),
-        _made(facts),
+        _history_table(facts),
         tuple(_digests(facts)),
         f"{number(network.parameters)} parameters in {len(network.layers)} layers" if network else "",
         tuple(network.layers) if network else (),
         _classes(facts),
-        tuple(_missing(facts)),
+        tuple(_unexamined(facts)),
         tuple(checked.cannot_be_checked) if checked else (),
         _checks(checked) if checked else None,
     )
 
 
 def standing(facts: Facts) -> str:
-    """Who vouches for the numbers, and whether they were computed again."""
+    """Return who vouches for the numbers, and whether they were computed again."""
     checked = facts.provenance
     if checked is None:
         return "Self-reported: the numbers are those of the run's documents, and nothing was computed again."
@@ -70,16 +70,16 @@ def _checks(checked: Verification) -> Table:
     return Table.of("By `stobatch verify`, without a sample.", headings, rows)
 
 
-def _made(facts: Facts) -> Table | None:
+def _history_table(facts: Facts) -> Table | None:
     """Return which verb ran when, by which version and on what."""
     if facts.manifest is None:
         return None
     headings = ["verb", "date (UTC)", "stobatch", "commit", "machine"]
     # The report itself is not among them: it would have to know when it will have been written.
-    made = {verb: entry for verb, entry in facts.manifest.made.items() if verb != "report"}
+    entries = {verb: entry for verb, entry in facts.manifest.made.items() if verb != "report"}
     rows = [
         [verb, entry.date, entry.stobatch or DASH, entry.commit or "not from a checkout", _machine(entry)]
-        for verb, entry in made.items()
+        for verb, entry in entries.items()
     ]
     return Table.of("What made the files, as the manifest records it.", headings, rows)
 
@@ -92,7 +92,7 @@ def _machine(entry: Made) -> str:
 
 
 def _digests(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Weights and data; commitments say nothing without the owner's key."""
+    """Yield the digests of weights and data; commitments say nothing without the owner's key."""
     if facts.training is not None and facts.training.weights_sha256:
         yield "weights, SHA-256", facts.training.weights_sha256
     data = facts.training.data if facts.training is not None else None
@@ -109,7 +109,7 @@ def _digests(facts: Facts) -> Iterator[tuple[str, str]]:
 
 
 def _classes(facts: Facts) -> Table | None:
-    """Clean accuracy class by class: a mean may hide a class that is never found."""
+    """Return clean accuracy class by class: a mean may hide a class that is never predicted."""
     rows = facts.scores.accuracy_by_class
     if not rows:
         return None
@@ -120,8 +120,8 @@ def _classes(facts: Facts) -> Table | None:
     return Table.of(caption, ["class", "test images", "right"], cells)
 
 
-def _missing(facts: Facts) -> list[str]:
-    """Attacks, certificates and audits that nobody made: silence about them is no good sign."""
+def _unexamined(facts: Facts) -> list[str]:
+    """Return the attacks, certificates and audits that were not made: silence about them is no good sign."""
     done = {finding.instrument for finding in facts.findings}
     lines = [f"audit by {name.replace('_', ' ')}: not made" for name in INSTRUMENTS if name not in done]
     if facts.certificates is None:

@@ -14,7 +14,7 @@ from stobatch.reporting.accuracy import Accuracy, Measuring, measured_accuracy, 
 from stobatch.reporting.audits import Audits, audits_of
 from stobatch.reporting.comparison import several_runs
 from stobatch.reporting.comparison_document import compare_runs, settings_tests
-from stobatch.reporting.header import Flags, Opening, one_line, opening, raised_flags
+from stobatch.reporting.header import Flags, Header, one_line, opening, raised_flags
 from stobatch.reporting.image_grid import Pictures, pictures_of
 from stobatch.reporting.page import render
 from stobatch.reporting.provenance import Provenance, provenance
@@ -54,7 +54,7 @@ def report(
             why="A new report.html in it would be a file that the signature does not cover.",
             remedy="Write the report elsewhere: --out FILE.",
         )
-    with directories[0].held() if inside and directories[0].exists else nullcontext(), as_written(_named(runs)):
+    with directories[0].held() if inside and directories[0].exists else nullcontext(), as_written(_all_paths(runs)):
         # What a person can mend, a run that was not evaluated, is said before anything is computed.
         facts = [Facts.read(run) for run in directories]
         # PyTorch and the accountants from here on: to compute again, not to be told what is missing.
@@ -75,7 +75,7 @@ def report(
     return ReportSummary(report=str(target), runs=names, comparisons=tuple(tests))
 
 
-def _named(runs: Sequence[str | Path]) -> Path:
+def _all_paths(runs: Sequence[str | Path]) -> Path:
     """Return all runs of a report, as one path for messages: which of them is damaged is not known."""
     return Path(", ".join(str(run) for run in runs))
 
@@ -87,7 +87,7 @@ class RunPage:
     name: str
     """Its place on the page."""
     line: str
-    opening: Opening
+    opening: Header
     flags: Flags
     audits: Audits | None
     accuracy: Accuracy

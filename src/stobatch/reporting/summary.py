@@ -91,7 +91,7 @@ class Facts:
 
     @property
     def method(self) -> str:
-        """The method's name as people read it."""
+        """Return the method's name as people read it."""
         return METHODS.shown(self.started.method)
 
     @property
@@ -100,7 +100,7 @@ class Facts:
 
     @property
     def setting(self) -> str:
-        """What was trained, whatever the seed, the machine and the way it was measured."""
+        """Return what was trained, without the seed, the machine and how it was measured."""
         parts = ("method", "data", "model", "training")
         return json.dumps({part: self.started.config.get(part) for part in parts}, sort_keys=True)
 
@@ -110,13 +110,13 @@ class Facts:
 
     @property
     def claims(self) -> list[Claim]:
-        """Every claim of the run as it is now, with what audits say of it."""
+        """Return every claim of the run as it is now, with what audits say of it."""
         kinds = self.certificates.kinds if self.certificates else ()
         return judge_claims(self.scores.guarantee.status, kinds, self.findings)
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
-        """What the evaluation recorded, void where the seed is public, in the light of audits before it or since."""
+        """Return what the evaluation recorded, void where the seed is public, in the light of all audits so far."""
         held = self.scores.guarantee
         held = held if self.seed is None else held.with_public_seed()
         return held if self.audit is None else held.audited(self.findings)
@@ -127,7 +127,7 @@ class Facts:
 
     @property
     def epsilon(self) -> float | None:
-        """The budget, to be shown with its status only; None where nothing is promised."""
+        """Return the budget, to be shown with its status only; None where nothing is promised."""
         return None if self.status is Status.NONE else self.guarantee.epsilon
 
     @property
@@ -136,7 +136,7 @@ class Facts:
 
     @property
     def test_records(self) -> str:
-        """What accuracies assume of the test data."""
+        """Return what accuracies assume of the test data."""
         return self.scores.test_records or NOT_LOOKED_FOR
 
     @property
@@ -161,7 +161,7 @@ class Facts:
 
     @property
     def main_radius(self) -> float:
-        """The smallest radius measured that is not below the one trained for; the middle one where there is none."""
+        """Return the smallest measured radius not below the one trained for; the middle one where there is none."""
         aim = self.started.trained_radius if self.unit == unit("linf", "[-1, 1]") else None
         if aim is None:
             return middle(self.radii)
@@ -172,12 +172,12 @@ class Facts:
         return next((e for e in self.scores.under_attack if (e.protocol.name, e.function) == wanted), None)
 
     def same_images(self, function: str) -> SameImages:
-        """Accuracies of a function that may stand side by side, since all are of the same test images."""
+        """Return accuracies of a function that may stand side by side, since all are of the same test images."""
         recorded = (block for block in self.scores.same_images if block.function == function)
         return next(recorded, None) or self._same_numbers(function)
 
     def _same_numbers(self, function: str) -> SameImages:
-        """Return the same from scores of an older version: certificates for another number of images are left out."""
+        """Return the same numbers from scores of an older version: certificates of other image counts are left out."""
         entries = [entry for entry in self.scores.under_attack if entry.function == function]
         rows = entries[0].rows
         kinds = self.kinds(function) if self.certificates and self.certificates.rows == rows else []
@@ -194,9 +194,9 @@ class Facts:
         return self.same_images(function).clean_accuracy
 
     def worst(self, protocol: str, function: str) -> list[ShareAt]:
-        """Accuracy under the worst attack for each example, smallest radius first; empty if it was not measured."""
-        found = self.same_images(function).attacked.get(protocol, ())
-        return sorted(found, key=lambda row: row.radius)
+        """Return accuracy under the worst attack for each example, smallest radius first; empty if not measured."""
+        rows = self.same_images(function).attacked.get(protocol, ())
+        return sorted(rows, key=lambda row: row.radius)
 
     def gap(self, function: str, radius: float) -> Gap | None:
         return at_radius(self.same_images(function).gaps, radius)
@@ -207,7 +207,7 @@ class Facts:
 
     @property
     def all_kinds(self) -> list[Kind]:
-        """Every kind of certificate, refuted where an audit broke it."""
+        """Return every kind of certificate, refuted where an audit broke it."""
         refuted = {
             finding.about
             for finding in self.findings
@@ -217,18 +217,18 @@ class Facts:
         return [kind.replace(status=Status.REFUTED) if kind.name in refuted else kind for kind in kinds]
 
     def proved(self, function: str, radius: float) -> ShareAt | None:
-        """Certified accuracy at a radius by a kind of certificate that is proved; None if there is none."""
+        """Return certified accuracy at a radius by a kind of certificate that is proved; None if there is none."""
         kinds = [kind for kind in self.kinds(function) if kind.status is Status.PROVED]
         return at_radius(self.certified(kinds[0]), radius) if kinds else None
 
     def certified(self, kind: Kind) -> tuple[ShareAt, ...]:
-        """Certified accuracy of the images whose attacked accuracy stands beside it; empty where there are none."""
+        """Return certified accuracy of the images whose attacked accuracy is shown with it; empty if there are none."""
         if kind.function not in self.functions:
             return ()
         return self.same_images(kind.function).certified.get(kind.name, ())
 
     def all_certified(self, kind: Kind) -> tuple[ShareAt, ...]:
-        """Certified accuracy of all images that were certified."""
+        """Return certified accuracy of all images that were certified."""
         assert self.certificates is not None
         return self.certificates.certified_accuracy[kind.name]
 

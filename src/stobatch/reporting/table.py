@@ -30,7 +30,7 @@ class Cell:
 
     @property
     def badge(self) -> str:
-        """The words of the status, unless the text begins with them.
+        """Return the words of the status, unless the text begins with them.
 
         >>> Cell("71.0%", status="claimed").badge
         'claimed, not proved'
@@ -90,7 +90,7 @@ class Table:
         return cls(caption, tuple(headings[place] for place in kept), cells)
 
     def to_rich(self) -> RichTable:
-        """For a terminal."""
+        """Return the table for a terminal."""
         from rich.table import Table as RichTable
         from rich.text import Text
 
@@ -98,32 +98,32 @@ class Table:
         table = RichTable(title=Text(self.caption) if self.caption else None, title_justify="left", show_lines=several)
         for column in self.columns:
             justify: Any = "right" if column.is_number else "left"
-            table.add_column(_styled(column, "\n"), justify=justify, overflow="fold")
+            table.add_column(_cell_text(column, "\n"), justify=justify, overflow="fold")
         for row in self.rows:
-            table.add_row(*(Text("\n").join(_styled(cell) for cell in lines) for lines in row))
+            table.add_row(*(Text("\n").join(_cell_text(cell) for cell in lines) for lines in row))
         return table
 
     def to_html(self) -> Markup:
-        """For a page."""
+        """Return the table for a page."""
         from stobatch.reporting.page import macros
 
-        found: Markup = macros().table(self)
-        return found
+        markup: Markup = macros().table(self)
+        return markup
 
     def to_markdown(self) -> str:
-        """For documentation: the caption as a paragraph, then the table."""
-        heads = [_escaped(str(column)) for column in self.columns]
+        """Return Markdown: the caption as a paragraph, then the table."""
+        heads = [_escape(str(column)) for column in self.columns]
         marks = ["---:" if column.is_number else "---" for column in self.columns]
-        rows = [["<br>".join(_escaped(str(cell)) for cell in lines) for lines in row] for row in self.rows]
+        rows = [["<br>".join(_escape(str(cell)) for cell in lines) for lines in row] for row in self.rows]
         table = "\n".join(f"| {' | '.join(row)} |" for row in (heads, marks, *rows))
-        return f"{_escaped(self.caption)}\n\n{table}\n" if self.caption else f"{table}\n"
+        return f"{_escape(self.caption)}\n\n{table}\n" if self.caption else f"{table}\n"
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; a cell has only what it says."""
+        """Return the table for programs; a cell has only the keys that say something."""
         return {
             "caption": self.caption,
-            "columns": [_said(column) for column in self.columns],
-            "rows": [[[_said(cell) for cell in lines] for lines in row] for row in self.rows],
+            "columns": [_cell_json(column) for column in self.columns],
+            "rows": [[[_cell_json(cell) for cell in lines] for lines in row] for row in self.rows],
         }
 
 
@@ -133,8 +133,8 @@ def _lines(entry: Entry) -> Lines:
     return (entry,) if isinstance(entry, Cell) else tuple(entry)
 
 
-def _styled(cell: Cell, between: str = " ") -> Text:
-    """Coloured by the status, which stands there in words, too."""
+def _cell_text(cell: Cell, between: str = " ") -> Text:
+    """Return the cell coloured by its status, which it also names in words."""
     from rich.text import Text
 
     style = STATUS_STYLES.get(cell.status, "")
@@ -143,13 +143,13 @@ def _styled(cell: Cell, between: str = " ") -> Text:
     return Text(between).join(parts)
 
 
-def _said(cell: Cell) -> dict[str, str]:
+def _cell_json(cell: Cell) -> dict[str, str]:
     words = {"status_words": status_words(cell.status)} if cell.status else {}
     own = {"text": cell.text, "detail": cell.detail, "status": cell.status, **words}
     return {key: value for key, value in own.items() if value or key == "text"}
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return text that Markdown takes for nothing else."""
     for mark in ("\\", "|", "*", "`"):
         text = text.replace(mark, f"\\{mark}")

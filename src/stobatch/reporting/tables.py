@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.reporting.format import interval, number, percent, points, spoken, status_words, unit
+from stobatch.reporting.format import interval, number, percent, points, status_words, title_of, unit
 from stobatch.reporting.table import DASH, Cell, Column, Entry, Heading, Table
 from stobatch.results import (
     WORST,
@@ -44,7 +44,7 @@ def plan_table(plan: PlanDocument, status: str) -> Table:
 
 
 def same_images_table(block: SameImages, kinds: Mapping[str, str], unit_name: str) -> Table:
-    """Both protocols' worst, the gap, and what is certified for the clean input, radius by radius.
+    """Return both protocols' worst, the gap, and what is certified for the clean input, radius by radius.
 
     `kinds` has the status of each rule that certifies this function.
     """
@@ -59,7 +59,7 @@ def same_images_table(block: SameImages, kinds: Mapping[str, str], unit_name: st
         cells += [share_cell(at_radius(block.certified.get(rule, ()), radius)) for rule in kinds]
         rows.append(cells)
     caption = (
-        f"All numbers are of the same {block.rows} test images, {spoken(block.function)}, clean accuracy "
+        f"All numbers are of the same {block.rows} test images, {title_of(block.function)}, clean accuracy "
         f"{percent(block.clean_accuracy)}. Worst over attacks for each example; certified: clean inputs. Accuracy in "
         f"%, gap in percentage points, 95% interval in brackets; radius {unit_name}."
     )
@@ -67,7 +67,7 @@ def same_images_table(block: SameImages, kinds: Mapping[str, str], unit_name: st
 
 
 def attack_table(under: ProtocolTable, accuracy: Sequence[AttackedShare], what: str) -> Table:
-    """Accuracies under each attack of one protocol on one function, and under the worst of them."""
+    """Return accuracies under each attack of one protocol on one function, and under the worst of them."""
     attacks = [*under.attacks, WORST]
     radii = sorted({row.radius for row in accuracy})
     rows: list[list[Entry]] = [
@@ -95,7 +95,7 @@ def prior_table(scores: PriorScores | None, certificates: PriorCertificates | No
     radii = sorted({row.radius for row in attacked} | {row.radius for rows in shares for row in rows})
     rows: list[list[Entry]] = [
         [f"{radius:g}", *([share_cell(at_radius(attacked, radius))] if scores else []),
-         *(share_cell(at_radius(found, radius)) for found in shares)]
+         *(share_cell(at_radius(column, radius)) for column in shares)]
         for radius in radii
     ]  # fmt: skip
     clean = scores.clean_accuracy if scores else certificates.verified_accuracy.correct if certificates else None
@@ -121,11 +121,11 @@ def prior_notes(guarantee: PrivacyGuarantee, shown: Table | None) -> list[str]:
 
 
 def attacked_function(under: ProtocolTable) -> str:
-    return f"{spoken(under.function)}, {under.protocol.name} protocol"
+    return f"{title_of(under.function)}, {under.protocol.name} protocol"
 
 
 def certified_tables(summary: CertificateSummary, kinds: Iterable[Kind]) -> list[Table]:
-    """Certified accuracy of clean inputs, radius by radius; a table for each unit of radius."""
+    """Return certified accuracy of clean inputs, radius by radius; a table for each unit of radius."""
     by_unit: dict[str, list[Kind]] = {}
     for kind in kinds:
         by_unit.setdefault(kind_unit(kind), []).append(kind)
@@ -138,13 +138,13 @@ def _certified_table(summary: CertificateSummary, unit_name: str, kinds: Sequenc
     caption = f"Certified accuracy of clean inputs, {summary.rows} test images. Radius {unit_name}."
     columns = [RADIUS, *(Column(f"{kind.name} rule", kind.source, kind.status, is_number=True) for kind in kinds)]
     rows: list[list[Entry]] = [
-        [f"{radius:g}", *(share_cell(at_radius(found, radius)) for found in shares)] for radius in radii
+        [f"{radius:g}", *(share_cell(at_radius(column, radius)) for column in shares)] for radius in radii
     ]
     return Table.of(caption, columns, rows)
 
 
 def vouching_table(summary: CertificateSummary, kinds: Iterable[Kind]) -> Table:
-    """Who vouches for each kind of certificate, what it assumes, and how far it reaches."""
+    """Return who vouches for each kind of certificate, what it assumes, and how far it reaches."""
     caption = (
         "What vouches for each certified radius. The largest radius is over all test images, whatever their label."
     )
@@ -152,7 +152,7 @@ def vouching_table(summary: CertificateSummary, kinds: Iterable[Kind]) -> Table:
     rows: list[list[Entry]] = [
         [
             Cell(kind.name, status=kind.status),
-            spoken(kind.function),
+            title_of(kind.function),
             kind.source,
             "; ".join(kind.assumptions) or "not stated",
             "not stated" if kind.failure_probability is None else f"{kind.failure_probability:g}",

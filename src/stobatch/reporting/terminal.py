@@ -117,11 +117,11 @@ def plan_parts(plan: PlanDocument) -> RenderableType:
 
 
 def certificate_parts(summary: CertificateSummary) -> RenderableType:
-    """Certified accuracy on clean test inputs, a column for each kind of certificate, and how far it reaches."""
+    """Return certified accuracy on clean test inputs by kind of certificate, and how far each reaches."""
     verified = summary.verified_accuracy
     votes = summary.kinds[0].function == "vote"
     draws = f" with {CertificationConfig.from_dict(summary.settings).noise_draws} draws" if votes else ""
-    said = [
+    lines = [
         f"{'verified inference' if votes else 'the network itself'}{draws}: "
         f"{verified.correct_without_abstaining} correct, {verified.abstained} abstained; "
         f"{'; '.join(map(_reliability, summary.kinds))}"
@@ -130,12 +130,12 @@ def certificate_parts(summary: CertificateSummary) -> RenderableType:
         Cell(f"{kind.name} {summary.largest_radius[kind.name]:.4f}", kind_unit(kind), kind.status)
         for kind in summary.kinds
     ]
-    said.append(f"largest radius, any label: {', '.join(map(str, reached))}")
+    lines.append(f"largest radius, any label: {', '.join(map(str, reached))}")
     if chosen := summary.chosen:
         means = ", ".join(f"{name} {mean:.4f}" for name, mean in chosen.mean_radius.items())
-        said.append(f"certificate: {chosen.certificate}, the larger mean radius on {chosen.compared_on} ({means})")
+        lines.append(f"certificate: {chosen.certificate}, the larger mean radius on {chosen.compared_on} ({means})")
     tables = [*certified_tables(summary, summary.kinds), *filter(None, (prior_table(None, summary.prior),))]
-    return Group(*(table.to_rich() for table in tables), *map(Text, said))
+    return Group(*(table.to_rich() for table in tables), *map(Text, lines))
 
 
 def _reliability(kind: Kind) -> str:
@@ -148,7 +148,7 @@ def _reliability(kind: Kind) -> str:
 
 
 def attack_parts(under: ProtocolTable) -> RenderableType:
-    """Accuracy under each attack of one protocol on one function, and under the worst of them."""
+    """Return accuracy under each attack of one protocol on one function, and under the worst of them."""
     what = f"Accuracy under attack on the {attacked_function(under)}, clean {percent(under.clean_accuracy)}"
     return Group(
         attack_table(under, under.accuracy, what).to_rich(),
@@ -157,7 +157,7 @@ def attack_parts(under: ProtocolTable) -> RenderableType:
 
 
 def score_parts(scores: Scores) -> RenderableType:
-    """Return the worst case under every protocol beside what is certified, of the same images; and the flags."""
+    """Return the worst case under every protocol next to what is certified, of the same images; and the flags."""
     statuses = {kind.name: str(kind.status) for kind in (scores.certificates.kinds if scores.certificates else ())}
     parts: list[RenderableType] = []
     for block in scores.same_images:
@@ -182,7 +182,7 @@ def flag_panel(flags: Sequence[SanityFlag]) -> RenderableType:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print to standard output, without colours where nobody looks."""
+    """Print to standard output, without colours where it is not a terminal."""
     console = Console(highlight=False)
     for part in parts:
         console.print(part)
@@ -209,7 +209,7 @@ def _verification_verdict(document: Verification) -> Text:
     if differing:
         return Text(f"DIFFERS in {differing} of {len(document.checks)} checks: do not rely on it.", style="bold red")
     skipped = sum(check.outcome is Outcome.NOT_CHECKED for check in document.checks)
-    return Text(f"Everything that was checked agrees; {skipped} things were not checked.", style="bold green")
+    return Text(f"Everything that was checked agrees; {skipped} checks were left out.", style="bold green")
 
 
 _STATE_STYLES = {"ok": "green", "warning": "yellow", "missing": "dim", "not here": "dim", "broken": "bold red"}
@@ -234,8 +234,8 @@ def _remedies(checks: Sequence[HealthCheck]) -> list[Text]:
 def _health_verdict(document: HealthReport) -> Text:
     broken = [check.name for check in document.checks if check.stops_training]
     if document.ready:
-        said = "Everything that training needs works." if document.complete else "What was checked works."
-        return Text(said, style="bold green")
+        verdict = "Everything that training needs works." if document.complete else "What was checked works."
+        return Text(verdict, style="bold green")
     return Text(f"Training needs what is broken: {', '.join(broken)}.", style="bold red")
 
 

@@ -152,9 +152,9 @@ class Finding(Part):
     """One instrument's word on one claim.
 
     **Guarantee.** Where the claim holds, `verdict` is refuted with probability at most 1 - confidence over the audit's
-    own randomness, whatever was audited. A claim that is proved by a trade-off curve is the curve: a bound that assumes
-    it may refute as well. It is consistent only if an attack that always wins would have refuted the claim; otherwise
-    it is not tested, and `details.could_not_refute` says why.
+    own randomness. A claim that is proved by a trade-off curve is the curve: a bound that assumes it may refute too.
+    It is consistent only if an attack that always wins would have refuted the claim; otherwise it is not tested, and
+    `details.could_not_refute` says why.
     """
 
     instrument: Text
@@ -179,21 +179,21 @@ class Finding(Part):
 
     @field_validator("details", mode="before")
     @classmethod
-    def _choose_details(cls, found: Any, info: ValidationInfo) -> Any:
+    def _choose_details(cls, value: Any, info: ValidationInfo) -> Any:
         """Read details by their instrument, so that an error names the field that is wrong."""
-        if not isinstance(found, Mapping):
-            return found
+        if not isinstance(value, Mapping):
+            return value
         kinds: dict[Any, type[Part]] = {CERTIFICATES: CertificateDetails, MEMBERSHIP: MembershipDetails}
-        return kinds.get(info.data.get("instrument"), PrivacyDetails).model_validate(found)
+        return kinds.get(info.data.get("instrument"), PrivacyDetails).model_validate(value)
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
-        """Bounds on ε from below; none of a finding about certificates."""
+        """Return the lower bounds on ε; none for a finding about certificates."""
         return () if isinstance(self.details, CertificateDetails) else self.details.bounds
 
     @property
     def claimed_budget(self) -> tuple[float, float] | None:
-        """The ε and δ that the bounds are held against; None where nothing is claimed about them."""
+        """Return the ε and δ that the bounds are held against; None where nothing is claimed about them."""
         details = self.details
         if isinstance(details, CertificateDetails) or details.claimed_epsilon is None:
             return None
@@ -247,9 +247,9 @@ class Audit(Document):
     findings: tuple[Finding, ...]
 
     def lines(self) -> list[str]:
-        found = [str(self.verdict)]
-        found += [f"{name_of(claim)} ({claim.status}): {claim.verdict}" for claim in self.claims]
-        return found + [f"{finding.instrument}: {finding.statement}" for finding in self.findings]
+        lines = [str(self.verdict)]
+        lines += [f"{name_of(claim)} ({claim.status}): {claim.verdict}" for claim in self.claims]
+        return lines + [f"{finding.instrument}: {finding.statement}" for finding in self.findings]
 
 
 def judge_claims(privacy: str, kinds: Iterable[Kind], findings: Sequence[Finding]) -> list[Claim]:

@@ -58,11 +58,11 @@ class Budget(Document):
     planned: PlannedSpending | None = None
 
     def lines(self) -> list[str]:
-        found = [f"{len(self.runs)} trainings at δ = {self.delta:g}, {epsilon_words(self.proved_epsilon)} in all"]
-        found += [f"{share.count} {share.word}: {epsilon_words(share.proved_epsilon)}" for share in self.spent]
+        lines = [f"{len(self.runs)} trainings at δ = {self.delta:g}, {epsilon_words(self.proved_epsilon)} in all"]
+        lines += [f"{share.count} {share.word}: {epsilon_words(share.proved_epsilon)}" for share in self.spent]
         if self.planned is not None:
-            found.append(f"with the planned one: {epsilon_words(self.planned.proved_epsilon_after)}")
-        return found
+            lines.append(f"with the planned one: {epsilon_words(self.planned.proved_epsilon_after)}")
+        return lines
 
 
 def epsilon_words(epsilon: float | None) -> str:

@@ -87,7 +87,7 @@ class AboutPrior(Part):
 
     @property
     def budget(self) -> str:
-        """What they cost the private records, in words."""
+        """Return what the prior's certificates cost the private records, in words."""
         if self.conflict is not None:
             return "no ε: it may contain the private records"
         return "ε = 0" if self.tuned is None else "ε = 0 but for settings that were chosen by looking at them"
@@ -113,15 +113,15 @@ class CertificateSummary(Document, CertifiedAccuracies, _About):
     """Of a run that started from a prior with an answer of its own."""
 
     def lines(self) -> list[str]:
-        found = [f"{self.rows} test examples"]
+        lines = [f"{self.rows} test examples"]
         for kind in self.kinds:
             unit = f"{kind.norm} over {kind.input_range}"
             certified = f"certified by {kind.name} ({kind.status}) at radius ({unit})"
-            found.append(f"{certified} {_shares(self.certified_accuracy[kind.name])}")
+            lines.append(f"{certified} {_shares(self.certified_accuracy[kind.name])}")
             if self.prior is not None and kind.name in self.prior.certified_accuracy:
                 own = _shares(self.prior.certified_accuracy[kind.name])
-                found.append(f"the prior {self.prior.name} alone ({self.prior.budget}), {certified} {own}")
-        return found
+                lines.append(f"the prior {self.prior.name} alone ({self.prior.budget}), {certified} {own}")
+        return lines
 
 
 def _shares(rows: Iterable[ShareAt]) -> str:

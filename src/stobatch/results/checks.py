@@ -10,7 +10,7 @@ from stobatch.results.training import DatasetFacts, Training
 
 
 class Outcome(StrEnum):
-    """Of one check of a run."""
+    """The outcome of one check of a run."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -18,7 +18,7 @@ class Outcome(StrEnum):
 
 
 class Check(Part):
-    """One thing of a run that was looked at: the file it is about, and what was found."""
+    """A check of one part of a run: the file it is about, and the outcome."""
 
     name: Text
     outcome: Outcome
@@ -52,7 +52,7 @@ class Verification(Document):
 
 
 class Health(StrEnum):
-    """How a thing of this machine is."""
+    """The state of one part of this machine."""
 
     OK = "ok"
     WARNING = "warning"
@@ -60,7 +60,7 @@ class Health(StrEnum):
     MISSING = "missing"
     """Optional, and not installed."""
     ABSENT = "not here"
-    """This machine has no such thing, or nobody asked for it; nothing to mend."""
+    """This machine has none, or it was not asked for; nothing to mend."""
     BROKEN = "broken"
 
 
@@ -192,12 +192,12 @@ class DataCheck(Document):
     def lines(self) -> list[str]:
         totals = [sum(one.train for one in self.classes), sum(one.test for one in self.classes)]
         shape = "x".join(map(str, self.input_shape)) if self.input_shape else "nothing"
-        found = [f"{self.folder}: {len(self.classes)} classes, {totals[0]:,} training and {totals[1]:,} test images"]
-        found.append(f"training reads {shape} (channels, height, width)")
-        found += [f"  {one.name}: {one.train:,} training, {one.test:,} test" for one in self.classes]
+        lines = [f"{self.folder}: {len(self.classes)} classes, {totals[0]:,} training and {totals[1]:,} test images"]
+        lines.append(f"training reads {shape} (channels, height, width)")
+        lines += [f"  {one.name}: {one.train:,} training, {one.test:,} test" for one in self.classes]
         if self.persons is not None:
             share = self.persons.largest / totals[0] if totals[0] else 0.0
-            found.append(
+            lines.append(
                 f"{self.persons.num:,} persons own the training images; the largest owns {self.persons.largest:,}, "
                 f"{share:.1%} of them"
             )
@@ -205,5 +205,5 @@ class DataCheck(Document):
             level = "fault" if fault.stops_training else "look"
             more = f" and {fault.count - len(fault.files):,} more" if fault.count > len(fault.files) else ""
             files = f" ({', '.join(fault.files)}{more})" if fault.files else ""
-            found.append(f"{level}: {fault.what}{files}. {fault.remedy}")
-        return found
+            lines.append(f"{level}: {fault.what}{files}. {fault.remedy}")
+        return lines

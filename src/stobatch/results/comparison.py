@@ -74,11 +74,11 @@ class SeedsGuarantee(Part):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _unfold(cls, found: Any, handler: ModelWrapValidatorHandler[SeedsGuarantee]) -> SeedsGuarantee:
-        if isinstance(found, dict) and "guarantee" not in found:
-            rest = {key: value for key, value in found.items() if key != "seeds"}
-            found = {"seeds": found.get("seeds"), "guarantee": rest}
-        return handler(found)
+    def _unfold(cls, stored: Any, handler: ModelWrapValidatorHandler[SeedsGuarantee]) -> SeedsGuarantee:
+        if isinstance(stored, dict) and "guarantee" not in stored:
+            rest = {key: value for key, value in stored.items() if key != "seeds"}
+            stored = {"seeds": stored.get("seeds"), "guarantee": rest}
+        return handler(stored)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -89,9 +89,9 @@ class SeedsGuarantee(Part):
 
     @model_serializer(mode="wrap")
     def _fold(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """In files the guarantee's keys stand beside the seeds."""
-        found = handler(self)
-        return {"seeds": found["seeds"], **found["guarantee"]}
+        """Write the guarantee's keys next to the seeds, as files hold them."""
+        content = handler(self)
+        return {"seeds": content["seeds"], **content["guarantee"]}
 
 
 class ComparedRow(Part):
@@ -192,14 +192,14 @@ class Comparison(Document):
         return f"{word}{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
     def lines(self) -> list[str]:
-        found = [f"{len(self.rows)} rows on {self.data}, {self.named_seeds(self.seeds)}"]
+        lines = [f"{len(self.rows)} rows on {self.data}, {self.named_seeds(self.seeds)}"]
         for row in self.rows:
-            found.append(f"{row.label}: clean {row.clean.mean:.1%}")
+            lines.append(f"{row.label}: clean {row.clean.mean:.1%}")
             for entry in row.attacked:
                 where = f"radius {entry.radius:g} ({self.norm} over {self.input_range})"
-                found.append(f"  {entry.protocol} protocol at {where}: {entry.mean:.1%}")
+                lines.append(f"  {entry.protocol} protocol at {where}: {entry.mean:.1%}")
             for one in row.certified:
                 where = f"radius {one.radius:g} ({one.norm} over {one.input_range})"
-                found.append(f"  certified by {one.rule} ({one.status}) at {where}: {one.mean:.1%}")
-            found += [f"  privacy: {one.guarantee}" for one in row.guarantees]
-        return found
+                lines.append(f"  certified by {one.rule} ({one.status}) at {where}: {one.mean:.1%}")
+            lines += [f"  privacy: {one.guarantee}" for one in row.guarantees]
+        return lines

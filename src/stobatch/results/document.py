@@ -47,10 +47,10 @@ Size = Annotated[
 """A radius, a duration: a number that is at least 0."""
 
 
-def _present(found: Any) -> Any:
-    if found is None:
+def _present(value: Any) -> Any:
+    if value is None:
         raise ValueError("it may be left out, and not be null")
-    return found
+    return value
 
 
 NotNull = BeforeValidator(_present)
@@ -59,14 +59,14 @@ Settings = dict[str, Any]
 """A section of the settings as `config` writes it; `config` has the classes to read it with."""
 
 
-def _guarantee(found: Any) -> PrivacyGuarantee:
+def _guarantee(stored: Any) -> PrivacyGuarantee:
     """Return a guarantee from its dictionary, with every value of its type."""
-    if isinstance(found, PrivacyGuarantee):
-        return found
-    if not isinstance(found, Mapping):
+    if isinstance(stored, PrivacyGuarantee):
+        return stored
+    if not isinstance(stored, Mapping):
         raise ValueError("it is not a guarantee")
     try:
-        guarantee = PrivacyGuarantee.from_dict(found)
+        guarantee = PrivacyGuarantee.from_dict(stored)
     except KeyError as error:
         raise ValueError(f"it has no {error.args[0]}") from None
     except TypeError as error:
@@ -83,11 +83,11 @@ def _guarantee(found: Any) -> PrivacyGuarantee:
         if not all(isinstance(text, str) for text in (*texts, *maybe)) or not isinstance(prior.new_head, bool):
             raise ValueError("what it says of its prior is not all texts")
     written = guarantee.to_dict()
-    if unknown := found.keys() - written.keys():
+    if unknown := stored.keys() - written.keys():
         raise ValueError(f"nothing writes {', '.join(sorted(unknown))} for this status")
-    if missing := written.keys() - found.keys() - {"audits"}:
+    if missing := written.keys() - stored.keys() - {"audits"}:
         raise ValueError(f"it has no {', '.join(sorted(missing))}")
-    if other := [key for key, value in found.items() if written[key] != value]:
+    if other := [key for key, value in stored.items() if written[key] != value]:
         raise ValueError(f"nothing writes such a value of {other[0]}")
     return guarantee
 
@@ -219,8 +219,8 @@ def _without_titles(schema: Any) -> Any:
 
 
 def describe(error: ValidationError) -> str:
-    """Return the first thing that is wrong, and where: `accuracy[0].radius is missing`."""
+    """Return the first fault, and where it is: `accuracy[0].radius is missing`."""
     first = error.errors(include_url=False)[0]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    said = {"missing": "is missing", "extra_forbidden": "is nothing that it may hold"}.get(first["type"])
-    return f"{where or 'It'} {said or 'is wrong (' + first['msg'][:1].lower() + first['msg'][1:] + ')'}"
+    fault = {"missing": "is missing", "extra_forbidden": "is nothing that it may hold"}.get(first["type"])
+    return f"{where or 'It'} {fault or 'is wrong (' + first['msg'][:1].lower() + first['msg'][1:] + ')'}"

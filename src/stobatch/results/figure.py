@@ -52,7 +52,7 @@ class FigurePoint(Document):
 
     @property
     def at(self) -> float | None:
-        """Where it stands on the axis; None where a method takes no notice of ε, and so stands everywhere."""
+        """Return its place on the axis; None where a method ignores ε, and so stands everywhere."""
         return self.epsilon if self.axis == "epsilon" else self.radius
 
 

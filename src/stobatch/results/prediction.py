@@ -76,7 +76,7 @@ class Predictions(Document):
 
 
 class ProbeCheck(Part):
-    """The exported file, loaded back, beside the deployed network: the same label on every one of these inputs."""
+    """The exported file, loaded back, against the deployed network: the same label on every one of these inputs."""
 
     random_inputs: Count
     corners: Count
@@ -99,7 +99,7 @@ class ProbeCheck(Part):
 
 
 class Exported(Document):
-    """A network that others load without stobatch; the card beside it says all of this in words."""
+    """A network that others load without stobatch; its card says all of this in words."""
 
     folder: Text
     file: Text

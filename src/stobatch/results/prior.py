@@ -1,6 +1,6 @@
-"""A prior: weights made without private data, as NAME.safetensors, and the card beside them, NAME.card.json.
+"""A prior: weights made without private data, as NAME.safetensors, and their card, NAME.card.json.
 
-The card says what the weights have seen. Whoever trains from them on private data cannot find that out from the
+The card says what the weights have seen. Those who train from them on private data cannot find that out from the
 numbers, and a guarantee that starts from weights which have seen the private records is none.
 """
 
@@ -14,7 +14,7 @@ from stobatch.files import read_json, read_tensors, serialise_tensors, tensors_s
 from stobatch.results.document import Count, Document, Part, Settings, Text
 
 UNKNOWN = "unknown"
-"""In `may_contain`: nobody can say which records the weights have seen."""
+"""In `may_contain`: it is not known which records the weights have seen."""
 _WEIGHTS, _CARD = ".safetensors", ".card.json"
 
 
@@ -26,9 +26,9 @@ class PriorSource(Part):
     """In a sentence: which images, and how many kinds of them."""
     licence: Text
     sha256: Text | None
-    """Of the records as they were trained on, or of the files; none where they are drawn anew in every step."""
+    """Of the records as they were trained on, or of the files; none where they are drawn afresh in every step."""
     records: Count | None
-    """How many; none where they are drawn anew in every step."""
+    """How many; none where they are drawn afresh in every step."""
 
 
 class PriorCard(Document):
@@ -90,22 +90,22 @@ def require_new_prior(prior: Path) -> None:
 
 def write_prior(prior: Path, tensors: dict[str, Any], card: PriorCard) -> PriorCard:
     """Write the weights, then the card, each whole or not at all; return the card with the weights' digest."""
-    weights, beside = prior_files(prior)
+    weights, card_file = prior_files(prior)
     blob = serialise_tensors(tensors, {"stobatch": PriorCard.kind})
     card = card.replace(weights_sha256=tensors_sha256(blob))
     write_atomically(weights, lambda out: out.write(blob))
-    write_json(beside, PriorCard.kind, card.to_dict())
+    write_json(card_file, PriorCard.kind, card.to_dict())
     return card
 
 
 def read_prior(prior: Path) -> tuple[dict[str, Any], PriorCard]:
     """Return the tensors and the card of a prior; raises where either is missing, damaged or of another."""
-    weights, beside = prior_files(prior)
-    card = PriorCard.from_dict(read_json(beside, PriorCard.kind), beside)
+    weights, card_file = prior_files(prior)
+    card = PriorCard.from_dict(read_json(card_file, PriorCard.kind), card_file)
     tensors, _ = read_tensors(weights)
     if tensors_sha256(serialise_tensors(tensors, {})) != card.weights_sha256:
         raise RunError(
-            f"{weights} holds other weights than {beside} describes.",
+            f"{weights} holds other weights than {card_file} describes.",
             why="What a card says of other weights says nothing of these.",
             remedy="Take both files from one place, or make the prior again.",
         )

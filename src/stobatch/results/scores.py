@@ -1,4 +1,4 @@
-"""attack.json and scores.json: what is left under attack, beside what is certified, and flags for what looks wrong."""
+"""attack.json and scores.json: what is left under attack, what is certified, and flags for what looks wrong."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Pictures(Part):
 
     file: Text
     public: Flag | None = None
-    """Whether everybody can have these images; None where an older version did not say."""
+    """Whether these images are public; None where an older version did not say."""
     attack: Text
     labels: tuple[Whole, ...]
     predictions: dict[Text, tuple[Whole, ...]]
@@ -134,7 +134,7 @@ class _Evaluated(Part):
     settings: Settings
     rows: Count
     test_records: Text | None = None
-    """What accuracies assume of the test records; None where nobody looked for copies yet."""
+    """What accuracies assume of the test records; None where copies were not looked for yet."""
     guarantee: Guarantee
 
 
@@ -166,20 +166,20 @@ class Scores(Document, ScoreSummary, _Evaluated):
 
     @property
     def has_noise(self) -> bool | None:
-        """Whether what is deployed adds noise to its inputs; None where no document says so."""
+        """Return whether the deployed function adds noise to its inputs; None where no document says so."""
         kinds = self.certificates.kinds if self.certificates else ()
         if "vote" in {under.function for under in self.under_attack} | {kind.function for kind in kinds}:
             return True
         return False if kinds else None
 
     def lines(self) -> list[str]:
-        found = [f"{self.rows} test examples, clean: {self.clean_accuracy}"]
+        lines = [f"{self.rows} test examples, clean: {self.clean_accuracy}"]
         for table in self.under_attack:
-            found += [f"{table.protocol.name} protocol on {table.function}, {line}" for line in _worst(table)]
+            lines += [f"{table.protocol.name} protocol on {table.function}, {line}" for line in _worst(table)]
         if self.prior is not None:
             about = f"the prior {self.prior.name} alone ({self.prior.budget}), {self.prior.protocol.name} protocol on "
-            found.append(f"{about}{self.prior.function}, clean: {self.prior.clean_accuracy}")
-            found += [f"{about}{self.prior.function}, {line}" for line in _worst(self.prior)]
-        found += self.certificates.lines()[1:] if self.certificates else []
-        found += [f"{flag.level.upper()}: {flag.name}. {flag.evidence}" for flag in self.flags]
-        return [*found, f"privacy: {self.guarantee}"]
+            lines.append(f"{about}{self.prior.function}, clean: {self.prior.clean_accuracy}")
+            lines += [f"{about}{self.prior.function}, {line}" for line in _worst(self.prior)]
+        lines += self.certificates.lines()[1:] if self.certificates else []
+        lines += [f"{flag.level.upper()}: {flag.name}. {flag.evidence}" for flag in self.flags]
+        return [*lines, f"privacy: {self.guarantee}"]

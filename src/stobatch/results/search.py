@@ -11,7 +11,7 @@ class Winner(Part):
     """The candidate that a search has chosen: all that it releases."""
 
     run: Text
-    """The run directory, beside the file."""
+    """The run directory, next to the file."""
     settings: Settings
     """What it drew of the settings that were searched."""
     noisy_score: Number
@@ -33,15 +33,15 @@ class Search(Document):
     """None before the end, and where no candidate was drawn or none was left."""
 
     def lines(self) -> list[str]:
-        found = [str(self.guarantee)]
+        lines = [str(self.guarantee)]
         if self.winner is not None:
             drawn = ", ".join(f"{key}={value}" for key, value in self.winner.settings.items())
             unit = "persons" if self.guarantee.unit.startswith("person") else "records"
             score = f"{self.winner.noisy_score:.1f} of {self.winner.held_out} held-out {unit}, with noise"
-            found += [f"winner: {self.winner.run}", f"settings: {drawn}", f"score: {score}"]
+            lines += [f"winner: {self.winner.run}", f"settings: {drawn}", f"score: {score}"]
         elif self.finished:
-            found.append("no winner: no candidate was drawn, or none was left")
-        return found
+            lines.append("no winner: no candidate was drawn, or none was left")
+        return lines
 
 
 class CandidateRow(Part):

@@ -52,7 +52,7 @@ class StartedRun(Document):
     @field_validator("config")
     @classmethod
     def _has_names(cls, config: Settings) -> Settings:
-        """Return what every run's settings name; the rest is for `config` to read."""
+        """Check that the settings have what every run names; the rest is for `config` to read."""
         method, data, seed = config.get("method"), config.get("data"), config.get("seed", False)
         if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in (method, data)):
             raise ValueError("it names no method, or no data")
@@ -66,21 +66,21 @@ class StartedRun(Document):
 
     @property
     def data(self) -> str:
-        """The name of the data in the settings; `dataset.name` is that of the data themselves."""
+        """Return the name of the data in the settings; `dataset.name` is that of the data themselves."""
         return str(self.config["data"]["name"])
 
     @property
     def seed(self) -> int | None:
-        """The public seed; None where seeds are secret."""
+        """Return the public seed; None where seeds are secret."""
         seed: int | None = self.config["seed"]
         return seed
 
     @property
     def trained_radius(self) -> float | None:
-        """The radius that training aims at, l-infinity over [-1, 1]; None where the method has none of its own."""
+        """Return the radius that training aims at, l-infinity over [-1, 1]; None where the method has none."""
         own = self.config["method"]
-        found = next((own[name] for name in ("radius", "train_attack_radius") if name in own), None)
-        return float(found) if isinstance(found, (int, float)) else None
+        radius = next((own[name] for name in ("radius", "train_attack_radius") if name in own), None)
+        return float(radius) if isinstance(radius, (int, float)) else None
 
     def lines(self) -> list[str]:
         return [f"configuration {self.training_hash}: method {self.method} on {self.dataset.name}"]
@@ -180,10 +180,10 @@ class Training(Document):
     history: tuple[HistoryRow, ...]
 
     def lines(self) -> list[str]:
-        found = [f"{self.steps} steps on {self.device} in {self.seconds_since_last_start:g} s"]
+        lines = [f"{self.steps} steps on {self.device} in {self.seconds_since_last_start:g} s"]
         if self.test_accuracy is not None:
-            found.append(f"the saved model is right on {self.test_accuracy:.1%} of {self.test_examples} test images")
-        return found
+            lines.append(f"the saved model is right on {self.test_accuracy:.1%} of {self.test_examples} test images")
+        return lines
 
 
 class Made(Part):
@@ -222,7 +222,7 @@ class Manifest(Document):
     files: dict[Text, ListedFile]
 
     def lines(self) -> list[str]:
-        return [f"{len(self.files)} files", *(f"{verb}: {made.date}" for verb, made in self.made.items())]
+        return [f"{len(self.files)} files", *(f"{verb}: {entry.date}" for verb, entry in self.made.items())]
 
 
 def is_old(run: Run) -> bool:

@@ -53,12 +53,12 @@ class TrainingState:
 
     @property
     def digest(self) -> str:
-        """Of all that the next step reads, to the last bit."""
+        """Return a digest of all that the next step reads, to the last bit."""
         return tensors_digest({name: value for name, value in sorted(self.tensors().items()) if name != "history"})
 
     @property
     def parameters_digest(self) -> str:
-        """Tells processes whether they hold the same parameters, to the last bit."""
+        """Return a digest by which processes see whether they hold the same parameters, to the last bit."""
         return tensors_digest(dict(self.network.named_parameters()))
 
     def save(self, run: Path, config_hash: str, engine: Engine, drifted: Callable[[], None] = lambda: None) -> None:
@@ -87,8 +87,8 @@ class TrainingState:
     def restore(self, run: Path, config_hash: str, steps: int) -> bool:
         """Continue from the run's last whole checkpoint, if it has one. Returns whether there was one."""
         folders = sorted((run / FOLDER).glob("step-*"), reverse=True)
-        found = next(_whole(folders), None)
-        if found is None:
+        checkpoint = next(_complete_checkpoints(folders), None)
+        if checkpoint is None:
             if any((folder / LIST).exists() for folder in folders):
                 raise RunError(
                     f"every checkpoint in {run / FOLDER} is damaged.",
@@ -96,13 +96,13 @@ class TrainingState:
                     remedy="Restore them, or train again into a new --out.",
                 )
             return False
-        document, tensors = found
+        document, tensors = checkpoint
         if document["config_hash"] != config_hash:
             raise RunError(
                 f"the checkpoint in {run} belongs to configuration {document['config_hash']}, not {config_hash}.",
                 remedy="Resume with the settings it was started with, or choose another --out.",
             )
-        self._adopt(run, tensors)
+        self._restore_tensors(run, tensors)
         self.step = int(document["step"])
         latest = max((row[0] for row in self.history), default=0)
         if not latest <= self.step <= steps:
@@ -114,7 +114,7 @@ class TrainingState:
             )
         return True
 
-    def _adopt(self, run: Path, tensors: dict[str, Tensor]) -> None:
+    def _restore_tensors(self, run: Path, tensors: dict[str, Tensor]) -> None:
         weights = named_after("network.", tensors)
         kept = {value.dtype for value in weights.values() if value.is_floating_point()}
         if kept != {self.network.dtype}:
@@ -168,8 +168,8 @@ def _remove(folder: Path) -> None:
         ) from None
 
 
-def _whole(folders: list[Path]) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
-    """Checkpoints all of whose parts are there and as they were written, newest first."""
+def _complete_checkpoints(folders: list[Path]) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """Yield checkpoints all of whose parts are there and as they were written, newest first."""
     for folder in folders:
         try:
             document = read_json(folder / LIST, "checkpoint")
@@ -178,8 +178,8 @@ def _whole(folders: list[Path]) -> Iterator[tuple[dict[str, Any], dict[str, Tens
             identity = {"step": document["step"], "config_hash": document["config_hash"]}
             tensors: dict[str, Tensor] = {}
             for name, digest in document["parts"].items():
-                part, said = read_tensors(folder / name)
-                if said != identity or _digest(folder / name) != digest:
+                part, recorded = read_tensors(folder / name)
+                if recorded != identity or _digest(folder / name) != digest:
                     break
                 tensors |= part
             else:

@@ -64,7 +64,7 @@ class Descent:
         self.rates = [[float(group["lr"]) for group in optimiser.param_groups] for optimiser in optimisers]
 
     def step(self, step: int, gradients: Gradients) -> None:
-        """Descend on what a step released, if it is made of numbers."""
+        """Descend on what a step released, if it is finite."""
         checks = [gradient.isfinite().all() for gradient in gradients.values()]
         # One look at all of them: each waits for the GPU. A step may release nothing.
         sound = torch.stack(checks).tolist() if checks else []

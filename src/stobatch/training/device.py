@@ -34,7 +34,7 @@ def use_device(machine: MachineConfig) -> torch.device:
     if machine.threads:
         torch.set_num_threads(machine.threads)
     if device.type == "cuda" and device.index is not None:
-        # Collectives work on the current GPU, whatever tensors they are given.
+        # Collectives work on the current GPU, wherever their tensors are.
         torch.cuda.set_device(device)
     if device.type == "cpu":
         _keep_freed_memory()
@@ -51,7 +51,7 @@ def _keep_freed_memory() -> None:
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:
-    """Versions, platform, CPU capability and device, as a manifest keeps them."""
+    """Return versions, platform, CPU capability and device, as a manifest keeps them."""
     kind = torch.device(device)
     return {
         "python": platform.python_version(),
@@ -66,7 +66,7 @@ def environment(device: torch.device | str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """A measurement that has begun.
+    """A measurement of peak memory that has begun.
 
     On a GPU what PyTorch's tensors took on it; else the resident size of the whole process, libraries and data
     included.
@@ -79,11 +79,11 @@ class PeakMemory:
 
     @classmethod
     def begin(cls, device: torch.device) -> PeakMemory:
-        """Forget what was reached before."""
+        """Begin a measurement: forget what was reached before."""
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return cls(device, "gpu tensors")
-        _give_back()
+        _trim_memory()
         try:
             _RESET.write_text("5")
         except OSError:
@@ -97,11 +97,11 @@ class PeakMemory:
         return _resident_peak() if self.of == "process" else _peak_since_start()
 
     def to_dict(self) -> dict[str, float | str | None]:
-        found = self.mebibytes()
-        return {"peak_memory_mb": None if found is None else round(found, 1), "peak_memory_of": self.of}
+        mebibytes = self.mebibytes()
+        return {"peak_memory_mb": None if mebibytes is None else round(mebibytes, 1), "peak_memory_of": self.of}
 
 
-def _give_back() -> None:
+def _trim_memory() -> None:
     """Hand memory that is free to the system: what was done before in this process must not count."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

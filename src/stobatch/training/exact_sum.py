@@ -20,18 +20,21 @@ from stobatch.dp.noise import Grid
 _COARSE, _FINE = 2.0**-22, 2.0**-64
 """Coarse steps add exactly up to ±2³⁰; what they leave over, at most 2⁻²³ each, does so for 4,096 parts."""
 _TO_COARSE, _TO_FINE = (1.5 * 2.0**52 * step for step in (_COARSE, _FINE))
-"""Adding and taking away so large a number leaves the nearest multiple of the step."""
+"""From 2⁵² to 2⁵³ steps the last place of a float64 is one step: x + c - c is the multiple of the step nearest to x,
+for |x| below 2⁵¹ steps."""
 _CARRY_EVERY = 2048
+"""A carry leaves at most 2⁻²³ in the fine sum, so 2,048 parts later it is below 2⁻¹¹, 2⁵³ fine steps; so is the sum of
+4,096 processes, each of which carries before it sends."""
 _BLOCK = 2**16
 
 
 class ExactSum:
     """The sum of gradients, parameter by parameter.
 
-    **Guarantee.** For parts below 2³⁰ in total, and at most 4,096 processes, the result has the same bits whatever the
-    order and the grouping of `add` and whatever adds up `message`; it misses the sum by at most 2⁻⁶⁵ a part, and
-    float32 parts above 2⁻⁴⁰ are not rounded at all. Larger gradients are summed as float64 sums them. With a grid, the
-    result is a function of the multiple of the grid's step that is nearest to that sum.
+    **Guarantee.** For parts below 2³⁰ in total, and at most 4,096 processes, the result has the same bits for every
+    order and grouping of `add`, and for every way to add up the `message`s; it misses the sum by at most 2⁻⁶⁵ a part,
+    and float32 parts above 2⁻⁴⁰ are not rounded at all. Larger gradients are summed as float64 sums them. With a grid,
+    the result is a function of the multiple of the grid's step that is nearest to that sum.
 
     `message` is all of it in one flat vector, with a place at its end for votes of processes; `carry` comes before it
     is sent.
@@ -53,7 +56,7 @@ class ExactSum:
         self._coarse, self._fine = (dict(zip(parameters, torch.split(row, sizes), strict=True)) for row in self.buffer)
 
     def clear(self) -> None:
-        """Begin again, in the same memory."""
+        """Set the sum to zero, in the same memory."""
         self.message.zero_()
         self._added = 0
 

@@ -21,12 +21,12 @@ _REMEMBERED = 16
 
 @dataclass(frozen=True)
 class Stretch:
-    """Steps from `first` to `last` (excluded), and all that their bits hang on."""
+    """Steps from `first` to `last` (excluded), and all that their bits depend on."""
 
     first: int
     last: int
     state: str
-    """A digest of parameters, optimiser and whatever else a step reads, before the first step."""
+    """A digest of parameters, optimiser and all else that a step reads, before the first step."""
     bits: str
     """A fingerprint of the arithmetic: machine, versions, settings and seeds (`training/loop.py`)."""
     repeatable: bool
@@ -68,24 +68,24 @@ class Ledger:
 
     @property
     def reached(self) -> int:
-        """No step from here on was ever begun."""
+        """Return the first step that was never begun, like all after it."""
         return max([self.past_steps, *(stretch.last for stretch in self.stretches)])
 
     @property
     def attempt(self) -> int:
-        """Of the present stretch."""
+        """Return the attempt of the present stretch."""
         return self.stretches[-1].attempt if self.stretches else 0
 
     def begun(self, releases: int) -> Ledger:
-        """So many releases that were never made before are about to be made; what was open stays counted."""
+        """Count releases that were never made before and are about to be; what was open stays counted."""
         return replace(self, done=self.accounted, open=releases)
 
     def made(self, releases: int) -> Ledger:
-        """So many of the open releases were made, and the rest of them were not."""
+        """Count this many of the open releases as made, and the rest of them as not made."""
         return replace(self, done=self.done + releases, open=0)
 
     def entered(self, stretch: Stretch) -> Ledger:
-        """Return a stretch is about to be made. Its attempt is new unless it repeats one that is known, bit by bit."""
+        """Count a stretch that is about to be made. Its attempt is new unless it repeats a known one bit by bit."""
         known = next((other for other in self.stretches if stretch.repeats(other)), None)
         if known is not None:
             others = tuple(other for other in self.stretches if other is not known)
@@ -93,9 +93,9 @@ class Ledger:
         used = [other.attempt for other in self.stretches if stretch.meets(other)]
         used += [self.past_attempts] if stretch.first < self.past_steps else []
         now = replace(stretch, attempt=max(used) + 1 if used else 0)
-        return replace(self.begun(stretch.last - stretch.first), stretches=(*self.stretches, now))._forgetting()
+        return replace(self.begun(stretch.last - stretch.first), stretches=(*self.stretches, now))._forget_old()
 
-    def _forgetting(self) -> Ledger:
+    def _forget_old(self) -> Ledger:
         old = self.stretches[:-_REMEMBERED]
         return replace(
             self,
@@ -105,7 +105,7 @@ class Ledger:
         )
 
     def settled(self, step: int, state: str) -> Ledger:
-        """Return the present stretch was made up to a step, and what came of it, with that digest, is safe on disk.
+        """Count the present stretch as made up to a step, whose outcome, with that digest, is safe on disk.
 
         What is left of a stretch that is made for the first time was never made. What is left of a repetition may have
         been, before the crash: it is a stretch of its own from now on.
@@ -119,7 +119,7 @@ class Ledger:
         return replace(self, stretches=(*self.stretches[:-1], replace(present, first=step, state=state), head))
 
     def distrusted(self) -> Ledger:
-        """Return the present stretch was computed wrongly by some process: nothing repeats it."""
+        """Mark the present stretch as computed wrongly by some process: nothing repeats it."""
         wrong = tuple(replace(stretch, repeatable=False) for stretch in self.stretches[-1:])
         return replace(self, stretches=(*self.stretches[:-1], *wrong))
 
@@ -148,13 +148,13 @@ class Ledger:
             ) from None
 
     @classmethod
-    def _from_dict(cls, found: dict[str, Any]) -> Self:
-        done, open_ = _count(found["done"], "done"), _count(found["open"], "open")
-        if "stretches" not in found:
+    def _from_dict(cls, content: dict[str, Any]) -> Self:
+        done, open_ = _count(content["done"], "done"), _count(content["open"], "open")
+        if "stretches" not in content:
             # Of an older version, or of a party: every step that was counted may have been made.
             return cls(done, open_, past_steps=done + open_)
-        stretches = tuple(_stretch(entry) for entry in found["stretches"])
-        steps, attempts = (_count(found[name], name) for name in ("past_steps", "past_attempts"))
+        stretches = tuple(_stretch(entry) for entry in content["stretches"])
+        steps, attempts = (_count(content[name], name) for name in ("past_steps", "past_attempts"))
         ledger = cls(done, open_, stretches, steps, attempts)
         if ledger.accounted < ledger.reached:
             raise ValueError(f"{ledger.accounted} releases are too few for {ledger.reached} steps")
@@ -174,9 +174,9 @@ def require_possible_count(accounted: object, steps: object, run: Path) -> int:
     They are no fewer than its steps, and as many as its ledger knows of, where that is there.
     """
     try:
-        counted, made = _count(accounted, "accounted_steps"), _count(steps, "steps")
-        if counted < made:
-            raise ValueError(f"{counted} releases are too few for {made} steps")
+        counted, taken = _count(accounted, "accounted_steps"), _count(steps, "steps")
+        if counted < taken:
+            raise ValueError(f"{counted} releases are too few for {taken} steps")
         if Run(run).has("ledger", private=True) and (known := Ledger.of(run).accounted) != counted:
             raise ValueError(f"the ledger knows of {known} releases, and not of {counted}")
     except ValueError as error:

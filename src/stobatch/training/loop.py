@@ -2,7 +2,7 @@
 
 `train` makes a run: with files, checkpoints, and as many processes as there are. `train_one` makes the same steps and
 nothing else; audits train thousands of models so, of one configuration, each with its own data and its own secrets.
-`fingerprint` says what the bits of a step depend on, beside the state that it starts from.
+`fingerprint` says what the bits of a step depend on, besides the state that it starts from.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def train(
     """Train to the last step, checkpointing on the way. Every process of the engine runs this.
 
     **Guarantee.** On a CPU with the same number of threads in each process, a run that was killed at any moment and
-    resumed ends with the same bits as an undisturbed one, whatever the number of processes before and after: a step
+    resumed ends with the same bits as an undisturbed one, for any number of processes before and after: a step
     depends on the parameters, the optimiser and the seeds alone. Where bits may differ, a step that is made again is
     another attempt, with draws of its own. Steps are accounted for before they are made.
     """
@@ -73,7 +73,7 @@ def train(
         while state.step < config.training.steps:
             if state.step == stretch_end:
                 first, stretch_end = state.step, min(config.training.steps, (state.step // every + 1) * every)
-                # The leader enters the steps and says which attempt they are; nobody begins before it is on disk.
+                # The leader enters the steps and says which attempt they are; no process begins before it is on disk.
                 attempt = 0
                 if engine.leads:
                     stretch = Stretch(first, stretch_end, state.digest, arithmetic.digest, arithmetic.repeatable)
@@ -113,7 +113,7 @@ class Watcher(Protocol):
     """Sees what a training releases at each step."""
 
     def see(self, step: int, trainable: Trainable, released: Gradients) -> None:
-        """Before the parameters move."""
+        """Take note of a release, before the parameters move."""
 
 
 def train_one(trainable: Trainable, config: RunConfig, watcher: Watcher | None = None) -> Classifier:
@@ -139,7 +139,7 @@ class ManyModels(ABC):
 
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
-        """Return what each trained model says: models x inputs x classes."""
+        """Return the logits of each trained model: models x inputs x classes."""
 
 
 class OneByOne(ManyModels):
@@ -161,7 +161,7 @@ class OneByOne(ManyModels):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of the arithmetic of all processes together."""
+    """A fingerprint of the arithmetic of all processes together."""
 
     digest: str
     repeatable: bool
@@ -179,7 +179,7 @@ def processor() -> str:
 
 
 def fingerprint(machine: MachineConfig, device: torch.device, engine: Engine) -> Fingerprint:
-    """Compare this process with the others, and say what their steps depend on beside the state they start from."""
+    """Compare this process with the others, and say what their steps depend on besides the state they start from."""
     own = content_hash(
         {
             "code": code_digest(),

@@ -37,10 +37,10 @@ class Observer:
     """Told of a training as it goes on, in the process that writes; an error that it raises ends the training."""
 
     def begin(self, first: int, last: int) -> None:
-        """Steps from `first` to `last` (excluded) are counted, and about to be made."""
+        """Note that steps from `first` to `last` (excluded) are counted, and about to be made."""
 
     def look(self, look: Look) -> None:
-        """Every `training.monitor_every` steps, and after the last."""
+        """Note a measurement: every `training.monitor_every` steps, and after the last."""
 
 
 Callback = Callable[[Look], object]
@@ -63,14 +63,14 @@ _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 
 @cache
-def _table() -> tuple[int, ...]:
-    found = []
+def _crc_table() -> tuple[int, ...]:
+    values = []
     for byte in range(256):
         value = byte
         for _ in range(8):
             value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
-        found.append(value)
-    return tuple(found)
+        values.append(value)
+    return tuple(values)
 
 
 def crc32c(content: bytes) -> int:
@@ -81,44 +81,45 @@ def crc32c(content: bytes) -> int:
     """
     value = 0xFFFFFFFF
     for byte in content:
-        value = _table()[(value ^ byte) & 0xFF] ^ value >> 8
+        value = _crc_table()[(value ^ byte) & 0xFF] ^ value >> 8
     return value ^ 0xFFFFFFFF
 
 
-def _masked(content: bytes) -> bytes:
+def _masked_crc(content: bytes) -> bytes:
     crc = crc32c(content)
     return struct.pack("<I", ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + _MASK) & 0xFFFFFFFF)
 
 
 def _record(content: bytes) -> bytes:
     length = struct.pack("<Q", len(content))
-    return length + _masked(length) + content + _masked(content)
+    return length + _masked_crc(length) + content + _masked_crc(content)
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
-def _key(number: int, kind: int) -> bytes:
+def _field_key(number: int, kind: int) -> bytes:
     return _varint(number << 3 | kind)
 
 
 def _message(number: int, content: bytes) -> bytes:
-    return _key(number, _BYTES) + _varint(len(content)) + content
+    return _field_key(number, _BYTES) + _varint(len(content)) + content
 
 
 def _event(wall_time: float, step: int, rest: bytes) -> bytes:
-    return _key(1, _EIGHT_BYTES) + struct.pack("<d", wall_time) + _key(2, _VARINT) + _varint(step) + rest
+    return _field_key(1, _EIGHT_BYTES) + struct.pack("<d", wall_time) + _field_key(2, _VARINT) + _varint(step) + rest
 
 
 def _scalars(values: Mapping[str, float]) -> bytes:
     pairs = (
-        _message(1, tag.encode()) + _key(2, _FOUR_BYTES) + struct.pack("<f", value) for tag, value in values.items()
+        _message(1, tag.encode()) + _field_key(2, _FOUR_BYTES) + struct.pack("<f", value)
+        for tag, value in values.items()
     )
     return _message(5, b"".join(_message(1, pair) for pair in pairs))
 

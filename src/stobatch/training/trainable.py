@@ -57,7 +57,7 @@ class Trainable(ABC):
 
     @abstractmethod
     def tasks(self, step: int) -> list[TrainerTask]:
-        """Who works in this step."""
+        """Return who works in this step."""
 
     @abstractmethod
     def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
@@ -83,7 +83,7 @@ class Trainable(ABC):
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What moves, by name."""
+        """Return what moves, by name."""
         return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
 
     def targets(self, step: int) -> Mapping[str, Tensor]:
@@ -95,7 +95,7 @@ class Trainable(ABC):
         return None
 
     def release(self, step: int, engine: Engine, stop: Stop = never) -> Averaged:
-        """Return the gradients of a step as everybody may see them, averaged over its trainers."""
+        """Return the gradients of a step as anyone may see them, averaged over its trainers."""
         parts, targets = partial(self._parts_of, step), self.targets(step)
         averaged = engine.average(self.tasks(step), parts, targets, stop, self.grid(step))
         self.released(step, averaged.gradients)
@@ -106,7 +106,7 @@ class Trainable(ABC):
         return
 
     def released(self, step: int, gradients: Gradients) -> None:
-        """Told what a step released, before the parameters move."""
+        """Take note of what a step released, before the parameters move."""
         return
 
     @abstractmethod
@@ -115,14 +115,14 @@ class Trainable(ABC):
 
     @abstractmethod
     def save_private(self, run: Path, config_hash: str) -> None:
-        """Store, for the owner's eyes only, what a later load needs beside the weights."""
+        """Store, for the owner's eyes only, what a later load needs besides the weights."""
 
     @abstractmethod
     def monitor(self, step: int) -> float:
         """Return a public number worth watching: computed from the parameters and the plan, never from the data."""
 
     def add_canaries(self, planted: Planted) -> None:
-        """Train with records beside the data, as an audit needs; each is treated exactly like an example."""
+        """Train with records in addition to the data, as an audit needs; each is treated exactly like an example."""
         raise ModelError(
             "this method has no room for canaries beside its data.",
             why="Its neighbouring data sets have one size, so a canary takes the place of a record.",
@@ -141,11 +141,11 @@ class Trainable(ABC):
 
     @property
     def per_example_bound(self) -> float:
-        """The norm that one example's part of a release is bounded by, where it is."""
+        """Return the norm that bounds one example's part of a release, where there is one."""
         return 0.0
 
     def extra_state(self) -> dict[str, Tensor]:
-        """Return what has to survive a restart beside parameters and optimisers; changed in place."""
+        """Return what has to survive a restart besides parameters and optimisers; changed in place."""
         return {}
 
     def begin(self, run: Path, stretch: Stretch) -> int:
@@ -153,11 +153,11 @@ class Trainable(ABC):
         return 0
 
     def saved(self, run: Path, step: int, state: str) -> None:
-        """The steps of the stretch up to this one were made, and their outcome, with that digest, is safe on disk."""
+        """Note that the stretch was made up to this step, and that its outcome, with that digest, is safe on disk."""
         return
 
     def distrust(self, run: Path) -> None:
-        """The present steps were not computed as they should have been: made again, they are other steps."""
+        """Distrust the present steps, which were computed wrongly: made again, they are other steps."""
         return
 
     def require_counted(self, run: Path, step: int) -> None:
@@ -180,7 +180,7 @@ def parameter_precision(name: str) -> torch.dtype:
 
 
 def working_precision(name: str, device: torch.device) -> AbstractContextManager[object]:
-    """Passes in bfloat16 where PyTorch thinks it safe, or as the parameters are."""
+    """Use bfloat16 in passes where PyTorch thinks it safe, or compute as the parameters are."""
     return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
 
 
@@ -196,7 +196,7 @@ class Reader:
     def keep_features(self, front: nn.Module, rows_at_once: int) -> None:
         """Keep what a fixed layer makes of the examples in their place, if they are in memory; in half precision.
 
-        Nothing of it is written anywhere. Features that take much more memory than the examples are computed anew.
+        Nothing of it is written anywhere. Features that take much more memory than the examples are computed again.
         """
         if not isinstance(self.examples, Examples) or self.dtype is not torch.float32:
             return

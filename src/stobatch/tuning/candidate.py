@@ -62,11 +62,11 @@ class Candidate:
 
     @property
     def score(self) -> Score | None:
-        """What it scored; None where it is not finished."""
+        """Return the score; None where it is not finished."""
         if not self.run.has(_SCORE, private=True):
             return None
-        found = self.run.read(_SCORE, private=True)
-        return Score(found["noisy"], found["failure"])
+        recorded = self.run.read(_SCORE, private=True)
+        return Score(recorded["noisy"], recorded["failure"])
 
     def finish(
         self,
@@ -84,14 +84,14 @@ class Candidate:
             model = train_candidate(
                 self.config, self.run.path, self.seeds, dataset=dataset, network=network, start=start, quiet=quiet
             )
-            found = self._scored(model, dataset)
+            score = self._measure_score(model, dataset)
         except ModelError as error:
             # Diverged: a function of what was released, and a run of the search like any other.
-            found = Score(None, str(error))
-        self.run.write(_SCORE, {"noisy": found.noisy, "failure": found.failure}, private=True)
-        return found
+            score = Score(None, str(error))
+        self.run.write(_SCORE, {"noisy": score.noisy, "failure": score.failure}, private=True)
+        return score
 
-    def _scored(self, model: TrainedModel, dataset: Dataset | None) -> Score:
+    def _measure_score(self, model: TrainedModel, dataset: Dataset | None) -> Score:
         plan = model.plan
         assert isinstance(plan, DpSgdPlan)
         if Ledger.of(self.run.path).accounted > plan.most_steps:
@@ -111,9 +111,11 @@ def held_out_records(config: RunConfig, seeds: Seeds, dataset: Dataset | None) -
 def count_right(model: TrainedModel, records: Examples) -> float:
     """Return how many records count for a candidate, or, where they have persons, the sum of each one's share.
 
-    **Guarantee.** A record, or a person with all records, adds from 0 to 1, whatever the others are; sums are exact.
+    **Guarantee.** A record, or a person with all records, adds from 0 to 1, for any others; sums are exact.
     """
-    right = torch.cat([_right(model, records.take(part)) for part in torch.split(torch.arange(len(records)), _CHUNK)])
+    right = torch.cat(
+        [_which_right(model, records.take(part)) for part in torch.split(torch.arange(len(records)), _CHUNK)]
+    )
     if records.groups is None:
         return float(right.sum())
     counts = torch.bincount(records.groups)
@@ -122,7 +124,7 @@ def count_right(model: TrainedModel, records: Examples) -> float:
     return float((hits * round(1 / COARSEST) // counts).sum()) * COARSEST
 
 
-def _right(model: TrainedModel, records: Examples) -> Tensor:
+def _which_right(model: TrainedModel, records: Examples) -> Tensor:
     """Return which records are classified rightly, or rightly and certified where that is the score."""
     network = model.network
     if model.config.search.score == "accuracy":
@@ -132,9 +134,9 @@ def _right(model: TrainedModel, records: Examples) -> Tensor:
     radius = model.config.certification.attack_radius
     asked = {"evaluation.radii": [radius], "evaluation.norm": "linf", "certification.certificate": "bounds"}
     (way,) = replace(model, config=model.config.override_all(asked)).verifiers()
-    found = way.verify(records.inputs, torch.Generator())
-    proved = found.columns()[way.kinds[0].column] >= radius
-    return torch.from_numpy(proved & (found.label == records.labels.numpy()))
+    certificates = way.verify(records.inputs, torch.Generator())
+    proved = certificates.columns()[way.kinds[0].column] >= radius
+    return torch.from_numpy(proved & (certificates.label == records.labels.numpy()))
 
 
 def noisy_count(count: float, stddev: float, seeds: Seeds) -> float:

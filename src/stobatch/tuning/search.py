@@ -23,7 +23,7 @@ from stobatch.data import Dataset
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation.tables import data_root
-from stobatch.files import PRIVATE, make_folder, write_tensors
+from stobatch.files import PRIVATE, make_folder, write_atomically, write_tensors
 from stobatch.prior import take_prior
 from stobatch.progress import progress
 from stobatch.results import CandidateRow, Candidates, Search, Training, Winner
@@ -61,8 +61,8 @@ def tune(
     if prior is not None or config.prior.name is not None:
         info = dataset.info if dataset else data.describe(config.data.replace(held_out=0), data_root(config))
         config, start = take_prior(config, info, prior, network, directory)
-    planned = _planned(config, dataset, network)
-    config = _with_budget(config, planned)
+    planned = _plan_search(config, dataset, network)
+    config = _set_candidate_epsilon(config, planned)
     if workers < 1:
         raise SettingError(f"{workers} workers train nothing.", remedy="Give a number from 1 on.")
     _require_same(directory, config)
@@ -83,30 +83,30 @@ def tune(
     return document
 
 
-def _planned(config: RunConfig, dataset: Dataset | None, network: nn.Module | None) -> DpSgdPlan:
+def _plan_search(config: RunConfig, dataset: Dataset | None, network: nn.Module | None) -> DpSgdPlan:
     """Return the plan of the search, after every combination of settings has been tried on paper."""
     require_searchable(config)
-    found = plan(config, dataset=dataset, network=network)
-    if not isinstance(found, DpSgdPlan):
+    first = plan(config, dataset=dataset, network=network)
+    if not isinstance(first, DpSgdPlan):
         raise SettingError(
             f"method '{config.method.title}' cannot be searched.",
             why="A search is paid for by what is proved of its candidates.",
             remedy="Set method.name=sound, or another method that descends by DP-SGD.",
         )
-    decided, plans = _with_budget(config, found), []
+    decided, plans = _set_candidate_epsilon(config, first), []
     for settings in combinations(config):
         try:
             plans.append(plan(decided.override_all(settings), dataset=dataset, network=network))
         except StobatchError as error:
-            said = ", ".join(f"{key}={value}" for key, value in settings.items())
-            raise SettingError(f"with {said}: {error.what}", why=error.why, remedy=error.remedy) from None
+            drawn = ", ".join(f"{key}={value}" for key, value in settings.items())
+            raise SettingError(f"with {drawn}: {error.what}", why=error.why, remedy=error.remedy) from None
     # Of a candidate: the settings that are searched need not have, outside of the search, one of their values.
     assert isinstance(plans[0], DpSgdPlan)
     return plans[0]
 
 
-def _with_budget(config: RunConfig, planned: DpSgdPlan) -> RunConfig:
-    """Return the settings with the ε that each candidate has, so that nobody has to find it again."""
+def _set_candidate_epsilon(config: RunConfig, planned: DpSgdPlan) -> RunConfig:
+    """Return the settings with the ε that each candidate has, so that it need not be found again."""
     assert planned.searched is not None
     return config.override("search.candidate_epsilon", planned.searched.candidate_epsilon)
 
@@ -127,10 +127,10 @@ def _require_new(directory: Run, *, resume: bool) -> None:
 
 
 def _require_same(directory: Run, config: RunConfig) -> None:
-    if directory.has("search") and (found := Search.read(directory).training_hash) != config.training_hash:
+    if directory.has("search") and (recorded := Search.read(directory).training_hash) != config.training_hash:
         raise RunError(
             f"{directory.path} was started with other settings.",
-            why=f"It names configuration {found}, and these are {config.training_hash}.",
+            why=f"It names configuration {recorded}, and these are {config.training_hash}.",
             remedy="Choose another --out, or resume with the settings it was started with.",
         )
 
@@ -231,8 +231,6 @@ def _scores(
 def _write_table(
     directory: Run, config: RunConfig, candidates: Sequence[Candidate], scores: Sequence[Score], best: int | None
 ) -> None:
-    from stobatch.tuning.page import write_figure
-
     rows = tuple(
         CandidateRow(
             number=one.number,
@@ -245,7 +243,30 @@ def _write_table(
     )
     table = Candidates(held_out=config.data.held_out, rows=rows)
     directory.write(table.kind, table.to_dict(), private=True)
-    write_figure(table, directory.path / PRIVATE / "candidates.svg")
+    _write_figure(table, directory.path / PRIVATE / "candidates.svg")
+
+
+def _write_figure(candidates: Candidates, path: Path) -> None:
+    """Write the scores of candidates against each setting that was searched, for the owner alone."""
+    from stobatch.reporting.figures import canvas, standalone
+    from stobatch.reporting.page import LIGHT
+
+    keys = list(candidates.rows[0].settings) if candidates.rows else []
+    if not keys:
+        return
+    scored = [row for row in candidates.rows if row.noisy_score is not None]
+    with canvas(len(keys), 2.6 * len(keys) + 0.6, 2.6) as (figure, axes):
+        for axis, key in zip(axes, keys, strict=True):
+            values = list(dict.fromkeys(str(row.settings[key]) for row in candidates.rows))
+            for row in scored:
+                share = (row.noisy_score or 0.0) / candidates.held_out
+                colour = LIGHT["proved"] if row.won else LIGHT["muted"]
+                axis.plot(values.index(str(row.settings[key])), share, "D" if row.won else "o", color=colour)
+            axis.set_xticks(range(len(values)), values)
+            axis.set_xlabel(key)
+        axes[0].set_ylabel("noisy share of held-out records")
+        content = standalone(figure, "candidates")
+    write_atomically(path, lambda out: out.write(content), private=True)
 
 
 def _release(directory: Run, config: RunConfig, best: Candidate, score: Score) -> Winner:

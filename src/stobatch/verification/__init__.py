@@ -32,7 +32,7 @@ BEYOND = (
     "that the dates and the machine in the manifest are true, unless somebody you trust signed it",
     "that the attacks were run as their settings say: attacked rows are counted again, not attacked again",
 )
-"""What no file can show to somebody who was not there."""
+"""What no file can show to a reader who was not there."""
 
 _UNUSABLE = (StobatchError, KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration, OverflowError)
 """What documents that were edited by hand make of code that reads them."""
@@ -64,7 +64,7 @@ def verify(
     """Compute everything that a run publishes again, and certify a random sample of rows from the weights.
 
     `sample` rows need the test data: handed over, or read by the name in the configuration. 0 leaves them out. Files
-    that the caller is about to write anew are `rewritten`, and not compared with the manifest.
+    that the caller is about to rewrite are `rewritten`, and not compared with the manifest.
     """
     directory = Run(Path(run))
     if not directory.exists:
@@ -93,7 +93,7 @@ def _checks(
     seed: int | None,
     rewritten: tuple[str, ...],
 ) -> Iterator[Check]:
-    files = list(_guarded("manifest", "manifest.json", lambda: _files(run, rewritten)))
+    files = list(_checks_or_difference("manifest", "manifest.json", lambda: _files(run, rewritten)))
     yield from files
     # Unguarded: a tool or a key that is missing is for the reader to mend, and no difference.
     yield signature_check(run, signers, identity)
@@ -120,12 +120,12 @@ def _checks(
     if subject.training.weights_sha256 is None:
         if run.has(MANIFEST):
             yield differs("model", "it names no weights", "training.json")
-        yield from _old(subject)
+        yield from _check_without_digests(subject)
         return
     yield agrees("model", f"{subject.model.weights_sha256[:12]}… are the weights that training.json names")
     yield from _documents(subject)
     if sample:
-        yield from _guarded("sample", "records", lambda: _sample(subject, sample, dataset, seed))
+        yield from _checks_or_difference("sample", "records", lambda: _sample(subject, sample, dataset, seed))
 
 
 def _was_handed_over(run: Run) -> bool:
@@ -136,22 +136,22 @@ def _was_handed_over(run: Run) -> bool:
         return False
 
 
-def _old(subject: Subject) -> Iterator[Check]:
-    """Of a run from before there were digests: what follows from its configuration alone."""
-    yield from _guarded("plan", "plan.json", lambda: [documents.plan_check(subject)])
-    yield from _guarded("steps", "training.json", lambda: [documents.counts_check(subject)])
-    yield from _guarded("guarantee", "scores.json", lambda: documents.guarantee_checks(subject))
+def _check_without_digests(subject: Subject) -> Iterator[Check]:
+    """Check a run from before there were digests: what follows from its configuration alone."""
+    yield from _checks_or_difference("plan", "plan.json", lambda: [documents.plan_check(subject)])
+    yield from _checks_or_difference("steps", "training.json", lambda: [documents.counts_check(subject)])
+    yield from _checks_or_difference("guarantee", "scores.json", lambda: documents.guarantee_checks(subject))
     yield not_checked("documents", "an older version wrote them, without digests of the weights they are about")
 
 
 def _documents(subject: Subject) -> Iterator[Check]:
     run = subject.run
-    yield from _guarded("identity", "manifest.json", lambda: [documents.identity_check(subject)])
-    yield from _guarded("plan", "plan.json", lambda: [documents.plan_check(subject)])
-    yield from _guarded("steps", "training.json", lambda: [documents.counts_check(subject)])
+    yield from _checks_or_difference("identity", "manifest.json", lambda: [documents.identity_check(subject)])
+    yield from _checks_or_difference("plan", "plan.json", lambda: [documents.plan_check(subject)])
+    yield from _checks_or_difference("steps", "training.json", lambda: [documents.counts_check(subject)])
     if subject.config.prior.name is not None:
-        yield from _guarded("prior", START, lambda: [prior_check(subject)])
-    yield from _guarded("guarantee", "scores.json", lambda: documents.guarantee_checks(subject))
+        yield from _checks_or_difference("prior", START, lambda: [prior_check(subject)])
+    yield from _checks_or_difference("guarantee", "scores.json", lambda: documents.guarantee_checks(subject))
     parts: dict[str, Callable[[], Iterable[Check]]] = {
         "certificates": lambda: [
             documents.certificates_check(subject, CertificateSummary.read(run), "certificates.json")
@@ -162,23 +162,23 @@ def _documents(subject: Subject) -> Iterator[Check]:
     }
     for name, check in parts.items():
         if run.has(name):
-            yield from _guarded(name, f"{name}.json", check)
+            yield from _checks_or_difference(name, f"{name}.json", check)
         else:
             yield not_checked(name, f"there is no {name}.json: nothing is said about it")
 
 
 def _files(run: Run, rewritten: tuple[str, ...]) -> Iterator[Check]:
-    """Yield every public file against the manifest."""
+    """Check every public file against the manifest."""
     if not run.has(MANIFEST):
         yield differs("manifest", "there is none: the files vouch for nothing, and cannot be verified", "manifest.json")
         return
     # What a run started from may be left out of a copy: its digest is in config.json, and `prior` checks it.
     apart = {*rewritten, *(() if (run.path / START).exists() else (START,))}
-    found = [(name, how) for name, how in differences(run) if name not in apart]
-    strange = [name for name, how in found if how == NOT_LISTED and not is_ours(name)]
+    changed = [(name, how) for name, how in differences(run) if name not in apart]
+    strange = [name for name, how in changed if how == NOT_LISTED and not is_ours(name)]
     for name in strange:
         yield not_checked("files", "is not in the manifest, and no verb writes it", name)
-    others = [(name, how) for name, how in found if name not in strange]
+    others = [(name, how) for name, how in changed if name not in strange]
     for name, how in others:
         unfinished = "; a verb was stopped before it had ended: run it again" if how == NOT_LISTED else ""
         yield differs("files", f"{how}{unfinished}", name)
@@ -187,14 +187,14 @@ def _files(run: Run, rewritten: tuple[str, ...]) -> Iterator[Check]:
 
 
 def _sample(subject: Subject, size: int, dataset: Dataset | None, seed: int | None) -> Iterable[Check]:
-    found = data_of(subject, dataset)
-    if isinstance(found, str):
-        return [not_checked("sample", found)]
-    return sample_checks(subject, found, size, Seeds.secret() if seed is None else Seeds.reproducible(seed))
+    data = data_of(subject, dataset)
+    if isinstance(data, str):
+        return [not_checked("sample", data)]
+    return sample_checks(subject, data, size, Seeds.secret() if seed is None else Seeds.reproducible(seed))
 
 
-def _guarded(name: str, file: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
-    """Checks, or what made one of them impossible: a document that cannot be read is a difference, never a crash."""
+def _checks_or_difference(name: str, file: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """Yield the checks, or a difference where a document cannot be read: never a crash."""
     try:
         yield from checks()
     except _UNUSABLE as error:

@@ -24,7 +24,7 @@ from stobatch.results import (
     overall_verdict,
 )
 from stobatch.types import Status, Verdict
-from stobatch.verification.checks import agrees, compared, differs
+from stobatch.verification.checks import agrees, compare, differs
 from stobatch.verification.subject import Subject, other_run
 from stobatch.votes.confidence import clopper_pearson
 
@@ -39,7 +39,7 @@ def known(value: T | None) -> T:
 
 
 def audit_checks(subject: Subject) -> Iterator[Check]:
-    """`audit.json` repeats the findings of the evidence files, and each of them follows from its own numbers."""
+    """Check that `audit.json` repeats the findings of the evidence files, and that each follows from its numbers."""
     document, gathered = Audit.read(subject.run), list[Finding]()
     for name in INSTRUMENTS:
         evidence = Evidence.read_of(subject.run, name)
@@ -51,13 +51,13 @@ def audit_checks(subject: Subject) -> Iterator[Check]:
     certified = CertificateSummary.read_if_there(subject.run)
     claims = judge_claims(subject.claim.status, certified.kinds if certified else (), gathered)
     pairs = [
-        ("findings", [found.to_dict() for found in recorded], [found.to_dict() for found in gathered]),
+        ("findings", [one.to_dict() for one in recorded], [one.to_dict() for one in gathered]),
         ("claims", [claim.to_dict() for claim in document.claims], [claim.to_dict() for claim in claims]),
         ("verdict", str(document.verdict), str(overall_verdict(claims, gathered))),
         ("training_hash", document.training_hash, subject.config.training_hash),
         ("weights_sha256", document.weights_sha256, subject.model.weights_sha256),
     ]
-    yield compared("audit", "audit.json", pairs, f"{len(gathered)} findings are those of the evidence")
+    yield compare("audit", "audit.json", pairs, f"{len(gathered)} findings are those of the evidence")
 
 
 def _evidence(subject: Subject, file: str, name: str, evidence: Evidence) -> Check:
@@ -81,7 +81,7 @@ def _privacy(subject: Subject, finding: Finding) -> Iterator[str]:
     words = f"{WITH_SECRET_SEEDS}: {claim}" if public else str(claim)
     if finding.claim != words or finding.claim_status is not claim.status:
         yield f"it is held against '{finding.claim[:60]}', the run's claim is '{words[:60]}'"
-    bounds = [EpsilonBound.recorded(bound) for bound in details.bounds]
+    bounds = [EpsilonBound.from_document(bound) for bound in details.bounds]
     for bound in bounds:
         if bound.confidence != finding.confidence:
             yield f"a bound has confidence {bound.confidence}, its finding {finding.confidence}"

@@ -30,8 +30,8 @@ def not_checked(name: str, detail: str, file: str = "") -> Check:
     return Check(name=name, outcome=Outcome.NOT_CHECKED, detail=detail, file=file)
 
 
-def compared(name: str, file: str, pairs: Iterable[tuple[str, Any, Any]], detail: str) -> Check:
-    """Differs at the first of (what, recorded, computed) that is not the same; else agrees, with the detail."""
+def compare(name: str, file: str, pairs: Iterable[tuple[str, Any, Any]], detail: str) -> Check:
+    """Return the first difference among (what, recorded, computed); else agreement, with the detail."""
     for what, recorded, computed in pairs:
         difference = first_difference(recorded, computed, what)
         if difference:
@@ -96,13 +96,13 @@ def sign(run_path: str | Path, key: str | Path) -> Path:
     signature = run.path / SSH
     done = _tool(["ssh-keygen", "-Y", "sign", "-f", str(key), "-n", NAMESPACE], manifest)
     if done.returncode:
-        raise SettingError(f"{key} cannot sign: {_last(done)}.", remedy="Give a private key of ssh-keygen's.")
+        raise SettingError(f"{key} cannot sign: {_last_line(done)}.", remedy="Give a private key of ssh-keygen's.")
     write_atomically(signature, lambda out: out.write(done.stdout))
     return signature
 
 
 def signature_check(run: Run, signers: Path | None, identity: str | None) -> Check:
-    """Return whether the manifest is signed by somebody whom the reader trusts."""
+    """Check that the manifest is signed by a key that the reader trusts."""
     manifest, ssh, minisign = (run.path / name for name in ("manifest.json", SSH, MINISIGN))
     if signers is not None and not signers.is_file():
         raise SettingError(f"there is no file {signers}.", remedy="Give ssh-keygen's allowed signers, or a public key.")
@@ -124,7 +124,7 @@ def signature_check(run: Run, signers: Path | None, identity: str | None) -> Che
         )
         who = identity
     if done.returncode:
-        return differs(_NAME, f"is not one of {who} for this manifest ({_last(done)})", SSH)
+        return differs(_NAME, f"is not one of {who} for this manifest ({_last_line(done)})", SSH)
     return agrees(_NAME, f"signed by {who}, checked with {signers.name}", SSH)
 
 
@@ -142,6 +142,6 @@ def _tool(command: list[str], data: Path | None = None) -> subprocess.CompletedP
     return subprocess.run(command, input=data.read_bytes() if data else None, capture_output=True, check=False)
 
 
-def _last(done: subprocess.CompletedProcess[bytes]) -> str:
+def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
     lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
     return lines[-1].strip().rstrip(".") if lines else f"exit code {done.returncode}"

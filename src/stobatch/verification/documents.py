@@ -46,7 +46,7 @@ from stobatch.runs import IMAGES, START
 from stobatch.sound.verifiers import BoundsVerifier
 from stobatch.training.checkpoint import FOLDER as CHECKPOINTS
 from stobatch.types import Radius, Status
-from stobatch.verification.checks import agrees, compared, differs, not_checked
+from stobatch.verification.checks import agrees, compare, differs, not_checked
 from stobatch.verification.second_accountant import bracket, search_epsilon
 from stobatch.verification.subject import Subject, other_run
 
@@ -61,13 +61,13 @@ def plan_check(subject: Subject) -> Check:
         # A loaded network requires no gradients: what is trained of it was read off before.
         plan = replace(plan, parts=subject.model.plan.parts)
     detail = "every number that privacy depends on follows from the configuration"
-    # What was said of a network handed over, before it was trained, is no number.
+    # The description of a network handed over, before it was trained, is not a number.
     numbers = {key: value for key, value in recorded.to_dict().items() if key != "network"}
-    return compared("plan", "plan.json", [("plan", numbers, plan.to_dict())], detail)
+    return compare("plan", "plan.json", [("plan", numbers, plan.to_dict())], detail)
 
 
 def counts_check(subject: Subject) -> Check:
-    """Steps that cannot be right: fewer counted than made, or other ones than the configuration asks for."""
+    """Check that no fewer steps were counted than made, and that they are those of the configuration."""
     training = subject.training
     problems = _wrong_rounds(subject) if training.rounds is not None else _wrong_steps(subject)
     for file, problem in problems:
@@ -78,7 +78,7 @@ def counts_check(subject: Subject) -> Check:
 
 
 def _wrong_rounds(subject: Subject) -> Iterator[tuple[str, str]]:
-    """Of a federation: answers that the parties counted have to be within their plans."""
+    """Yield the parties of a federation whose counted answers are outside their plans."""
     rounds, plans = subject.training.rounds or {}, getattr(subject.model.plan, "plans", {})
     if rounds.keys() != plans.keys():
         yield "training.json", "rounds are not those of the parties in the plan"
@@ -100,14 +100,14 @@ def _wrong_steps(subject: Subject) -> Iterator[tuple[str, str]]:
     if counted is not None:
         if counted < asked:
             yield file, f"{counted} steps are counted, and {asked} were made"
-        yield from _against_ledger(subject, counted)
+        yield from _wrong_ledger(subject, counted)
     latest = max((int(p.name[5:]) for p in (subject.run.path / CHECKPOINTS).glob("step-*")), default=asked)
     if latest != asked:
         yield str(CHECKPOINTS), f"the last checkpoint is of step {latest} of {asked}"
 
 
-def _against_ledger(subject: Subject, counted: int) -> Iterator[tuple[str, str]]:
-    """Yield the owner's ledger, where it is there."""
+def _wrong_ledger(subject: Subject, counted: int) -> Iterator[tuple[str, str]]:
+    """Yield where the owner's ledger, if there is one, has another count."""
     if subject.run.has("ledger", private=True):
         ledger = subject.run.read("ledger", private=True)
         done, open_ = int(ledger["done"]), int(ledger["open"])
@@ -116,23 +116,23 @@ def _against_ledger(subject: Subject, counted: int) -> Iterator[tuple[str, str]]
 
 
 def guarantee_checks(subject: Subject) -> Iterator[Check]:
-    """Yield what documents say of privacy against what configuration and counts give."""
+    """Check what documents say of privacy against what configuration and counts give."""
     for document in (Attack.read_if_there(subject.run), Scores.read_if_there(subject.run)):
         if document is not None:
-            yield _guarantee(subject, f"{document.kind}.json", document.guarantee)
+            yield _check_guarantee(subject, f"{document.kind}.json", document.guarantee)
     federation = FederationAccount.read_if_there(subject.run)
     if federation is not None:
-        accounts = [account.described().to_dict() for account in getattr(subject.model.plan, "accounts", ())]
+        accounts = [account.to_document().to_dict() for account in getattr(subject.model.plan, "accounts", ())]
         pairs = [
             ("guarantee", federation.guarantee.to_dict(), subject.unaudited.to_dict()),
             ("parties", [party.to_dict() for party in federation.parties], accounts),
         ]
-        yield compared("guarantee", "federation.json", pairs, _budget(subject.unaudited))
-    yield _accountant(subject)
+        yield compare("guarantee", "federation.json", pairs, _budget(subject.unaudited))
+    yield _check_epsilon(subject)
 
 
-def _guarantee(subject: Subject, file: str, recorded: PrivacyGuarantee) -> Check:
-    """Return the status may be that before an audit: what the audits say is checked, and shown, by itself."""
+def _check_guarantee(subject: Subject, file: str, recorded: PrivacyGuarantee) -> Check:
+    """Compare the guarantee. Its status may be that before an audit: audits are checked, and shown, by themselves."""
     claim = subject.unaudited
     refuted = subject.guarantee.status is Status.REFUTED
     allowed = {str(claim.status), *((str(Status.REFUTED),) if refuted else ())}
@@ -146,59 +146,59 @@ def _guarantee(subject: Subject, file: str, recorded: PrivacyGuarantee) -> Check
         pairs: list[tuple[str, Any, Any]] = [("source", recorded.source, claim.source)]
     else:
         fields = ("epsilon", "delta", "neighbours", "unit", "source", "assumptions", "objections", "prior")
-        pairs = [(f"guarantee.{key}", _plain(recorded, key), _plain(claim, key)) for key in fields]
-    return compared("guarantee", file, pairs, _budget(claim))
+        pairs = [(f"guarantee.{key}", _value_of(recorded, key), _value_of(claim, key)) for key in fields]
+    return compare("guarantee", file, pairs, _budget(claim))
 
 
 def _budget(guarantee: PrivacyGuarantee) -> str:
     return str(guarantee).partition(" (")[0]
 
 
-def _plain(guarantee: PrivacyGuarantee, key: str) -> Any:
+def _value_of(guarantee: PrivacyGuarantee, key: str) -> Any:
     value = getattr(guarantee, key)
     return list(value) if isinstance(value, tuple) else value if isinstance(value, float) else str(value)
 
 
-def _accountant(subject: Subject) -> Check:
-    """ε by the second accountant, for claims that rest on the Poisson-subsampled Gaussian mechanism."""
+def _check_epsilon(subject: Subject) -> Check:
+    """Check ε by the second accountant, for claims that rest on the Poisson-subsampled Gaussian mechanism."""
     name, claim = "second accountant", subject.claim
     mechanisms = list(_mechanisms(subject))
     if not mechanisms:
         return not_checked(name, f"ε is {claim.status}: there is no mechanism to account for")
-    found = [bracket(q, sigma, steps, delta) for q, sigma, steps, delta in mechanisms]
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
+    brackets = [bracket(q, sigma, steps, delta) for q, sigma, steps, delta in mechanisms]
+    known = [one for one in brackets if one is not None]
+    if len(known) < len(brackets):
         return not_checked(name, f"δ = {claim.delta:g} is too small for it")
     low, high = max(one.low for one in known), max(one.high for one in known)
     plan = subject.model.plan
     if isinstance(plan, DpSgdPlan) and plan.searched is not None:
-        return _search_accountant(name, plan, claim, low)
+        return _check_search_epsilon(name, plan, claim, low)
     detail = f"ε = {claim.epsilon:.6g} is recorded, the second accountant finds [{low:.6g}, {high:.6g}]"
     if not low * (1 - 1e-9) <= claim.epsilon <= high * _LOOSE + 1e-6:
         return differs(name, detail)
     return agrees(name, detail)
 
 
-def _search_accountant(name: str, plan: DpSgdPlan, claim: PrivacyGuarantee, least: float) -> Check:
-    """ε of a search, and that of one of its candidates, whose noise was chosen for it."""
+def _check_search_epsilon(name: str, plan: DpSgdPlan, claim: PrivacyGuarantee, least: float) -> Check:
+    """Check ε of a search, and that of one of its candidates, whose noise was chosen for it."""
     assert plan.searched is not None
     search = plan.mechanism_of()
     assert isinstance(search, Search)
     trainings = [(one.sampling_rate, one.noise_multiplier, one.steps) for one in search.mechanisms]
     shape = None if search.law.is_poisson else search.law.shape
-    found = search_epsilon(trainings, search.score_noise, search.law.mean, shape, claim.delta)
+    recomputed = search_epsilon(trainings, search.score_noise, search.law.mean, shape, claim.delta)
     own = plan.searched.candidate_epsilon
     detail = (
-        f"ε = {claim.epsilon:.6g} is recorded for the search, the second accountant finds {found:.6g}; one candidate "
+        f"ε = {claim.epsilon:.6g} is recorded for the search, the second accountant finds {recomputed:.6g}; "
+        f"one candidate has at most {own:.6g}, and at least {least:.6g}"
     )
-    detail += f"has at most {own:.6g}, and at least {least:.6g}"
-    if not found * (1 - 1e-6) <= claim.epsilon <= found * _LOOSE or least > own * (1 + 1e-9):
+    if not recomputed * (1 - 1e-6) <= claim.epsilon <= recomputed * _LOOSE or least > own * (1 + 1e-9):
         return differs(name, detail)
     return agrees(name, detail)
 
 
 def _mechanisms(subject: Subject) -> Iterator[tuple[float, float, int, float]]:
-    """Sampling rate, noise multiplier, steps and δ of what was done, for each owner of data."""
+    """Yield sampling rate, noise multiplier, steps and δ of what was done, for each owner of data."""
     plan, claim = subject.model.plan, subject.claim
     parties = getattr(plan, "accounts", None)
     if parties is not None:
@@ -212,7 +212,7 @@ def _mechanisms(subject: Subject) -> Iterator[tuple[float, float, int, float]]:
 
 
 def certificates_check(subject: Subject, document: CertificateSummary, file: str) -> Check:
-    """Accuracies, statuses and largest radii of certificates from their rows."""
+    """Check accuracies, statuses and largest radii of certificates against their rows."""
     if wrong := other_run(subject, document.training_hash, document.weights_sha256):
         return differs("certificates", wrong, file)
     verifier, config = subject.as_certified(document)
@@ -231,16 +231,16 @@ def certificates_check(subject: Subject, document: CertificateSummary, file: str
     if document.chosen is not None:
         pairs.append(("chosen", document.chosen.certificate, verifier.kinds[0].name))
     detail = f"{document.rows} rows give the accuracies that it states"
-    return compared("certificates", file, pairs, detail)
+    return compare("certificates", file, pairs, detail)
 
 
-def _own_row(subject: Subject, found: PriorCertificates | PriorScores | None) -> tuple[str, Any, Any]:
-    """Return which prior stands beside a run's numbers, and which has to: one that has an answer is never left out."""
-    prior, said = subject.model.plan.prior, None
+def _own_row(subject: Subject, row: PriorCertificates | PriorScores | None) -> tuple[str, Any, Any]:
+    """Return which prior is shown with a run's numbers, and which must be: one with an answer is never left out."""
+    prior, expected = subject.model.plan.prior, None
     if prior is not None and not prior.new_head:
-        said = [prior.name, prior.weights_sha256, prior.conflict, prior.tuned]
-    own = None if found is None else [found.name, found.weights_sha256, found.conflict, found.tuned]
-    return "prior", own, said
+        expected = [prior.name, prior.weights_sha256, prior.conflict, prior.tuned]
+    own = None if row is None else [row.name, row.weights_sha256, row.conflict, row.tuned]
+    return "prior", own, expected
 
 
 def attack_check(subject: Subject) -> Check:
@@ -249,13 +249,13 @@ def attack_check(subject: Subject) -> Check:
         return differs("attack", wrong, file)
     settings = EvaluationConfig.from_dict(document.settings)
     computed = attack_summary(subject.attacked_table(document, settings, document.weights_sha256))
-    return compared(
+    return compare(
         "attack", file, _pairs(document, computed), f"{document.rows} rows give the accuracies that it states"
     )
 
 
 def scores_checks(subject: Subject) -> Iterator[Check]:
-    """Yield the whole evaluation: every table, the gaps, the flags, and the certificates beside them."""
+    """Check the whole evaluation: every table, the gaps, the flags, and the certificates with them."""
     document, file = Scores.read(subject.run), "scores.json"
     if wrong := other_run(subject, document.training_hash, document.weights_sha256):
         yield differs("evaluation", wrong, file)
@@ -294,15 +294,15 @@ def scores_checks(subject: Subject) -> Iterator[Check]:
     pairs.append(("rows", document.rows, max(len(table.label) for table in tables)))
     pairs.append(_own_row(subject, document.prior))
     if (own := document.prior) is not None:
-        found = attack_summary(subject.attacked_table(own, settings, own.weights_sha256))
-        pairs += [(f"prior.{key}", *pair) for key, *pair in _pairs(own, found)]
+        recomputed = attack_summary(subject.attacked_table(own, settings, own.weights_sha256))
+        pairs += [(f"prior.{key}", *pair) for key, *pair in _pairs(own, recomputed)]
         pairs.append(("prior.protocol.name", own.protocol.name, protocol_of_prior(settings)))
-    yield compared("evaluation", file, pairs, f"{len(tables)} tables of rows give every number that it states")
-    yield _between_tables(tables, columns, document)
+    yield compare("evaluation", file, pairs, f"{len(tables)} tables of rows give every number that it states")
+    yield _check_tables_agree(tables, columns, document)
 
 
-def _between_tables(tables: list[AttackedTable], certified: Columns | None, document: Scores) -> Check:
-    """Tables are about the same test examples, and the single pass answers the same in all of them."""
+def _check_tables_agree(tables: list[AttackedTable], certified: Columns | None, document: Scores) -> Check:
+    """Check that tables are about the same test examples, and that the single pass answers the same in all of them."""
     name, file = "tables agree", "scores.json"
     labels = max((table.label.tolist() for table in tables), key=len)
     passes = [table.records["prediction"] for table in tables if table.function == "single_pass"]
@@ -314,21 +314,21 @@ def _between_tables(tables: list[AttackedTable], certified: Columns | None, docu
     images = document.images
     if images is not None:
         passes.append([*images.predictions["clean"]])
-    for found, wanted, what in (
+    for recorded, wanted, what in (
         *((table.label.tolist(), labels, "labels") for table in tables),
         *(((certified["label"], labels, "labels"),) if certified is not None else ()),
         *((([*images.labels], labels, "labels of the pictures"),) if images is not None else ()),
         *((one, answers, "answers of the single pass") for one in passes),
     ):
         if answers or what.startswith("labels"):
-            rows = [row for row, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
-            if rows or len(found) > len(wanted):
+            rows = [row for row, (a, b) in enumerate(zip(recorded, wanted, strict=False)) if a != b]
+            if rows or len(recorded) > len(wanted):
                 return differs(name, f"{what} differ between two tables, first in row {rows[0] if rows else 0}", file)
     return agrees(name, "labels and answers are the same wherever two tables have the same example", file)
 
 
 def pictures_check(subject: Subject) -> Check:
-    """Return the owner's pictures are those that the evaluation kept."""
+    """Check that the owner's pictures are those that the evaluation kept."""
     name, kept = "pictures", Scores.read(subject.run).images
     path = subject.run.path / PRIVATE / IMAGES
     if kept is None or not path.exists():
@@ -341,18 +341,18 @@ def pictures_check(subject: Subject) -> Check:
 
 
 def _pairs(document: Part, computed: Part) -> list[tuple[str, Any, Any]]:
-    """Return what a document says beside what was computed again, key by key."""
+    """Return what a document says next to what was computed again, key by key."""
     recorded = document.to_dict()
     return [(key, recorded.get(key), value) for key, value in computed.to_dict().items()]
 
 
 def _without_probe(network: NetworkFacts | None) -> dict[str, Any] | None:
-    """Of a probe's scores another machine has other bits; loading has compared them with an allowance for that."""
+    """Leave out a probe's scores: other machines give other bits, and loading has compared them with an allowance."""
     return None if network is None else {key: value for key, value in network.to_dict().items() if key != "probe"}
 
 
 def identity_check(subject: Subject) -> Check:
-    """Manifest, configuration, training and weights are of one run."""
+    """Check that manifest, configuration, training and weights are of one run."""
     manifest, training = Manifest.read(subject.run), subject.training
     sizes = subject.data
     parts = subject.model.plan.parts
@@ -367,7 +367,7 @@ def identity_check(subject: Subject) -> Check:
     ]
     if training.rounds is None:
         pairs.append(("data.training_records", sizes.training_records, subject.info.num_train))
-    return compared("identity", "manifest.json", pairs, "configuration, training, weights and data are of one run")
+    return compare("identity", "manifest.json", pairs, "configuration, training, weights and data are of one run")
 
 
 def prior_check(subject: Subject) -> Check:
@@ -379,7 +379,7 @@ def prior_check(subject: Subject) -> Check:
         start = read_start(subject.config, subject.run) or {}
     except RunError as error:
         return differs(name, error.what, START)
-    trained = _trained(subject) | (last_layer(model.network) if subject.config.prior.new_head else frozenset())
+    trained = _trained_tensors(subject) | (last_layer(model.network) if subject.config.prior.new_head else frozenset())
     fixed = {key: value.cpu() for key, value in model.network.state_dict().items() if key in start.keys() - trained}
     for key, value in fixed.items():
         if not torch.equal(value, start[key].to(value)):
@@ -387,7 +387,7 @@ def prior_check(subject: Subject) -> Check:
     return agrees(name, f"its digest is the one in config.json; {len(fixed)} tensors that are not trained are its own")
 
 
-def _trained(subject: Subject) -> frozenset[str]:
+def _trained_tensors(subject: Subject) -> frozenset[str]:
     """Return the tensors of the saved model that training moved; an adapter moves its layer's weight."""
     parts = subject.model.plan.parts
     if parts is None:

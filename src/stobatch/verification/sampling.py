@@ -55,33 +55,33 @@ def data_of(subject: Subject, dataset: Dataset | None) -> Dataset | str:
 
 def sample_checks(subject: Subject, dataset: Dataset, size: int, seeds: Seeds) -> Iterator[Check]:
     test = dataset.test
-    yield _data(subject, test)
-    yield _training_data(subject, dataset)
+    yield _check_test_data(subject, test)
+    yield _check_training_data(subject, dataset)
     scores = Scores.read_if_there(subject.run)
     for entry in scores.under_attack if scores else ():
         if scores and entry.function == "single_pass":
             rows = subject.rows("attack", entry.records, entry.rows, scores.weights_sha256, lambda column: None)
-            yield _answered(subject, test, rows, _chosen(len(rows["label"]), size, seeds), "scores.json")
+            yield _check_answers(subject, test, rows, _sample_rows(len(rows["label"]), size, seeds), "scores.json")
             break
     document = CertificateSummary.read_if_there(subject.run)
     if document is not None:
         verifier, _ = subject.as_certified(document)
         rows = subject.certified_rows(document, verifier)
-        chosen = _chosen(document.rows, size, seeds)
+        chosen = _sample_rows(document.rows, size, seeds)
         if rows["label"] != test.labels[: document.rows].tolist():
             yield differs("sample certified again", "the certificates are for other labels", "certificates.json")
         else:
-            yield _certified(subject, verifier, test, rows, chosen, seeds)
+            yield _check_certificates(subject, verifier, test, rows, chosen, seeds)
 
 
-def _data(subject: Subject, test: Examples) -> Check:
-    """Return the test data are those of the run, as far as a digest or the owner's key can tell."""
-    recorded, found, name = subject.data, test.fingerprint(), "test data"
+def _check_test_data(subject: Subject, test: Examples) -> Check:
+    """Check that the test data are those of the run, as far as a digest or the owner's key can tell."""
+    recorded, fingerprint, name = subject.data, test.fingerprint(), "test data"
     if recorded.test_sha256 is not None:
-        if recorded.test_sha256 != found:
+        if recorded.test_sha256 != fingerprint:
             return differs(name, "have another SHA-256 than training.json says", "training.json")
-        return agrees(name, f"{len(test)} examples with SHA-256 {found[:12]}…", "training.json")
-    committed = commit(subject.run, "test data", found)
+        return agrees(name, f"{len(test)} examples with SHA-256 {fingerprint[:12]}…", "training.json")
+    committed = commit(subject.run, "test data", fingerprint)
     if committed is None or recorded.test_commitment is None:
         return not_checked(name, "only the owner's key can open the commitment to them", "training.json")
     if committed != recorded.test_commitment:
@@ -89,8 +89,8 @@ def _data(subject: Subject, test: Examples) -> Check:
     return agrees(name, f"{len(test)} examples open the commitment", "training.json")
 
 
-def _training_data(subject: Subject, dataset: Dataset) -> Check:
-    """For the owner alone: whether these records are those that were trained on."""
+def _check_training_data(subject: Subject, dataset: Dataset) -> Check:
+    """Check, for the owner alone, that these records are those that were trained on."""
     recorded, name = subject.data.training_commitment, "training data"
     if recorded is None or subject.config.data.augment or subject.config.data.held_out:
         return not_checked(name, "nothing was recorded of them that could be compared", "training.json")
@@ -102,13 +102,13 @@ def _training_data(subject: Subject, dataset: Dataset) -> Check:
     return agrees(name, f"{len(dataset.train)} records open the commitment", "training.json")
 
 
-def _chosen(rows: int, size: int, seeds: Seeds) -> Tensor:
+def _sample_rows(rows: int, size: int, seeds: Seeds) -> Tensor:
     order = torch.randperm(rows, generator=seeds.generator("sample", rows))
     return order[:size].sort().values
 
 
-def _answered(subject: Subject, test: Examples, rows: Columns, chosen: Tensor, file: str) -> Check:
-    """Return labels and clean answers of the single pass; two scores that tie up to rounding may fall either way."""
+def _check_answers(subject: Subject, test: Examples, rows: Columns, chosen: Tensor, file: str) -> Check:
+    """Check labels and clean answers of the single pass; two scores that tie up to rounding may fall either way."""
     name = "sample answered again"
     if rows["label"] != test.labels[: len(rows["label"])].tolist():
         return differs(name, "the rows are for other labels", file)
@@ -128,7 +128,7 @@ def _wrong_answers(subject: Subject, test: Examples, rows: Columns, chosen: Tens
     return [int(row) for row in chosen[short > near]]
 
 
-def _certified(
+def _check_certificates(
     subject: Subject, verifier: Verifier, test: Examples, rows: Columns, chosen: Tensor, seeds: Seeds
 ) -> Check:
     inputs = test.inputs[chosen].to(subject.model.network.device)
@@ -160,7 +160,7 @@ class _Again:
     file = "certificates.json"
 
     def bounds(self, verifier: BoundsVerifier) -> Check:
-        """Return every recorded radius is one that was asked about, and is proved again."""
+        """Check that every recorded radius is one that was asked about, and prove it again."""
         radius = np.asarray(self.recorded["radius"])
         # Another machine may round the last bit of a bound otherwise: a millionth less has to hold in any case.
         asked = tuple(sorted(size for each in verifier.radii for size in (each, each * (1 - 1e-6))))
@@ -174,17 +174,17 @@ class _Again:
         return agrees(self.name, f"{len(self.rows)} of {self.of} rows: every radius is proved again", self.file)
 
     def radii(self) -> Check:
-        """Return what another package certifies without draws, computed again; rounding may make it less."""
-        found = self.verifier.verify(self.inputs, self.seeds.generator("sample radii")).columns()
+        """Compute again what another package certifies without draws; rounding may make it less."""
+        columns = self.verifier.verify(self.inputs, self.seeds.generator("sample radii")).columns()
         for kind in self.verifier.kinds:
-            recorded, again = np.asarray(self.recorded[kind.column]), found[kind.column]
+            recorded, again = np.asarray(self.recorded[kind.column]), columns[kind.column]
             for place in np.flatnonzero(recorded > again * (1 + _ROUNDING_OF_RADII) + _ROUNDING):
                 detail = f"row {self.rows[place]}: {recorded[place]:g} is recorded, {again[place]:g} is computed again"
                 return differs(self.name, detail, self.file)
         return agrees(self.name, f"{len(self.rows)} of {self.of} rows: every radius is computed again", self.file)
 
     def votes(self) -> Check:
-        """Fresh draws against the recorded label and, where its rule is known in closed form, against its radius."""
+        """Hold fresh draws against the recorded label and, where its rule has a closed form, against its radius."""
         label, abstain = np.asarray(self.recorded["prediction"]), np.asarray(self.recorded["abstain"], dtype=bool)
         first, second = (self.seeds.generator("sample votes", half) for half in (0, 1))
         rival = count(self.verifier, self.inputs, _DRAWS // 4, first).rival(label)
@@ -199,7 +199,7 @@ class _Again:
             return agrees(self.name, detail, self.file)
         hits = ballots.sums[np.arange(len(label)), label]
         for row in np.flatnonzero(~abstain).tolist():
-            if self._too_large(self.verifier, row, float(hits[row]), level):
+            if self._is_too_large(self.verifier, row, float(hits[row]), level):
                 detail = f"row {self.rows[row]}: fresh draws refute the recorded radius"
                 return differs(self.name, detail, self.file)
         detail = (
@@ -208,7 +208,7 @@ class _Again:
         )
         return agrees(self.name, detail, self.file)
 
-    def _too_large(self, verifier: VotesVerifier, place: int, hits: float, level: float) -> bool:
+    def _is_too_large(self, verifier: VotesVerifier, place: int, hits: float, level: float) -> bool:
         """Return whether the share of votes that the radius needs is refuted.
 
         An honest radius comes from a bound that fails with the certificate's own probability; the same votes give a

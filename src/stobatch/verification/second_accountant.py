@@ -33,7 +33,7 @@ _POINTS = 40_001
 
 
 def _rounding(steps: int) -> float:
-    """Well over what a Fourier transform and its T-th power lose of a probability."""
+    """Return an allowance, well over what a Fourier transform and its T-th power lose of a probability."""
     return 1e-13 + 1e-15 * steps
 
 
@@ -61,23 +61,25 @@ class _Loss:
         return float(np.exp(self.log_weights) @ self.values)
 
     def log_moments(self, orders: Floats) -> Floats:
-        """log E e^{tL} for each order t."""
-        found: Floats = np.array([logsumexp(self.log_weights + order * self.values) for order in orders])
-        return found
+        """Return log E e^{tL} for each order t."""
+        moments: Floats = np.array([logsumexp(self.log_weights + order * self.values) for order in orders])
+        return moments
 
 
 @lru_cache(maxsize=256)
 def bracket(sampling_rate: float, noise_multiplier: float, steps: int, delta: float) -> Bracket | None:
-    """Return where ε(δ) of so many steps lies; None where δ is too small for float64."""
+    """Return where ε(δ) of all the steps lies; None where δ is too small for float64."""
     if _rounding(steps) > 0.1 * delta:
         return None
     furthest = -float(ndtri(_SHARE * delta / (4 * steps)))
-    found = [_one_way(loss, steps, delta) for loss in _losses(sampling_rate, noise_multiplier, furthest)]
-    return Bracket(max(one.low for one in found), max(one.high for one in found))
+    brackets = [
+        _bracket_one_direction(loss, steps, delta) for loss in _losses(sampling_rate, noise_multiplier, furthest)
+    ]
+    return Bracket(max(one.low for one in brackets), max(one.high for one in brackets))
 
 
 def _losses(q: float, sigma: float, furthest: float) -> tuple[_Loss, _Loss]:
-    """Of a record that is removed, x ~ (1 - q) N(0, σ²) + q N(1, σ²), and of one that is added, x ~ N(0, σ²)."""
+    """Return the losses of a record removed, x ~ (1 - q) N(0, σ²) + q N(1, σ²), and of one added, x ~ N(0, σ²)."""
     log_rest = math.log1p(-q) if q < 1 else -math.inf
     x = np.linspace(-furthest * sigma, 1 + furthest * sigma, _POINTS)
     loss = np.logaddexp(log_rest, math.log(q) + (2 * x - 1) / (2 * sigma**2))
@@ -89,8 +91,8 @@ def _losses(q: float, sigma: float, furthest: float) -> tuple[_Loss, _Loss]:
         with np.errstate(divide="ignore", invalid="ignore"):
             # e^l - (1 - q) as e^l (1 - e^(log(1 - q) - l)), which overflows for no l.
             rest = np.where(value > log_rest, np.log1p(-np.exp(np.minimum(log_rest - value, 0.0))), -np.inf)
-        found: Floats = sigma**2 * (value + rest - math.log(q)) + 0.5
-        return found
+        outputs: Floats = sigma**2 * (value + rest - math.log(q)) + 0.5
+        return outputs
 
     def removed(value: Floats) -> Floats:
         at = x_of(value)
@@ -107,7 +109,7 @@ def _losses(q: float, sigma: float, furthest: float) -> tuple[_Loss, _Loss]:
     )
 
 
-def _one_way(loss: _Loss, steps: int, delta: float) -> Bracket:
+def _bracket_one_direction(loss: _Loss, steps: int, delta: float) -> Bracket:
     tail = math.log(1 / (_SHARE * delta))
     up, down = steps * loss.log_moments(_ORDERS), steps * loss.log_moments(-_ORDERS)
     # Chernoff: beyond these lies a share _SHARE of δ, above and below.
@@ -128,9 +130,12 @@ def _one_way(loss: _Loss, steps: int, delta: float) -> Bracket:
     np.add.at(one, cells % size, mass)
     whole = np.fft.irfft(np.fft.rfft(one) ** steps, size)
 
+    # The sum has its indices modulo `size`, which is wider than the range between the Chernoff bounds: around that
+    # range's centre each residue stands for one value, but for the mass beyond the bounds.
     centre = round((highest + lowest) / 2 / grid - steps * shift / grid)
     sums = np.arange(centre - size // 2, centre - size // 2 + size)
     values, weights = sums * grid + steps * shift, np.maximum(whole[sums % size], 0.0)
+    # Four shares of δ: Chernoff's above and below, Hoeffding's for the rounding, and the tails of x over all steps.
     error = 4 * _SHARE * delta + steps * lost + _rounding(steps)
     eta = grid * reach
     return Bracket(
@@ -167,31 +172,35 @@ def search_epsilon(
     whole orders (Mironov, Talwar and Zhang, 2019), those of the best of a random number of runs follow from Theorems 2
     and 6 of Papernot and Steinke (2022), and ε from Proposition 12 of Canonne, Kamath and Steinke (2020).
     """
-    each = [steps * _sampled(rate, noise) for rate, noise, steps in trainings]
+    each = [steps * _sampled_divergences(rate, noise) for rate, noise, steps in trainings]
     one = np.max([*each, ORDERS / (2 * score_noise**2)], axis=0)
     below = ORDERS - 1
     if shape is None:
         allowed = np.array([_delta(one, float(np.log1p(1 / lower))) for lower in below])
         best = one + mean * allowed + np.log(mean) / below
     else:
-        constant = (1 + shape) * np.min((1 - 1 / ORDERS) * one - np.log(_success(mean, shape)) / ORDERS)
+        constant = (1 + shape) * np.min((1 - 1 / ORDERS) * one - np.log(_solve_success(mean, shape)) / ORDERS)
         best = one + constant + np.log(mean) / below
         # A divergence is no larger than those of larger orders.
         best = np.minimum.accumulate(best[::-1])[::-1]
     return float(np.min(best + np.log1p(-1 / ORDERS) - np.log(delta * ORDERS) / below))
 
 
-def _sampled(rate: float, noise: float) -> Floats:
-    """Return Rényi divergences of one step at whole orders."""
+def _sampled_divergences(rate: float, noise: float) -> Floats:
+    """Return the Rényi divergence of one step at each whole order α.
+
+    It is log(E_x (1 - q + q e^{(2x - 1)/2σ²})^α)/(α - 1) over x ~ N(0, σ²). The binomial theorem gives the terms
+    C(α, k) q^k (1 - q)^{α - k} E e^{k (2x - 1)/2σ²}, and that mean is e^{k (k - 1)/2σ²}.
+    """
     if rate == 1:
         return ORDERS / (2 * noise**2)
-    found = []
+    divergences = []
     for order in ORDERS:
         k = np.arange(order + 1)
         chosen = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
         terms = chosen + k * np.log(rate) + (order - k) * np.log1p(-rate) + k * (k - 1) / (2 * noise**2)
-        found.append(max(float(logsumexp(terms)), 0.0) / (order - 1))
-    return np.array(found)
+        divergences.append(max(float(logsumexp(terms)), 0.0) / (order - 1))
+    return np.array(divergences)
 
 
 def _delta(divergences: Floats, epsilon: float) -> float:
@@ -202,7 +211,12 @@ def _delta(divergences: Floats, epsilon: float) -> float:
     return float(min(np.exp(min(moments.min(), 0.0)), variation.min(), 1.0))
 
 
-def _success(mean: float, shape: float) -> float:
+def _solve_success(mean: float, shape: float) -> float:
+    """Solve mean(γ) = `mean` for γ, the success probability of the truncated negative binomial law.
+
+    For a shape η its mean is η (1 - γ)/(γ (1 - γ^η)); the limit η = 0, the logarithmic law, has (1/γ - 1)/log(1/γ).
+    """
+
     def excess(success: float) -> float:
         if shape == 0:
             return (1 / success - 1) / -float(np.log(success)) - mean

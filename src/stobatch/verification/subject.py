@@ -55,19 +55,19 @@ class Subject:
 
     @property
     def data(self) -> DataDigests:
-        """What training.json says of the data; raises where it says nothing, as no training with digests does."""
+        """Return what training.json says of the data; raise where it says nothing, as no training with digests does."""
         if self.training.data is None:
             raise RunError(f"{self.run.path / 'training.json'} names no data.", remedy="Restore it, or train again.")
         return self.training.data
 
     @cached_property
     def claim(self) -> PrivacyGuarantee:
-        """From configuration and counts alone."""
+        """Return the claim from configuration and counts alone."""
         return self.model.claim
 
     @property
     def unaudited(self) -> PrivacyGuarantee:
-        """The claim, void where the seed is public, before any audit."""
+        """Return the claim, void where the seed is public, before any audit."""
         return self.claim.with_public_seed() if self.model.plan.public_seeds else self.claim
 
     @property
@@ -80,15 +80,15 @@ class Subject:
         return next(way for way in self._verifiers(config) if way.kinds[0].name == document.kinds[0].name), config
 
     @cached_property
-    def _made(self) -> dict[RunConfig, tuple[Verifier, ...]]:
+    def _verifiers_by_config(self) -> dict[RunConfig, tuple[Verifier, ...]]:
         return {}
 
     def _verifiers(self, config: RunConfig) -> tuple[Verifier, ...]:
-        """Return those of the model under these settings, which several documents have in common."""
-        if config not in self._made:
+        """Return the model's verifiers under these settings, which several documents have in common."""
+        if config not in self._verifiers_by_config:
             model = TrainedModel(self.model.network, config, self.model.plan, self.run, self.model.accounted_steps)
-            self._made[config] = model.verifiers()
-        return self._made[config]
+            self._verifiers_by_config[config] = model.verifiers()
+        return self._verifiers_by_config[config]
 
     def rows(self, verb: str, identity: str, count: int, weights: str | None, limits: Limits) -> Columns:
         records = self.run.records(verb, config_hash=identity, expected_rows=count, weights_sha256=weights)
@@ -96,17 +96,17 @@ class Subject:
 
     def certified_rows(self, document: CertificateSummary | PriorCertificates, verifier: Verifier) -> Columns:
         """Return the rows behind certificates, with radii that a verifier could have given."""
-        radii = {kind.column: _most(verifier, kind) for kind in verifier.kinds}
+        radii = {kind.column: _largest_radius(verifier, kind) for kind in verifier.kinds}
 
         def limits(column: str) -> tuple[float, float] | None:
-            return (0.0, radii[column]) if column in radii else self._usual(column)
+            return (0.0, radii[column]) if column in radii else self._column_range(column)
 
         return self.rows("certify", document.config_hash, document.rows, document.weights_sha256, limits)
 
     def attacked_table(self, entry: ProtocolTable, settings: EvaluationConfig, weights: str | None) -> AttackedTable:
         """Return the table behind one protocol on one function; attacks and radii follow from the settings."""
         protocol, function = entry.protocol.name, entry.function
-        columns = self.rows("attack", entry.records, entry.rows, weights, self._attacked)
+        columns = self.rows("attack", entry.records, entry.rows, weights, self._attack_column_range)
         kind: Deployed = FUNCTIONS[function]
         names = PROTOCOLS[protocol](settings).attack_names(kind)
         radii = tuple(radii_of(settings, prod(self.info.input_shape)))
@@ -118,18 +118,18 @@ class Subject:
         return AttackedTable(protocol, function, names, radii, columns, rules, entry.records)
 
     def probe_rows(self, probe: ProbeRecords, weights: str | None) -> Columns:
-        return self.rows("probe", probe.records, probe.rows, weights, lambda column: self._usual(column, True))
+        return self.rows("probe", probe.records, probe.rows, weights, lambda column: self._column_range(column, True))
 
-    def _usual(self, column: str, classes: bool = False) -> tuple[float, float] | None:
+    def _column_range(self, column: str, classes: bool = False) -> tuple[float, float] | None:
         if column in ("label", "prediction") or (classes and column != "index"):
             return 0, self.info.num_classes - 1
         return (0, 1) if column in ("abstain", "top_lower") else None
 
-    def _attacked(self, column: str) -> tuple[float, float] | None:
-        """`attack@radius` is a class; beside it stand how far the point moved, and for votes what they said."""
+    def _attack_column_range(self, column: str) -> tuple[float, float] | None:
+        """Return the range of an attack's column: `attack@radius` is a class, others are distances or votes."""
         name, _, part = column.partition("/")
         if "@" not in name:
-            return self._usual(column)
+            return self._column_range(column)
         if not part:
             return 0, self.info.num_classes - 1
         if part == "distance":
@@ -147,7 +147,7 @@ def other_run(subject: Subject, training_hash: str, weights_sha256: str | None) 
     return ""
 
 
-def _most(verifier: Verifier, kind: CertificateKind) -> float:
+def _largest_radius(verifier: Verifier, kind: CertificateKind) -> float:
     """Return the largest radius that the verifier can have written: bounds are asked about given radii only."""
     asked = getattr(verifier, "radii", ())
     bounded = kind.failure_probability == 0 and kind.status is Status.PROVED and asked

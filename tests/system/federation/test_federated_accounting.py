@@ -135,13 +135,13 @@ def test_the_number_of_an_answer_is_never_used_twice_even_by_two_processes_at_on
 ) -> None:
     federation, directories = started(tmp_path / "run")
     numbers: list[int] = []
-    entered = Party._enter
+    entered = Party._count_answer
 
     def remember(self: Party) -> int:
         numbers.append(entered(self))
         return numbers[-1]
 
-    monkeypatch.setattr(Party, "_enter", remember)
+    monkeypatch.setattr(Party, "_count_answer", remember)
     copies = [Party.open(directories["north"]) for _ in range(STEPS)]
     with ThreadPoolExecutor(STEPS) as pool:
         messages = list(pool.map(lambda party: flat(ask(party, federation)), copies))

@@ -80,7 +80,7 @@ def test_one_line_for_every_mistake(tmp_path: Path) -> None:
     federate(terms(), tmp_path / "run", dataset=pictures(), quiet=True)
     for arguments, words in (
         (("federate", "--out", "x", "--through", "pigeon"), "--through pigeon is not known."),
-        (("federate", "--out", "x", "--recipe", "demo"), "method.name=sound is no federation."),
+        (("federate", "--out", "x", "--recipe", "demo"), "method.name=sound is not a federation."),
         (("parties", "nowhere"), "is neither a finished federation nor a party"),
         (("audit", "run", "--instrument", "many_runs", "--trainings", "600"), "handed over in Python"),
     ):

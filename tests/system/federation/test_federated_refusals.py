@@ -24,11 +24,11 @@ def said(error: pytest.ExceptionInfo[StobatchError]) -> str:
 @pytest.mark.parametrize(
     ("parties", "words"),
     [
-        (["north"], "'north' is no party"),
-        (["north:0"], "'north:0' is no party"),
-        (["north:10:x"], "'north:10:x' is no party"),
-        (["../north:10"], "'../north:10' is no party"),
-        (["north:10:5:3:1"], "'north:10:5:3:1' is no party"),
+        (["north"], "'north' is not a party"),
+        (["north:0"], "'north:0' is not a party"),
+        (["north:10:x"], "'north:10:x' is not a party"),
+        (["../north:10"], "'../north:10' is not a party"),
+        (["north:10:5:3:1"], "'north:10:5:3:1' is not a party"),
         (["north:10", "north:20"], "a party is named twice"),
         (["north:40:12:7"], "north takes part in 7 rounds of 6"),
         (["north:10:12"], "batch_size=12 does not fit 10"),
@@ -116,7 +116,7 @@ def test_strangers_and_absentees_are_named(tmp_path: Path) -> None:
     assert "no word from east" in said(error)
     with pytest.raises(FederationError) as error:
         federation.enrol(statements | {"west": statements["east"]})
-    assert "is no party of this federation" in said(error)
+    assert "is not a party of this federation" in said(error)
 
 
 def test_a_copied_directory_is_refused(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_records_are_what_the_party_was_started_with(tmp_path: Path) -> None:
 def test_directories_that_are_something_else(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
     for act, words in (
-        (lambda: Party.open(federation.run.path), "is no party"),
+        (lambda: Party.open(federation.run.path), "is not a party"),
         (lambda: started(tmp_path / "run"), "already holds this run"),
         (lambda: started(tmp_path / "run", terms(**{"training.steps": 7})), "was started with other settings"),
         (lambda: Party.found(directories["north"], terms(), pictures().info, "west", pictures().train), "'west' is no"),

@@ -22,7 +22,7 @@ import stobatch
 from stobatch.config import RunConfig
 from stobatch.errors import DataError, SettingError
 from stobatch.federated import Federation, FederationError, Party, federate
-from stobatch.federated.loopback import deployed, quiet_environment, write_app
+from stobatch.federated.loopback import quiet_environment, through_flower, write_app
 from stobatch.training.ledger import Ledger
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -65,11 +65,11 @@ def test_through_flower_the_run_has_the_same_bits(tmp_path: Path) -> None:
 
 @without_flower
 def test_tensors_cross_to_the_bit() -> None:
-    from stobatch.federated.flower import packed, unpacked
+    from stobatch.federated.flower import pack, unpack
 
     sent = {"a": torch.randn(3, 2, 2).to(memory_format=torch.contiguous_format), "b": torch.randn(2, 3).T.double()}
     sent["c"] = torch.tensor([0.0, -0.0, 1e-45, torch.inf])
-    for name, value in unpacked(packed(sent)).items():
+    for name, value in unpack(pack(sent)).items():
         assert value.dtype == sent[name].dtype
         assert value.numpy().tobytes() == sent[name].contiguous().numpy().tobytes()
 
@@ -142,7 +142,7 @@ def test_absent_parties_are_waited_for_and_then_named(tmp_path: Path) -> None:
     federation, directories = started(tmp_path / "run")
     grid = LocalGrid(flower.client_app(), list(directories.values())[:2])
     with pytest.raises(FederationError, match=r"no word from south\. Start all parties"):
-        federation.enrol(flower.FlowerPost(grid, len(federation.parties), patience=0.1).statements())
+        federation.enrol(flower.FlowerTransport(grid, len(federation.parties), patience=0.1).statements())
 
 
 def two_rounds() -> RunConfig:
@@ -159,8 +159,8 @@ def test_real_processes_on_loopback_give_the_same_bits(tmp_path: Path) -> None:
     with pytest.raises(
         FederationError, match=r"ended at step 0\. east has clip_norm=1\.0, the terms say 0\.5\. Weights"
     ):
-        deployed(federation, directories | {"east": others["east"]})
-    deployed(Federation.open(tmp_path / "flower"), directories)
+        through_flower(federation, directories | {"east": others["east"]})
+    through_flower(Federation.open(tmp_path / "flower"), directories)
     assert_same_run(tmp_path / "here", tmp_path / "flower")
     log = (tmp_path / "flower" / "flower.log").read_text()
     for party in opened(directories).values():
@@ -185,7 +185,7 @@ def test_the_app_that_is_sent_to_parties_has_no_code_of_its_own(tmp_path: Path) 
 @pytest.mark.skipif(find_spec("flwr") is not None, reason="about a machine without Flower")
 def test_without_flower_the_way_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"Flower is not installed. Install it: pip install 'stobatch\[flower\]'"):
-        federate(terms(), tmp_path / "run", dataset=pictures(), rounds=deployed, quiet=True)
+        federate(terms(), tmp_path / "run", dataset=pictures(), rounds=through_flower, quiet=True)
 
 
 # Parties that are gone, and those that are not who they say.
@@ -214,7 +214,7 @@ def test_a_party_that_is_killed_midway_is_left_out_and_counted_as_if_it_had_answ
 
     federation, directories = started(tmp_path / "run")
     grid = Gone(LocalGrid(flower.client_app(), directories.values()), {101}, after=3)
-    model = converse(federation, flower.FlowerPost(grid, 3))  # type: ignore[arg-type]
+    model = converse(federation, flower.FlowerTransport(grid, 3))  # type: ignore[arg-type]
     assert model.run.read("federation")["answers_received"] == {"north": 2, "east": 6, "south": 4}
     assert model.run.read("training")["rounds"] == {"north": 6, "east": 6, "south": 4}
     assert Ledger.of(directories["north"]).accounted == 2
@@ -229,13 +229,13 @@ def test_a_name_belongs_to_the_node_whose_key_was_registered(tmp_path: Path) -> 
     _, directories = started(tmp_path / "run")
     grid = LocalGrid(flower.client_app(), directories.values())
     right = dict(zip(directories, (101, 102, 103), strict=True))
-    assert set(flower.FlowerPost(grid, 3, registered=right).statements()) == set(directories)
+    assert set(flower.FlowerTransport(grid, 3, registered=right).statements()) == set(directories)
     swapped = right | {"north": 102, "east": 101}
     with pytest.raises(FederationError, match=r"node \d+ calls itself (north|east), whose key is another node's"):
-        flower.FlowerPost(grid, 3, registered=swapped).statements()
+        flower.FlowerTransport(grid, 3, registered=swapped).statements()
     # A node without a registered key is not even asked.
     two = {name: right[name] for name in ("north", "east")}
-    assert set(flower.FlowerPost(grid, 2, registered=two).statements()) == {"north", "east"}
+    assert set(flower.FlowerTransport(grid, 2, registered=two).statements()) == {"north", "east"}
 
 
 @without_flower
@@ -247,7 +247,7 @@ def test_a_malformed_message_is_one_party_less(tmp_path: Path) -> None:
 
     federation, directories = started(tmp_path / "run")
     grid = LocalGrid(flower.client_app(), directories.values())
-    post = flower.FlowerPost(grid, 3)
+    post = flower.FlowerTransport(grid, 3)
     federation.enrol(post.statements())
 
     def mangled(messages: list[Any], *, timeout: float | None = None) -> list[Any]:
@@ -282,7 +282,7 @@ def test_the_server_takes_no_node_without_a_registered_key_and_no_node_takes_ano
     known, stranger = tmp_path / "known.key", tmp_path / "stranger.key"
     with ExitStack() as running:
         running.enter_context(
-            loopback._process(loopback.superlink_command(loopback.HERE, port, ours), log, environment)
+            loopback._running(loopback.superlink_command(loopback.HERE, port, ours), log, environment)
         )
         loopback._wait_for(port, log)
         node = loopback.register(make_party_key(known), environment)
@@ -291,7 +291,7 @@ def test_the_server_takes_no_node_without_a_registered_key_and_no_node_takes_ano
             command = loopback.supernode_command(
                 f"{loopback.HERE}:{port}", loopback._free_port(), authority.authority, key, tmp_path / "party"
             )
-            with loopback._process(command, tmp_path / f"{name}.log", environment):
+            with loopback._running(command, tmp_path / f"{name}.log", environment):
                 until = time.monotonic() + 60
                 heard = f"SuperNode ID: {node}"
                 while time.monotonic() < until and heard not in (tmp_path / f"{name}.log").read_text():

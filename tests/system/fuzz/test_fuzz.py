@@ -53,7 +53,7 @@ class TestTwins:
         return campaign(cases, 7, surface=surface)[surface]
 
     def test_a_reader_that_lets_an_error_through(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("stobatch.strict_json._finite", lambda digits: {}[digits])
+        monkeypatch.setattr("stobatch.strict_json._require_finite", lambda digits: {}[digits])
         assert self.found("config files", 200).tracebacks
 
     def test_a_parser_that_takes_a_neighbouring_value(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from stobatch.attacks import Ball, Goal, Plain
 from stobatch.attacks.expectation import Sample
 from stobatch.auditing.broken_certificates import CONTROLS, EnlargedBounds, NominalNoise
-from stobatch.auditing.certificate_attacks import AttackedCertificates, Corners, FalsifierSettings
+from stobatch.auditing.certificate_attacks import AttackedCertificates, FalsifierSettings, RandomSearch
 from stobatch.auditing.falsifier import Attempt, falsify, finding_of, nearest
-from stobatch.auditing.vote_counts import Ballots, certify_apart, count
+from stobatch.auditing.vote_counts import VoteCounts, certify_apart, count
 from stobatch.bounds.certifier import BoundCertificates
 from stobatch.config import CertificationConfig
 from stobatch.errors import DataError, ModelError, SettingError
@@ -183,7 +183,7 @@ def test_the_sign_test_alarms_no_more_often_than_it_says(draws: int) -> None:
     against = np.arange(draws + 1.0)
     sums = np.stack([draws - against, against], axis=1)
     zeros = np.zeros(draws + 1, dtype=np.int64)
-    chance = Ballots(sums, draws, whole=True).chance(zeros, zeros + 1)
+    chance = VoteCounts(sums, draws, whole=True).chance(zeros, zeros + 1)
     for level in (0.5, 0.05, 1e-3, 1e-6):
         assert binom.pmf(against, draws, 0.5)[chance <= level].sum() <= level * (1 + 1e-9)
 
@@ -194,13 +194,13 @@ def test_the_test_on_scores_alarms_no_more_often_than_it_says(draws: int) -> Non
     against = np.arange(draws + 1.0)
     sums = np.stack([draws - against, against], axis=1)
     zeros = np.zeros(draws + 1, dtype=np.int64)
-    chance = Ballots(sums, draws, whole=False).chance(zeros, zeros + 1)
+    chance = VoteCounts(sums, draws, whole=False).chance(zeros, zeros + 1)
     for level in (0.5, 0.05, 1e-3, 1e-6):
         assert binom.pmf(against, draws, 0.5)[chance <= level].sum() <= level * (1 + 1e-9)
 
 
 def test_the_rival_is_the_best_other_class_and_the_lead_a_share() -> None:
-    ballots = Ballots(np.array([[5.0, 3.0, 2.0], [1.0, 2.0, 7.0]]), 10, whole=True)
+    ballots = VoteCounts(np.array([[5.0, 3.0, 2.0], [1.0, 2.0, 7.0]]), 10, whole=True)
     label = np.array([0, 1])
     assert ballots.rival(label).tolist() == [1, 2]
     assert ballots.lead(label, ballots.rival(label)).tolist() == pytest.approx([0.2, -0.5])
@@ -223,9 +223,9 @@ class FailsTogether(Claims):
 
 
 @count.register
-def _(verifier: FailsTogether, points: Tensor, draws: int, generator: torch.Generator) -> Ballots:
+def _(verifier: FailsTogether, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
     votes = nn.functional.one_hot(verifier.network(points).argmax(1), verifier.network.num_classes)
-    return Ballots(draws * votes.double().numpy(), draws, whole=True)
+    return VoteCounts(draws * votes.double().numpy(), draws, whole=True)
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,7 @@ def test_a_finding_tells_the_claim_and_all_its_numbers() -> None:
     assert json.loads(json.dumps(finding.to_dict()))["verdict"] == "refuted"
 
 
-# Corners.
+# Random search.
 
 
 @dataclass(frozen=True)
@@ -471,7 +471,7 @@ class Judged:
 def test_corners_are_outermost_points_and_all_lie_inside(norm: Norm) -> None:
     seen: list[Tensor] = []
     ball = Ball.around_each(torch.zeros(5, 6), torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]), Radius(1.0, norm))
-    Corners(30).run(Plain(Judged(seen)), ball, Goal(torch.zeros(5).long()), seeded())
+    RandomSearch(30).run(Plain(Judged(seen)), ball, Goal(torch.zeros(5).long()), seeded())
     distances = np.stack([np.linalg.norm(x.numpy(), NORM_ORDER[norm], axis=1) for x in seen if len(x) == 5])
     size = ball.sizes.numpy()
     assert (distances <= size * (1 + 1e-6)).all()

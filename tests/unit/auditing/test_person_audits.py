@@ -52,7 +52,7 @@ def test_many_trainings_differ_in_a_person(view: str, canary: str, tmp_path: Pat
     found = trials.rows(0, 4, lambda share: None)
     assert found["world"] == [0, 1, 0, 1]
     assert np.isfinite(found["score"]).all()
-    without, with_ = trials._one(0, audited.root), trials._one(1, audited.root)
+    without, with_ = trials._start_training(0, audited.root), trials._start_training(1, audited.root)
     along = trials._contribution(with_)(0, with_)
     length = sum(float(value.double().square().sum()) for value in along.values()) ** 0.5
     assert length <= without.per_example_bound * (1 + 1e-6)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import stobatch
-from stobatch.book import Book, Newcomer, Reading, count_in_units
+from stobatch.book import Book, PendingTraining, Reading, count_in_units
 from stobatch.data import Dataset, Examples, person_codes
 from stobatch.dp.accounting import PoissonGaussian
 from stobatch.dp.composition import Unbounded, compose_epsilon, compose_groups
@@ -34,8 +34,8 @@ def book(tmp_path: Path) -> Book:
     return Book.open(tmp_path / "book", make=True)
 
 
-def newcomer(mark: str, cost: Any = COST, described: str = "here") -> Newcomer:
-    return Newcomer(mark, f"runs/{mark}", "sound", "tensors", described, cost)
+def newcomer(mark: str, cost: Any = COST, described: str = "here") -> PendingTraining:
+    return PendingTraining(mark, f"runs/{mark}", "sound", "tensors", described, cost)
 
 
 def enter(book: Book, mark: str, first: int = 0, count: int = 64, cost: Any = COST) -> None:
@@ -89,7 +89,7 @@ def test_a_limit_refuses_what_would_exceed_it_and_counts_overlaps_alone(book: Bo
 
 
 def test_a_limit_that_is_no_number_is_refused(book: Book):
-    with pytest.raises(SettingError, match="no limit"):
+    with pytest.raises(SettingError, match="not a limit"):
         book.set_limit(-1.0, DELTA)
 
 
@@ -270,10 +270,10 @@ def test_what_is_no_book_or_no_delta_is_refused(tmp_path: Path, book: Book):
         stobatch.budget(book.path, delta=0.0)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(BudgetError, match="is no book"):
+    with pytest.raises(BudgetError, match="is not a book"):
         Book.open(tmp_path / "full", make=True)
     (book.path / "book.json").write_text("{}")
-    with pytest.raises(BudgetError, match="no key of a book"):
+    with pytest.raises(BudgetError, match="not the key of a book"):
         Book.open(book.path)
 
 

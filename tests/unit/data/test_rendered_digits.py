@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch.config import DataConfig
 from stobatch.data import load
-from stobatch.data.rendered_digits import FOLDER, Glyphs, Hand, RenderedDigits, list_fonts, read_font_glyphs
+from stobatch.data.rendered_digits import FOLDER, Distortion, Glyphs, RenderedDigits, list_fonts, read_font_glyphs
 from stobatch.data.stroke_digits import WAYS, make_stroke_glyphs, smooth
 
 
@@ -83,9 +83,9 @@ def test_digits_are_framed_as_mnist_frames_them(digits: RenderedDigits) -> None:
 def test_a_wider_pen_leaves_more_ink(digits: RenderedDigits) -> None:
     means = []
     for pen in (0.8, 1.2, 1.6):
-        digits.hand = replace(Hand(), pen=(pen, pen))
+        digits.hand = replace(Distortion(), pen=(pen, pen))
         means.append(float(drawn(digits, 200)[0].mean()))
-    digits.hand = Hand()
+    digits.hand = Distortion()
     assert means == sorted(means)
     assert means[0] < means[-1] - 0.1
 

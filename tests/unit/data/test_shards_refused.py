@@ -198,7 +198,7 @@ def test_an_array_of_another_form_is_refused(folder: Path, fails) -> None:
     assert "holds float64" in fails(opened(folder).fetch, torch.tensor([20]))
     np.save(path, np.array([{}] * 15, dtype=object), allow_pickle=True)
     resummed(folder, path)
-    assert "is no array that can be mapped" in fails(opened(folder).fetch, torch.tensor([20]))
+    assert "is not an array that can be mapped" in fails(opened(folder).fetch, torch.tensor([20]))
 
 
 def resummed(folder: Path, path: Path) -> None:

@@ -319,7 +319,7 @@ def test_a_sampling_rate_is_never_exceeded(rate: float) -> None:
     assert threshold <= Fraction(rate) * 2**64 < threshold + 1
     edges = sorted({0, 1, max(0, threshold - 1), threshold, threshold + 1, 2**64 - 1})
     edges = [edge for edge in edges if edge < 2**64]
-    found = Forced(edges).chosen(len(edges), rate)
+    found = Forced(edges).choose(len(edges), rate)
     assert found.tolist() == [edge < threshold for edge in edges]
 
 

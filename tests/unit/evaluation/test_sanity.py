@@ -174,7 +174,7 @@ def test_what_deserves_a_flag_gets_it(name: str) -> None:
     found = RAISED[name]()
     flag = next(flag for flag in found if flag.rule.name == name)
     assert flag.evidence
-    assert flag.described().to_dict() == {**vars(flag.rule), "evidence": flag.evidence, "refutes": flag.refutes}
+    assert flag.to_document().to_dict() == {**vars(flag.rule), "evidence": flag.evidence, "refutes": flag.refutes}
     assert (flag.refutes is not None) == (flag.rule.level == "error")
 
 

@@ -201,9 +201,9 @@ def test_a_prior_is_trained_whole_whatever_the_private_training_leaves_alone(tmp
     [
         ("mnist", {}, SettingError, "is what is to be private"),
         ("small_digits", {}, SettingError, "is what is to be private"),
-        ("fontz", {}, SettingError, "no public data set and no folder"),
-        ("cifar10:ten", {}, SettingError, "no public data set and no folder"),
-        ("image_folder", {}, SettingError, "no public data set and no folder"),
+        ("fontz", {}, SettingError, "neither a public data set nor a folder"),
+        ("cifar10:ten", {}, SettingError, "neither a public data set nor a folder"),
+        ("image_folder", {}, SettingError, "neither a public data set nor a folder"),
         ("fonts", {"objective": "magic"}, SettingError, "objective=magic"),
         ("generators", {"objective": "supervised"}, SettingError, "no labels"),
         ("fonts", {"steps": 0}, SettingError, "steps=0"),

@@ -182,7 +182,7 @@ def test_a_recipe_of_ones_own_is_named_by_its_place(site: Path) -> None:
     for place, said in {
         "my_recipes:nothing": "returns NoneType",
         "my_recipes:demanding": "missing 1 required positional argument",
-        "my_recipes:constant": "is no function",
+        "my_recipes:constant": "is not a function",
         "my_recipes:absent": "AttributeError",
         "my_absent_recipes:mine": "No module named 'my_absent_recipes'",
         ":": "cannot be read",

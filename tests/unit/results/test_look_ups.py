@@ -26,7 +26,7 @@ MESSAGE = "a message of another library, or of the other side"
 SETTINGS = "settings that may be changed, by their dotted names"
 ALLOWED: dict[str, dict[str, str]] = {
     "auditing": {r"(self\.|attempt\.)?(columns|records)|table": COLUMNS, r"metadata|tensors": TENSORS},
-    "cli": {r"changes|overrides": SETTINGS, r"row(\['minutes'\])?|found\[0\]": "the reference, made from declarations"},
+    "cli": {r"changes|overrides": SETTINGS, r"row(\['minutes'\])?|shown\[0\]": "the reference, made from declarations"},
     "comparison": {
         r"run\.read\('data', private=True\)": PRIVATE,
         r"read_json\(path, TEST_DATA\)": "the digest of the test data of a comparison",
@@ -41,8 +41,8 @@ ALLOWED: dict[str, dict[str, str]] = {
     "federated": {
         r"metadata|tensors|self\.optimiser\.state_dict\(\)": TENSORS,
         r"directory\.read\('(data|seeds)', private=True\)": PRIVATE,
-        r"found": "terms.json: settings, which `config` reads",
-        r"(reply\.)?content(\['\w+'\])?|self\._content\(reply\)(\['\w+'\])?|question|refusal|context\.\w+": MESSAGE,
+        r"agreed": "terms.json: settings, which `config` reads",
+        r"(reply\.)?content(\['\w+'\])?|self\._content_of\(reply\)(\['\w+'\])?|question|refusal|context\.\w+": MESSAGE,
         r"json\.loads\(done\.stdout\)": MESSAGE,
         r"os\.environ": "variables of the environment",
     },
@@ -59,7 +59,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "results": {
         r"(self\.)?config(\['\w+'\])?|one": "settings, for the few names that every method has",
         r"schema|first": "a JSON schema, or an error of pydantic",
-        r"found|info\.data|GUARANTEE_SCHEMA": "a document before it is read, or as it is written",
+        r"stored|content|info\.data|GUARANTEE_SCHEMA": "a document before it is read, or as it is written",
     },
     "training_run.py": {r"run\.read\('data', private=True\)": PRIVATE},
     "verification": {

@@ -137,7 +137,7 @@ def test_samples_views_and_noise_are_independent() -> None:
     sample = [normal_of(seeds.stream(*path), 20_000) for path in paths]
     # As samples take them: chosen with probability a half.
     sample += [
-        torch.from_numpy(seeds.stream("step", step, "sample").chosen(20_000, 0.5)).double() - 0.5 for step in (7, 8)
+        torch.from_numpy(seeds.stream("step", step, "sample").choose(20_000, 0.5)).double() - 0.5 for step in (7, 8)
     ]
     views = [("step", step, "views", shard, piece) for step in range(2) for shard in range(2) for piece in range(2)]
     sample += [torch.randn(20_000, generator=seeds.generator(*path)) for path in views]

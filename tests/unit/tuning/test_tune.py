@@ -196,7 +196,7 @@ def test_a_candidate_with_more_steps_than_are_paid_for_cannot_win(tmp_path: Path
     (tmp_path / "1" / "private" / "score.json").unlink()
     ledger = Ledger.of(candidate.run.path)
     replace(ledger, done=ledger.done + 1).save(candidate.run.path)
-    again = candidate._scored(_reloaded(candidate), records())
+    again = candidate._measure_score(_reloaded(candidate), records())
     assert again.noisy is None
     assert "pays for" in again.failure
 

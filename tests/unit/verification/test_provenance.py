@@ -195,7 +195,7 @@ def test_a_part_that_is_no_part_of_the_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"rows-00000002\.parquet has a row whose label is 9\..*certify RUN --resume"):
         table.read(lambda column: (0, 8) if column == "label" else None)
     (tmp_path / "rows-copy.parquet").write_bytes(b"")
-    with pytest.raises(RunError, match="is no part of the table"):
+    with pytest.raises(RunError, match="is not a part of the table"):
         table.read()
 
 

@@ -21,7 +21,7 @@ from stobatch.training.exact_sum import ExactSum
 _SMALL = 64
 """Fewer rows than this are not worth sharing."""
 PIECES = 4
-"""On a CPU, larger work is cut into a multiple of so many pieces, unless `machine.pieces` says otherwise."""
+"""On a CPU, larger work is cut into a multiple of this many pieces, unless `machine.pieces` says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class DeviceRank:
 
     @property
     def first(self) -> bool:
-        """Whether it does what is done once for the trainer, such as drawing its noise."""
+        """Return whether it does what is done once for the trainer, such as drawing its noise."""
         return self.device == 0
 
     def takes(self, piece: int) -> bool:
@@ -109,7 +109,7 @@ class Engine(ABC):
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes the run's files and shows progress: one does."""
+        """Return whether this process writes the run's files and shows progress: one does."""
         return self.rank == 0
 
     @abstractmethod
@@ -121,21 +121,21 @@ class Engine(ABC):
         stop: Stop = never,
         grid: Grid | None = None,
     ) -> Averaged:
-        """(1/𝒩) Σᵢ ∇ᵢθ over the tasks, shaped like the targets; `stop` is asked once the own parts are computed.
+        """Return (1/𝒩) Σᵢ ∇ᵢθ over the tasks, shaped like the targets; `stop` is asked once the own parts are computed.
 
         With a grid the sum is exact, is rounded to it, and scaled as it says.
         """
 
     @abstractmethod
     def exchange(self, topic: str, text: str) -> list[str]:
-        """Tell all processes a short text, and hear what each of them says; also a meeting point."""
+        """Tell all processes a short text, and return what each of them says; also a meeting point."""
 
     def common_root(self, own: int) -> int:
         """Return the root of secret seeds of the process that leads, below 2¹²⁸."""
         return own
 
     def arrange(self, tasks: int) -> DeviceRank:
-        """Prepare for steps of so many trainers; says which of a trainer's devices this process is."""
+        """Prepare for steps of this many trainers; return which of a trainer's devices this process is."""
         return SINGLE_DEVICE
 
     def require_equal(self, topic: str, own: Mapping[str, str], remedies: Mapping[str, str]) -> None:
@@ -143,7 +143,7 @@ class Engine(ABC):
         return
 
     def open_log(self, run: Path) -> None:
-        """Begin this process's log, where there are several."""
+        """Open this process's log, where there are several."""
         return
 
     def note(self, line: str) -> None:

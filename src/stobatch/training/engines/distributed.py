@@ -44,7 +44,7 @@ from stobatch.training.exact_sum import ExactSum
 
 
 def mesh_shape(processes: int, trainers: int, devices_per_trainer: int | None) -> tuple[int, int]:
-    """Trainers that work at once, and devices of each, so that every process has equally much to do.
+    """Return how many trainers work at once, and devices of each, so that every process has equally much to do.
 
     >>> mesh_shape(4, 1, None), mesh_shape(4, 2, None), mesh_shape(4, 8, 1)
     ((1, 4), (2, 2), (4, 1))
@@ -82,7 +82,7 @@ class DistributedEngine(Engine):
         self.computing_s = self.waiting_s = 0.0
 
     def arrange(self, tasks: int) -> DeviceRank:
-        """Lay the processes out as a mesh, for steps of so many trainers; says which device of a trainer this is."""
+        """Lay the processes out as a mesh for steps of this many trainers; return which device of a trainer this is."""
         shape = mesh_shape(self.processes, tasks, self.machine.devices_per_trainer)
         if self.device.type == "cpu" and shape[1] > self.machine.pieces:
             raise SettingError(
@@ -123,7 +123,7 @@ class DistributedEngine(Engine):
 
     def _all_reduce(self, total: ExactSum) -> None:
         with self.group.contact("adding up gradients"):
-            if self._exact(total):
+            if self._is_exact(total):
                 total.carry()
                 dist.all_reduce(total.message)
                 return
@@ -132,19 +132,19 @@ class DistributedEngine(Engine):
             dist.all_reduce(rounded)
             total.take(rounded)
 
-    def _exact(self, total: ExactSum) -> bool:
+    def _is_exact(self, total: ExactSum) -> bool:
         """Return whether the sum keeps all its bits on the way, as what is released under noise must."""
         return self.machine.exact_sums or total.grid is not None
 
     @property
     def message_bytes(self) -> int:
-        """What one process hands to the all-reduce of a step."""
+        """Return the size of what one process hands to the all-reduce of a step."""
         assert self.total is not None
-        exact = self._exact(self.total)
+        exact = self._is_exact(self.total)
         return self.total.message.numel() * 8 if exact else (self.total.size + 1) * 4
 
     def common_root(self, own: int) -> int:
-        """By a collective: what is said through the store stays there, for whoever can reach its port."""
+        """Draw a common root by a collective: what goes through the store stays there, for all who reach its port."""
         words = torch.tensor([own >> 32 * word & 0xFFFFFFFF for word in range(4)], device=self.device)
         with self.group.contact("sharing seeds"):
             dist.broadcast(words, 0)
@@ -157,7 +157,7 @@ class DistributedEngine(Engine):
         self.group.require_equal(topic, own, remedies)
 
     def open_log(self, run: Path) -> None:
-        """One log per process, for the owner alone: how long a step takes tells how many examples it had."""
+        """Open one log per process, for the owner alone: how long a step takes tells how many examples it had."""
         folder = run / PRIVATE / "logs"
         make_folder(folder, private=True)
         self.log = folder / f"process-{self.rank:05d}.log"
@@ -195,8 +195,10 @@ def placed(machine: MachineConfig) -> MachineConfig:
 
 @contextmanager
 def engine_for(config: RunConfig) -> Iterator[Engine]:
-    """An engine for this training. Where there are several processes, they have compared themselves, and they end
-    together: the first that fails says why."""
+    """Yield an engine for this training.
+
+    Several processes have compared themselves before, and end together: the first that fails says why.
+    """
     if not started_by_torchrun():
         yield InProcessEngine()
         return
@@ -213,13 +215,13 @@ def engine_for(config: RunConfig) -> Iterator[Engine]:
             "torch version": f"{torch.__version__} on Python {platform.python_version()}",
         }
         group.require_equal("passport", passport, REMEDIES)
-        group.require_one_time()
+        group.require_clocks_agree()
         yield engine
 
 
 @cache
 def code_digest() -> str:
-    """Identifies the library's source files, whatever their version says."""
+    """Return a digest of the library's source files, independent of their version."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[2].rglob("*.py")):
         digest.update(file.read_bytes())

@@ -1,7 +1,7 @@
 """The processes that torchrun started: how this one finds the others, compares itself with them, and ends with them.
 
 Only short texts pass through here, by the key-value store that torchrun keeps; gradients go through the collectives of
-`torch.distributed`. Whoever fails first says so in the store and to the user; the others end without a word.
+`torch.distributed`. The first to fail says so in the store and to the user; the others end without a word.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stobatch.interrupts import Interrupted
 
 _PAUSE_S = 0.02
 _CLOCKS_S = 60.0
-"""Clocks further apart than this belong to machines that nobody looks after; logs could not be compared."""
+"""Clocks further apart than this belong to neglected machines; logs could not be compared."""
 _OLD_S = 90.0
 """Seconds after which another may speak for processes that have not joined; more than their clocks may differ."""
 _FAILURE = "failure"
@@ -60,7 +60,7 @@ class Group:
             self.store.set(keys[self.rank], text)
             while not self.store.check(keys):
                 if self.store.check([_FAILURE]):
-                    raise self._ended()
+                    raise self._ended_error()
                 if time.monotonic() > deadline:
                     missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
                     raise lost(f"process {', '.join(map(str, missing))} was not heard of for {self.timeout_s:g} s")
@@ -75,7 +75,7 @@ class Group:
         except RuntimeError as error:
             raise lost(f"process {self.rank} lost contact with the others ({during})") from error
 
-    def _ended(self) -> EndedElsewhere:
+    def _ended_error(self) -> EndedElsewhere:
         why = str(self.store.get(_FAILURE).decode())
         return EndedElsewhere(why, code=130 if why.endswith(_STOPPED) else 2)
 
@@ -90,7 +90,7 @@ class Group:
             error.told = say_first(self.store, self.rank, str(error))
             if error.told:
                 raise
-            raise self._ended() from error
+            raise self._ended_error() from error
         except Interrupted:
             if say_first(self.store, self.rank, _STOPPED):
                 raise
@@ -98,7 +98,7 @@ class Group:
         dist.destroy_process_group()
 
     def require_equal(self, topic: str, own: Mapping[str, str], remedies: Mapping[str, str]) -> None:
-        """Every process must have the same of everything here; the first that differs is named."""
+        """Raise unless every process has the same value of everything here; name the first that differs."""
         for name, value in own.items():
             values = self.exchange(f"{topic}: {name}", value)
             for rank, other in enumerate(values):
@@ -109,8 +109,8 @@ class Group:
                         remedy=remedies[name],
                     )
 
-    def require_one_time(self) -> None:
-        """The clocks of all processes, read at about the same time."""
+    def require_clocks_agree(self) -> None:
+        """Raise unless the clocks of all processes, read at about the same time, agree."""
         self.exchange("clocks: ready", "")
         times = [float(text) for text in self.exchange("clocks", repr(time.time()))]
         if max(times) - min(times) > _CLOCKS_S:
@@ -135,9 +135,9 @@ def meet(store: Store, rank: int, processes: int, timeout_s: float) -> str:
         store.set("name", mark)
     while time.monotonic() < deadline:
         if rank == 0:
-            said = [store.get(key).decode().split() if store.check([key]) else [] for key in others]
-            if all(words[:1] == [mark] for words in said):
-                store.set("joined", " ".join([mark, *(words[1] for words in said)]))
+            replies = [store.get(key).decode().split() if store.check([key]) else [] for key in others]
+            if all(words[:1] == [mark] for words in replies):
+                store.set("joined", " ".join([mark, *(words[1] for words in replies)]))
                 return mark
         elif store.check(["name"]):
             name = store.get("name").decode()
@@ -171,7 +171,7 @@ def speaks(error: StobatchError) -> bool:
 
 
 def _claim(store: Store, rank: int) -> bool:
-    """Return the right to speak for processes that have not joined; one that was replaced has lost it."""
+    """Claim the right to speak for processes that have not joined; one that was replaced has lost it."""
     key, own = "speaks before joining", f"{time.time()} {rank} {secrets.token_hex(8)}"
     try:
         before = store.compare_set(key, "", own).decode()
