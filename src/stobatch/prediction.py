@@ -75,31 +75,42 @@ def _files(path: Path) -> Iterator[Named]:
 
 
 def as_batch(values: Any, shape: tuple[int, ...]) -> Tensor:
-    """Arrays and tensors as a batch of the network's shape in [-1, 1]; bytes are scaled, another layout is named."""
+    """Arrays and tensors as a batch of the network's shape in [-1, 1]; bytes are scaled, another layout is named.
+
+    In NumPy throughout: operations of torch give Python's lock away, which the server's loop can ill afford.
+    """
     try:
-        found = torch.as_tensor(np.asarray(values) if isinstance(values, list | tuple) else values).detach()
+        if isinstance(values, Tensor):
+            values = (values.float() if values.is_floating_point() else values).detach().cpu()
+        found = np.asarray(values)
+        if found.dtype.kind not in "biuf":
+            raise TypeError(f"values are {found.dtype}")
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"these are no pictures: {reason}.", remedy="Give files, an array or a tensor.") from None
     if found.ndim == len(shape):
         found = found[None]
     if found.shape[1:] != shape:
-        last = found.ndim == 4 and tuple(found.permute(0, 3, 1, 2).shape[1:]) == shape
+        last = found.ndim == 4 and found.transpose(0, 3, 1, 2).shape[1:] == shape
         moved = "They seem to be [N, H, W, C]: give inputs.permute(0, 3, 1, 2)." if last else ""
         axes = {3: "[N, C, H, W]"}.get(len(shape), f"[N, {', '.join(map(str, shape))}]")
         raise DataError(
-            f"pictures of shape {tuple(found.shape)} are not {axes} with {shape} after N.",
+            f"pictures of shape {found.shape} are not {axes} with {shape} after N.",
             remedy=moved or f"Give an array of shape (N, {', '.join(map(str, shape))}).",
         )
-    found = scale(found) if found.dtype == torch.uint8 else found.float()
-    low, high = (float(value) for value in found.aminmax()) if found.numel() else (0.0, 0.0)
+    kind = np.uint8 if found.dtype == np.uint8 else np.float32
+    with np.errstate(over="ignore"):  # an infinity is out of range
+        found = np.require(found, kind, ("C", "W"))  # torch shares the memory of no other array
+    if kind is np.uint8:
+        return scale(torch.from_numpy(found))
+    low, high = (found.min(), found.max()) if found.size else (0.0, 0.0)
     if not (low >= PAPER_RANGE.low and high <= PAPER_RANGE.high):
         raise DataError(
             f"values span [{low:g}, {high:g}], not {PAPER_RANGE}.",
             why="Certificates are about inputs in that range.",
             remedy="Give bytes (uint8) from 0 to 255, or divide them by 127.5 and subtract 1.",
         )
-    return found
+    return torch.from_numpy(found)
 
 
 def best_kind(kinds: Sequence[CertificateKind]) -> CertificateKind:
