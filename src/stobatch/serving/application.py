@@ -329,18 +329,18 @@ async def _answer(
     service: Service, request: Exchange, model: ServedModel, asked: Request, arrived: float, *, attack: bool
 ) -> Answer:
     """Wait for an answer, or for the client to go away, who then costs nothing more."""
+    connection, gone = request.scope[CONNECTION], HttpError(499, "the client has gone.")
+    if connection.transport.is_closing():  # while the request was read
+        raise gone
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     question = asked.question(arrived, attack=attack)
     ticket = service.batcher.submit(model, asked.inputs, question, lambda result: service.settle(future, result))
-    connection = request.scope.get(CONNECTION)
-    if connection is not None:
-        connection.on_lost = lambda: _settle(future, HttpError(499, "the client has gone."))
+    connection.on_lost = lambda: _settle(future, gone)
     try:
         return await future
     finally:
         ticket.gone = True
-        if connection is not None:
-            connection.on_lost = None
+        connection.on_lost = None
 
 
 def _settle(future: asyncio.Future[Answer], result: Answer | Exception) -> None:
