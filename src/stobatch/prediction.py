@@ -18,8 +18,8 @@ from torch import Tensor
 
 from stobatch.config import RunConfig
 from stobatch.data.image_folder import SUFFIXES
-from stobatch.data.pixels import PictureRule, image_shape, read_image, scale
-from stobatch.errors import DataError, SettingError
+from stobatch.data.pixels import PictureRule, count_frames, image_shape, read_image, scale
+from stobatch.errors import DataError
 from stobatch.models import Classifier
 from stobatch.results import Kind, Prediction
 from stobatch.seeds import Seeds
@@ -148,8 +148,6 @@ def predictions(
     within it, in the kind's norm, gets another label from the function that the kind names. With `radius` given, the
     verifier must have been made for it.
     """
-    if radius is not None and not radius > 0:
-        raise SettingError(f"a radius of {radius:g} says nothing.", remedy="Ask about a radius above 0.")
     shape = model.network.input_shape
     generator = (seeds or Seeds.secret()).generator("predict")
     rest = iter(pictures)
@@ -166,16 +164,30 @@ def _read(picture: Picture, shape: tuple[int, ...], rule: PictureRule) -> Tensor
     """Return a picture's values, or what is wrong with it."""
     if isinstance(picture, Tensor):
         return picture
-    channels, height, width = shape
     try:
-        found = image_shape(picture)
-        if found[1:] != (height, width) and not rule.resize:
-            return f"is {found[1]}x{found[2]} (height x width), and the network takes {height}x{width}; see --fit"
-        if found[0] > channels and not rule.recolour:
-            return "is in colour, and the network takes grey; see --fit"
+        _require_readable(picture, shape, rule)
+        channels, height, width = shape
         return read_image(picture, (channels, height, width), rule)
     except DataError as error:
         return " ".join(part for part in (error.what.removeprefix(f"{picture} "), error.why) if part).rstrip(".")
+
+
+def _require_readable(file: Path, shape: tuple[int, ...], rule: PictureRule) -> None:
+    """Raise unless a file is one picture that the rule brings to the network's shape."""
+    channels, *size = shape
+    fit = "Ask for --fit resize or crop, or give a rule."
+    if not file.is_file():
+        raise DataError("is no file." if file.exists() else "is not there.", remedy="Name a file.")
+    if count_frames(file) > 1:
+        raise DataError("is animated: it is many pictures.", remedy="Save one of its frames.")
+    found, height, width = image_shape(file)
+    if [height, width] != size and not rule.resize:
+        network = f"{size[0]}x{size[1]}"
+        raise DataError(
+            f"is {height}x{width} (height x width), and the network takes {network}; see --fit.", remedy=fit
+        )
+    if found > channels and not rule.recolour:
+        raise DataError("is in colour, and the network takes grey; see --fit.", remedy=fit)
 
 
 def _answer(
