@@ -43,6 +43,8 @@ ATTACKS = ("apgd_ce", "apgd_dlr", "square")
 _BUDGET = Budget(steps=40, restarts=1, queries=200)
 _SAMPLES = 16
 """Draws of noise at a step of an attack on a vote."""
+_BUDGET_ON_VOTES = Budget(steps=20, restarts=1, queries=20)
+"""Each look at a vote is as many passes as there are draws, and everybody waits while an attack runs."""
 
 
 class QueueFullError(StobatchError):
@@ -355,7 +357,7 @@ class _Attacking(_Job):
         victim: Victim = Expectation(samples["vote"], _SAMPLES) if samples else Plain(self.network)
         norm = Norm(self.model.kind.norm) if self.model.kind else Norm.LINF
         ball = Ball.around(self.inputs, Radius(self.question.radius, norm, PAPER_RANGE))
-        attack = make_attack(self.names.popleft(), _BUDGET)
+        attack = make_attack(self.names.popleft(), _BUDGET_ON_VOTES if samples else _BUDGET)
         resisting = (self._label(self.points) == self.labels).nonzero().squeeze(1)
         if len(resisting):
             goal = Goal(self.labels[resisting])
