@@ -24,7 +24,7 @@ from stobatch.models import Classifier
 from stobatch.results import Kind, Prediction
 from stobatch.seeds import Seeds
 from stobatch.types import PAPER_RANGE, Status
-from stobatch.verifier import CertificateKind, Certificates, Verifier
+from stobatch.verifier import CertificateKind, Verifier
 
 Picture = Path | Tensor
 """A file, or values in [-1, 1] of the network's shape."""
@@ -118,7 +118,7 @@ def best_kind(kinds: Sequence[CertificateKind]) -> CertificateKind:
     return next((kind for kind in kinds if kind.status is Status.PROVED), kinds[0])
 
 
-def describe_kind(kind: CertificateKind, refuted: frozenset[str]) -> Kind:
+def describe_kind(kind: CertificateKind, refuted: frozenset[str] = frozenset()) -> Kind:
     """Return a kind of certificate for a document; refuted where an audit broke it."""
     return Kind(
         name=kind.name,
@@ -203,7 +203,7 @@ def _answer(
             for label, row in zip(labels, scores, strict=True)
         ]
     found = verifier.verify(inputs, generator) if radius is not None else verifier.verify_farthest(inputs, generator)
-    radii = _radii(found, best_kind(verifier.kinds))
+    radii = found.columns()[best_kind(verifier.kinds).column]
     answers = []
     for place, label in enumerate(found.label.tolist()):
         abstains = bool(found.abstain[place])
@@ -221,10 +221,6 @@ def _answer(
             )
         )
     return answers
-
-
-def _radii(found: Certificates, kind: CertificateKind) -> Any:
-    return found.columns()[kind.column]
 
 
 def _class(model: Predictor, label: int) -> str:
