@@ -84,7 +84,7 @@ def _shares(load: dict[str, Any], votes: dict[str, Any]) -> str:
         f"medians: the server with 100 clients answers "
         f"{one[BY_TIME]:.0%} as many pictures for the same processor time, and {one[BY_RATE]:.0%} as many a second. "
         f"Its own processor time is counted, that of the clients is not. Where the largest radius is looked for, "
-        f"{size:.0f} ms a picture, it is {share:.0%} of the processor time's worth, measured once. "
+        f"{size:.0f} ms a picture, the share of processor time is {share:.0%}, measured once. "
         f"Votes: {theirs:,.0f} draws for each processor second served to 16 clients, "
         f"{own:,.0f} by a loop over `predict`, a share of {of_draws:.0%}."
     )
