@@ -110,7 +110,7 @@ def _fuzz(fuzz: dict[str, Any]) -> str:
         f"{counts['code 400']:,} were refused with 400, {counts['whole']:,} whole ones between them answered "
         f"rightly; the slowest "
         f"took {fuzz['slowest_s']:.1f} s; memory after each quarter: "
-        f"{', '.join(f'{size:.0f}' for size in fuzz['memory_mb'][1:])} MB."
+        f"{', '.join(f'{size:.0f}' for size in fuzz['memory_mb'][1:])} MB; load average {fuzz['machine']['load'][0]}."
     )
 
 
