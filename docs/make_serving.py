@@ -13,6 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "serving.md"
+BY_TIME, BY_RATE = (f"share of the library's batches, by {what}" for what in ("processor time", "rate"))
 BEGIN, END = "<!-- measured: by docs/make_serving.py -->\n", "<!-- end of what was measured -->\n"
 
 
@@ -31,16 +32,10 @@ def middle(measured: Any, key: str) -> float:
     return float(median(one[key] for one in rounds))
 
 
-def row(name: str, *measured: Any) -> str:
-    cells = []
-    for one in measured:
-        if one is None:
-            cells.append("- | - | -")
-            continue
-        first = one[0] if isinstance(one, list) else one
-        waits = f"{middle(one, 'p50_ms'):.0f} / {middle(one, 'p99_ms'):.0f}" if "p50_ms" in first else "-"
-        cells.append(f"{middle(one, 'cpu_ms'):.2f} | {middle(one, 'per_second'):.0f} | {waits}")
-    return f"| {name} | {' | '.join(cells)} |"
+def row(name: str, measured: Any) -> str:
+    first = measured[0] if isinstance(measured, list) else measured
+    waits = f"{middle(measured, 'p50_ms'):.0f} / {middle(measured, 'p99_ms'):.0f}" if "p50_ms" in first else "-"
+    return f"| {name} | {middle(measured, 'cpu_ms'):.2f} | {middle(measured, 'per_second'):.0f} | {waits} |"
 
 
 def measured() -> str:
@@ -54,27 +49,25 @@ def measured() -> str:
 def _machine(load: dict[str, Any]) -> str:
     machine = load["machine"]
     return fill(
-        f"On {machine['cores']} cores ({machine['cpu']}, torch {machine['torch']}) that other work kept busy: "
-        f"the load average "
-        f"was {machine['load'][0]} at the end. One picture in a request, a run of the recipe `demo`, one thread "
-        f"for the "
-        "mathematics. Rates and waiting times hang on that other work; processor time hangs on it less."
+        f"On {machine['cores']} cores ({machine['cpu']}, torch {machine['torch']}) that other work kept busy: the load "
+        f"average was {machine['load'][0]} at the end. One picture in a request, a run of the recipe `demo`, one "
+        "thread for the mathematics, a proof at one radius. Rates and waiting times hang on that other work, processor "
+        "time hangs on it less, and shares of what was measured in turns least."
     )
 
 
 def _table(load: dict[str, Any]) -> str:
-    one, largest, lit = load["one radius, 0.2"], load["largest radius"], load["LitServe, no certificate"]
+    one, lit = load["one radius, 0.2"], load["LitServe, no certificate"]
     names = {"a loop over `predict`": "plain loop", "`predict` on batches of 32": "batches of 32"}
     names |= {f"served, clients: {count}": f"served, bytes, {count} clients" for count in (1, 16, 100)}
     names["served as JSON, clients: 100"] = "served, json, 100 clients"
-    columns = "CPU ms a picture | pictures a second | p50 / p99 ms"
     return "\n".join(
         [
-            f"| | one radius: {columns} | largest radius: {columns} |",
-            "|---|---:|---:|---:|---:|---:|---:|",
-            *(row(name, one[key], largest[key]) for name, key in names.items()),
+            "| | CPU ms a picture | pictures a second | p50 / p99 ms |",
+            "|---|---:|---:|---:|",
+            *(row(name, one[key]) for name, key in names.items()),
             *(
-                row(f"LitServe {lit['version']} without certificates, clients: {count}", lit[f"{count} clients"], None)
+                row(f"LitServe {lit['version']} without certificates, clients: {count}", lit[f"{count} clients"])
                 for count in (1, 16, 100)
             ),
         ]
@@ -82,21 +75,19 @@ def _table(load: dict[str, Any]) -> str:
 
 
 def _shares(load: dict[str, Any], votes: dict[str, Any]) -> str:
+    one, largest = load["one radius, 0.2"], load["largest radius"]
+    size, share = middle(largest["batches of 32"], "cpu_ms"), largest["share, by processor time"]
     of_draws = votes["share of the library's draws, by processor time"]
     own, theirs = (median(votes["draws_per_processor_second"][who]) for who in ("predict", "served"))
     return fill(
-        "Of what the library does in batches of 32 with the same processor time, measured in turns, the server did "
-        f"{_spread(load['largest radius'])} where the largest radius is looked for, and "
-        f"{_spread(load['one radius, 0.2'])} where one radius is asked about, in three rounds: that takes a "
-        f"millisecond, and HTTP a good part of another. Votes: {theirs:,.0f} draws for each processor second served "
-        f"to 16 clients, {own:,.0f} by a loop over `predict`, a share of {of_draws:.0%}."
+        f"**Beside the library's batches of 32**, {load['rounds']} rounds of {load['seconds_each']:g} s each in turns, "
+        f"medians: the server with 100 clients answers "
+        f"{one[BY_TIME]:.0%} as many pictures for the same processor time, and {one[BY_RATE]:.0%} as many a second. "
+        f"Its own processor time is counted, that of the clients is not. Where the largest radius is looked for, "
+        f"{size:.0f} ms a picture, the share of processor time is {share:.0%}, measured once. "
+        f"Votes: {theirs:,.0f} draws for each processor second served to 16 clients, "
+        f"{own:,.0f} by a loop over `predict`, a share of {of_draws:.0%}."
     )
-
-
-def _spread(part: dict[str, Any]) -> str:
-    """Return the share of each round."""
-    rounds = zip(part["batches of 32"], part["served, bytes, 100 clients"], strict=True)
-    return ", ".join(f"{own['cpu_ms'] / theirs['cpu_ms']:.0%}" for own, theirs in rounds)
 
 
 def _soak(soak: dict[str, Any]) -> str:
@@ -119,7 +110,7 @@ def _fuzz(fuzz: dict[str, Any]) -> str:
         f"{counts['code 400']:,} were refused with 400, {counts['whole']:,} whole ones between them answered "
         f"rightly; the slowest "
         f"took {fuzz['slowest_s']:.1f} s; memory after each quarter: "
-        f"{', '.join(f'{size:.0f}' for size in fuzz['memory_mb'][1:])} MB."
+        f"{', '.join(f'{size:.0f}' for size in fuzz['memory_mb'][1:])} MB; load average {fuzz['machine']['load'][0]}."
     )
 
 

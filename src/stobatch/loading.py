@@ -130,6 +130,8 @@ class TrainedModel:
         seeds: Seeds | None = None,
     ) -> tuple[Kind | None, Iterator[Prediction]]:
         """Return what `predict` returns piece by piece, for more pictures than fit into memory."""
+        if radius is not None and not radius > 0:
+            raise SettingError(f"a radius of {radius:g} says nothing.", remedy="Ask about a radius above 0.")
         verifier = self.verifier_for(radius, norm)
         named = name_pictures(pictures, self.network.input_shape)
         kind = describe_kind(best_kind(verifier.kinds), self.refuted_kinds()) if verifier else None

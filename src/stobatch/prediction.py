@@ -18,13 +18,13 @@ from torch import Tensor
 
 from stobatch.config import RunConfig
 from stobatch.data.image_folder import SUFFIXES
-from stobatch.data.pixels import PictureRule, image_shape, read_image, scale
-from stobatch.errors import DataError, SettingError
+from stobatch.data.pixels import PictureRule, count_frames, image_shape, read_image, scale
+from stobatch.errors import DataError
 from stobatch.models import Classifier
 from stobatch.results import Kind, Prediction
 from stobatch.seeds import Seeds
 from stobatch.types import PAPER_RANGE, Status
-from stobatch.verifier import CertificateKind, Certificates, Verifier
+from stobatch.verifier import CertificateKind, Verifier
 
 Picture = Path | Tensor
 """A file, or values in [-1, 1] of the network's shape."""
@@ -75,31 +75,42 @@ def _files(path: Path) -> Iterator[Named]:
 
 
 def as_batch(values: Any, shape: tuple[int, ...]) -> Tensor:
-    """Arrays and tensors as a batch of the network's shape in [-1, 1]; bytes are scaled, another layout is named."""
+    """Arrays and tensors as a batch of the network's shape in [-1, 1]; bytes are scaled, another layout is named.
+
+    In NumPy throughout: operations of torch give Python's lock away, which the server's loop can ill afford.
+    """
     try:
-        found = torch.as_tensor(np.asarray(values) if isinstance(values, list | tuple) else values).detach()
+        if isinstance(values, Tensor):
+            values = (values.float() if values.is_floating_point() else values).detach().cpu()
+        found = np.asarray(values)
+        if found.dtype.kind not in "biuf":
+            raise TypeError(f"values are {found.dtype}")
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"these are no pictures: {reason}.", remedy="Give files, an array or a tensor.") from None
     if found.ndim == len(shape):
         found = found[None]
     if found.shape[1:] != shape:
-        last = found.ndim == 4 and tuple(found.permute(0, 3, 1, 2).shape[1:]) == shape
+        last = found.ndim == 4 and found.transpose(0, 3, 1, 2).shape[1:] == shape
         moved = "They seem to be [N, H, W, C]: give inputs.permute(0, 3, 1, 2)." if last else ""
         axes = {3: "[N, C, H, W]"}.get(len(shape), f"[N, {', '.join(map(str, shape))}]")
         raise DataError(
-            f"pictures of shape {tuple(found.shape)} are not {axes} with {shape} after N.",
+            f"pictures of shape {found.shape} are not {axes} with {shape} after N.",
             remedy=moved or f"Give an array of shape (N, {', '.join(map(str, shape))}).",
         )
-    found = scale(found) if found.dtype == torch.uint8 else found.float()
-    low, high = (float(value) for value in found.aminmax()) if found.numel() else (0.0, 0.0)
+    kind = np.uint8 if found.dtype == np.uint8 else np.float32
+    with np.errstate(over="ignore"):  # an infinity is out of range
+        found = np.require(found, kind, ("C", "W"))  # torch shares the memory of no other array
+    if kind is np.uint8:
+        return scale(torch.from_numpy(found))
+    low, high = (found.min(), found.max()) if found.size else (0.0, 0.0)
     if not (low >= PAPER_RANGE.low and high <= PAPER_RANGE.high):
         raise DataError(
             f"values span [{low:g}, {high:g}], not {PAPER_RANGE}.",
             why="Certificates are about inputs in that range.",
             remedy="Give bytes (uint8) from 0 to 255, or divide them by 127.5 and subtract 1.",
         )
-    return found
+    return torch.from_numpy(found)
 
 
 def best_kind(kinds: Sequence[CertificateKind]) -> CertificateKind:
@@ -107,7 +118,7 @@ def best_kind(kinds: Sequence[CertificateKind]) -> CertificateKind:
     return next((kind for kind in kinds if kind.status is Status.PROVED), kinds[0])
 
 
-def describe_kind(kind: CertificateKind, refuted: frozenset[str]) -> Kind:
+def describe_kind(kind: CertificateKind, refuted: frozenset[str] = frozenset()) -> Kind:
     """Return a kind of certificate for a document; refuted where an audit broke it."""
     return Kind(
         name=kind.name,
@@ -137,8 +148,6 @@ def predictions(
     within it, in the kind's norm, gets another label from the function that the kind names. With `radius` given, the
     verifier must have been made for it.
     """
-    if radius is not None and not radius > 0:
-        raise SettingError(f"a radius of {radius:g} says nothing.", remedy="Ask about a radius above 0.")
     shape = model.network.input_shape
     generator = (seeds or Seeds.secret()).generator("predict")
     rest = iter(pictures)
@@ -155,16 +164,30 @@ def _read(picture: Picture, shape: tuple[int, ...], rule: PictureRule) -> Tensor
     """Return a picture's values, or what is wrong with it."""
     if isinstance(picture, Tensor):
         return picture
-    channels, height, width = shape
     try:
-        found = image_shape(picture)
-        if found[1:] != (height, width) and not rule.resize:
-            return f"is {found[1]}x{found[2]} (height x width), and the network takes {height}x{width}; see --fit"
-        if found[0] > channels and not rule.recolour:
-            return "is in colour, and the network takes grey; see --fit"
+        _require_readable(picture, shape, rule)
+        channels, height, width = shape
         return read_image(picture, (channels, height, width), rule)
     except DataError as error:
         return " ".join(part for part in (error.what.removeprefix(f"{picture} "), error.why) if part).rstrip(".")
+
+
+def _require_readable(file: Path, shape: tuple[int, ...], rule: PictureRule) -> None:
+    """Raise unless a file is one picture that the rule brings to the network's shape."""
+    channels, *size = shape
+    fit = "Ask for --fit resize or crop, or give a rule."
+    if not file.is_file():
+        raise DataError("is no file." if file.exists() else "is not there.", remedy="Name a file.")
+    if count_frames(file) > 1:
+        raise DataError("is animated: it is many pictures.", remedy="Save one of its frames.")
+    found, height, width = image_shape(file)
+    if [height, width] != size and not rule.resize:
+        network = f"{size[0]}x{size[1]}"
+        raise DataError(
+            f"is {height}x{width} (height x width), and the network takes {network}; see --fit.", remedy=fit
+        )
+    if found > channels and not rule.recolour:
+        raise DataError("is in colour, and the network takes grey; see --fit.", remedy=fit)
 
 
 def _answer(
@@ -180,7 +203,7 @@ def _answer(
             for label, row in zip(labels, scores, strict=True)
         ]
     found = verifier.verify(inputs, generator) if radius is not None else verifier.verify_farthest(inputs, generator)
-    radii = _radii(found, best_kind(verifier.kinds))
+    radii = found.columns()[best_kind(verifier.kinds).column]
     answers = []
     for place, label in enumerate(found.label.tolist()):
         abstains = bool(found.abstain[place])
@@ -198,10 +221,6 @@ def _answer(
             )
         )
     return answers
-
-
-def _radii(found: Certificates, kind: CertificateKind) -> Any:
-    return found.columns()[kind.column]
 
 
 def _class(model: Predictor, label: int) -> str:

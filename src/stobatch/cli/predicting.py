@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +15,15 @@ import typer
 from stobatch.cli.app import app
 from stobatch.cli.options import Device, Json, NormName, show
 from stobatch.errors import SettingError
+from stobatch.progress import progress
 
 if TYPE_CHECKING:
     from stobatch.results import Kind, Prediction
 
 _COLUMNS = ("name", "label", "class_name", "abstains", "radius", "radius_of_255", "is_safe", "error")
+_VOUCHING = ("kind", "status", "norm", "input_range", "failure_probability")
 _PARQUET_ROWS = 1000
+Vouching = dict[str, str | None]
 
 
 @app.command(rich_help_panel="Measure")
@@ -44,17 +48,25 @@ def predict(
     """
     import stobatch
     from stobatch.data.pixels import PictureRule
+    from stobatch.prediction import name_pictures
     from stobatch.results import Predictions
 
     if fit not in (None, "resize", "crop"):
         raise SettingError(f"--fit {fit} is not known.", remedy="Use resize or crop.")
     rule = None if fit is None else PictureRule(True, fit == "crop", True)
+    warnings.filterwarnings("ignore", module="PIL")  # what is wrong with a file is its answer
     model = stobatch.load(run, device=device)
-    kind, answers = model.answers(_names(pictures), radius=radius, norm=norm, rule=rule)
+    files = [file for _, file in name_pictures(_names(pictures), model.network.input_shape)]
+    kind, answers = model.answers(files, radius=radius, norm=norm, rule=rule)
     kept: list[Prediction] = []
     failed = 0
-    with _writer(out, kind, model.weights_sha256) as write:
+    # Lines that are printed are progress enough.
+    with (
+        _writer(out, kind, model.weights_sha256) as write,
+        progress("predict", len(files), quiet=out is None or as_json) as advance,
+    ):
         for row in answers:
+            advance()
             failed += row.error is not None
             write(row)
             if as_json:
@@ -85,44 +97,54 @@ def _writer(out: Path | None, kind: Kind | None, digest: str) -> Iterator[Any]:
         return
     if out.suffix not in (".csv", ".parquet"):
         raise SettingError(f"{out} is neither .csv nor .parquet.", remedy="Give --out one of these endings.")
-    meaning = {"certificate": json.dumps(kind.to_dict()) if kind else "none", "weights_sha256": digest}
+    vouching: Vouching = dict.fromkeys(_VOUCHING)
+    if kind is not None:
+        said = (kind.name, kind.status, kind.norm, kind.input_range, kind.failure_probability)
+        vouching = dict(zip(_VOUCHING, map(str, said), strict=True))
     waiting = out.with_name(f".{out.name}.partial")
     try:
         with waiting.open("wb") as file:
-            yield from (_csv if out.suffix == ".csv" else _parquet)(file, meaning)
+            if out.suffix == ".csv":
+                yield from _csv(file, vouching, digest)
+            else:
+                yield from _parquet(file, vouching, digest, json.dumps(kind.to_dict()) if kind else "none")
         waiting.replace(out)
     finally:
         waiting.unlink(missing_ok=True)
 
 
-def _cells(row: Prediction, kind: dict[str, str]) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in _COLUMNS} | {"scores": list(row.scores)} | kind
+def _cells(row: Prediction, vouching: Vouching, digest: str) -> dict[str, Any]:
+    """Return a row of the table; who vouches for its radius, if it has one, stands beside it."""
+    said = vouching if row.error is None else dict.fromkeys(_VOUCHING)
+    return {name: getattr(row, name) for name in _COLUMNS} | said | {"weights_sha256": digest, "scores": row.scores}
 
 
-def _csv(file: IO[bytes], meaning: dict[str, str]) -> Iterable[Any]:
+def _csv(file: IO[bytes], vouching: Vouching, digest: str) -> Iterable[Any]:
     import csv
     import io
 
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-    writer = csv.DictWriter(text, [*_COLUMNS, "scores", *meaning])
+    writer = csv.DictWriter(text, [*_COLUMNS, *_VOUCHING, "weights_sha256", "scores"])
     writer.writeheader()
 
     def write(row: Prediction) -> None:
-        writer.writerow({**_cells(row, meaning), "scores": json.dumps(row.scores)})
+        writer.writerow({**_cells(row, vouching, digest), "scores": json.dumps(row.scores)})
 
     yield write
     text.flush()
     text.detach()
 
 
-def _parquet(file: IO[bytes], meaning: dict[str, str]) -> Iterable[Any]:
+def _parquet(file: IO[bytes], vouching: Vouching, digest: str, certificate: str) -> Iterable[Any]:
     import pyarrow
     import pyarrow.parquet
 
-    kinds = {"name": "string", "label": "int64", "class_name": "string", "abstains": "bool", "radius": "float64"}
-    kinds |= {"radius_of_255": "float64", "is_safe": "bool", "error": "string"}
-    fields = [pyarrow.field(name, pyarrow.type_for_alias(kind)) for name, kind in kinds.items()]
-    schema = pyarrow.schema([*fields, pyarrow.field("scores", pyarrow.list_(pyarrow.float64()))], metadata=meaning)
+    kinds = {"label": "int64", "abstains": "bool", "radius": "float64", "radius_of_255": "float64", "is_safe": "bool"}
+    names = (*_COLUMNS, *_VOUCHING, "weights_sha256")
+    fields = [pyarrow.field(name, pyarrow.type_for_alias(kinds.get(name, "string"))) for name in names]
+    scores = pyarrow.field("scores", pyarrow.list_(pyarrow.float64()))
+    metadata = {"certificate": certificate, "weights_sha256": digest}
+    schema = pyarrow.schema([*fields, scores], metadata=metadata)
     waiting: list[dict[str, Any]] = []
     with pyarrow.parquet.ParquetWriter(file, schema) as writer:
 
@@ -131,7 +153,7 @@ def _parquet(file: IO[bytes], meaning: dict[str, str]) -> Iterable[Any]:
             waiting.clear()
 
         def write(row: Prediction) -> None:
-            waiting.append(_cells(row, {}))
+            waiting.append(_cells(row, vouching, digest))
             if len(waiting) >= _PARQUET_ROWS:
                 flush()
 

@@ -87,6 +87,17 @@ def image_shape(path: Path | BinaryIO) -> tuple[int, int, int]:
     return _channels(path, mode), height, width
 
 
+def count_frames(path: Path) -> int:
+    """Return how many pictures a file holds: more than one where it is animated, or has pages."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return getattr(image, "n_frames", 1)
+    except Exception as error:  # decoders raise nearly anything on a damaged file
+        raise _damaged(path, error) from None
+
+
 def read_images(
     files: Sequence[tuple[Path, int]],
     shape: tuple[int, int, int],

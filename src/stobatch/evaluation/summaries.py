@@ -14,12 +14,12 @@ from stobatch.evaluation.protocols import PROTOCOLS
 from stobatch.evaluation.sanity import Certified, Evidence, Probe, flags
 from stobatch.evaluation.statistics import Proportion, proportion
 from stobatch.files import Columns
+from stobatch.prediction import describe_kind
 from stobatch.results import (
     WORST,
     CertifiedAccuracies,
     ClassShare,
     Gap,
-    Kind,
     Protocol,
     ProtocolTable,
     SameImages,
@@ -44,21 +44,6 @@ def certificate_summary(
             kind: _rows(shares.items()) for kind, shares in certified_accuracy(columns, kinds, radii).items()
         },
         largest_radius={kind.name: max(columns[kind.column]) for kind in kinds},
-    )
-
-
-def describe_kind(kind: CertificateKind) -> Kind:
-    """Return a kind of certificate as documents hold it."""
-    return Kind(
-        name=kind.name,
-        function=kind.function,
-        column=kind.column,
-        status=kind.status,
-        source=kind.source,
-        norm=kind.unit.norm,
-        input_range=str(kind.unit.range),
-        failure_probability=kind.failure_probability,
-        assumptions=kind.assumptions,
     )
 
 

@@ -168,7 +168,6 @@ class Application:
             await _discard(request)
             response = problem.response()
         except Exception as error:  # no reason to stop
-            service.metrics.count("failures", "", 1)
             print(f"stobatch: a request failed inside: {type(error).__name__}", file=sys.stderr, flush=True)
             response = HttpError(500, "the server failed; nothing of the request was kept.").response()
         finally:
@@ -256,10 +255,9 @@ async def _discard(request: Exchange) -> None:
 async def _read_body(request: Exchange, limits: Limits) -> bytes:
     if request.headers.get(b"content-encoding", b"identity") != b"identity":
         raise HttpError(415, "compressed bodies are not taken. Send it as it is.")
-    too_large = HttpError(413, f"the body is larger than {limits.body_bytes:,} bytes. Send fewer pictures at once.")
     length = request.headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > limits.body_bytes:
-        raise too_large
+        raise _too_large(limits)
     parts, size = list[bytes](), 0
     try:
         async with asyncio.timeout(limits.body_s):
@@ -270,12 +268,16 @@ async def _read_body(request: Exchange, limits: Limits) -> bytes:
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 if size > limits.body_bytes:
-                    raise too_large
+                    raise _too_large(limits)
                 request.is_read = not message.get("more_body")
     except TimeoutError:
         request.is_read = True
         raise HttpError(408, f"the body did not arrive within {limits.body_s:g} s.", connection="close") from None
     return b"".join(parts)
+
+
+def _too_large(limits: Limits) -> HttpError:
+    return HttpError(413, f"the body is larger than {limits.body_bytes:,} bytes. Send fewer pictures at once.")
 
 
 # Questions.
@@ -311,10 +313,13 @@ async def _ask(service: Service, request: Exchange, *, attack: bool) -> Response
         raise HttpError(503, str(error), retry_after="1") from None
     except StobatchError as error:
         raise HttpError(400, str(error)) from None
-    service.metrics.add_seconds(model.name, monotonic() - arrived)
-    service.metrics.count("pictures", model.name, len(asked.inputs))
-    service.metrics.count("draws", model.name, int(answer.draws.sum()))
-    service.metrics.count("abstentions", model.name, int(answer.abstains.sum()))
+    service.metrics.add_answer(
+        model.name,
+        monotonic() - arrived,
+        pictures=len(answer.label),
+        draws=sum(answer.draws.tolist()),
+        abstentions=sum(answer.abstains.tolist()),
+    )
     if length is None:
         return Response(content)
     return Response(content, "application/octet-stream", headers={HEADER: str(length)})
@@ -324,18 +329,18 @@ async def _answer(
     service: Service, request: Exchange, model: ServedModel, asked: Request, arrived: float, *, attack: bool
 ) -> Answer:
     """Wait for an answer, or for the client to go away, who then costs nothing more."""
+    connection, gone = request.scope[CONNECTION], HttpError(499, "the client has gone.")
+    if connection.transport.is_closing():  # while the request was read
+        raise gone
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     question = asked.question(arrived, attack=attack)
     ticket = service.batcher.submit(model, asked.inputs, question, lambda result: service.settle(future, result))
-    connection = request.scope.get(CONNECTION)
-    if connection is not None:
-        connection.on_lost = lambda: _settle(future, HttpError(499, "the client has gone."))
+    connection.on_lost = lambda: _settle(future, gone)
     try:
         return await future
     finally:
         ticket.gone = True
-        if connection is not None:
-            connection.on_lost = None
+        connection.on_lost = None
 
 
 def _settle(future: asyncio.Future[Answer], result: Answer | Exception) -> None:

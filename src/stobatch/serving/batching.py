@@ -43,6 +43,8 @@ ATTACKS = ("apgd_ce", "apgd_dlr", "square")
 _BUDGET = Budget(steps=40, restarts=1, queries=200)
 _SAMPLES = 16
 """Draws of noise at a step of an attack on a vote."""
+_BUDGET_ON_VOTES = Budget(steps=20, restarts=1, queries=20)
+"""Each look at a vote is as many passes as there are draws, and everybody waits while an attack runs."""
 
 
 class QueueFullError(StobatchError):
@@ -185,9 +187,13 @@ class Batcher:
                 raise QueueFullError
             self.waiting_rows += len(inputs)
             place = next(self._order)
-            # Deadlines differ from client to client and do not keep them from passing together.
+            # Bounds look at each row by itself, so rows may share a batch where the question is the same; `predict`
+            # gives the same bits for them. Deadlines differ and do not matter: who is late leaves the batch. A vote or
+            # an attack draws, and has a key, so a batch and a generator, of its own.
             key: Key = (model.name, question.radius) if shared else place
             queue = self._waiting.setdefault(key, [])
+            # Part p stands where a question that came STEP_ASIDE * p places later would: large questions let small ones
+            # pass, and still move up with every one that does.
             for part in range(ticket.parts):
                 heapq.heappush(queue, (place + STEP_ASIDE * part, place, (ticket, part)))
             self._wake.notify()
@@ -296,6 +302,9 @@ class _Certifying(_Job):
         self.scores = self.network(self.inputs).double().cpu()
         if (verifier := self.model.certifier(self.question)) is not None:
             farthest = self.question.radius is None
+            # To read a vote when the clock says so is optional stopping: Clopper-Pearson's bound holds at a number of
+            # draws that was fixed, a confidence sequence at all of them at once, at a price. So whether an answer may
+            # be cut short is settled here, before the first draw, and not when a deadline comes.
             anytime = any(ticket.question.deadline is not None for ticket, _, _ in self.parts)
             self.search = verifier.search(self.inputs, self.generator, farthest=farthest, anytime=anytime)
 
@@ -355,7 +364,7 @@ class _Attacking(_Job):
         victim: Victim = Expectation(samples["vote"], _SAMPLES) if samples else Plain(self.network)
         norm = Norm(self.model.kind.norm) if self.model.kind else Norm.LINF
         ball = Ball.around(self.inputs, Radius(self.question.radius, norm, PAPER_RANGE))
-        attack = make_attack(self.names.popleft(), _BUDGET)
+        attack = make_attack(self.names.popleft(), _BUDGET_ON_VOTES if samples else _BUDGET)
         resisting = (self._label(self.points) == self.labels).nonzero().squeeze(1)
         if len(resisting):
             goal = Goal(self.labels[resisting])

@@ -46,17 +46,15 @@ class Metrics:
         with self._lock:
             self.requests[path, code] += 1
 
-    def count(self, name: str, model: str, number: int) -> None:
-        with self._lock:
-            self.counts[name, model] += number
-
     def add_batch(self, model: str, rows: int) -> None:
         with self._lock:
             self.batches[model].add(rows)
 
-    def add_seconds(self, model: str, seconds: float) -> None:
+    def add_answer(self, model: str, seconds: float, **counts: int) -> None:
         with self._lock:
             self.seconds[model].add(seconds)
+            for name, number in counts.items():
+                self.counts[name, model] += number
 
     def text(self, gauges: dict[str, int]) -> str:
         with self._lock:

@@ -15,7 +15,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -204,13 +203,13 @@ def _read_tensor(
     values = _binary_numbers(rest, NUMBERS[datatype]) if length is not None else _listed(given.get("data"), datatype)
     if values.size != prod(sizes):
         raise RequestError(f"{values.size} values are not of shape {sizes}.", remedy="Send as many as the shape says.")
-    return as_batch(torch.from_numpy(values.reshape(sizes)), shape)
+    return as_batch(values.reshape(sizes), shape)
 
 
 def _binary_numbers(rest: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
     if len(rest) % kind.itemsize:
         raise RequestError(f"{len(rest)} bytes are no whole number of values.", remedy="Send whole values.")
-    return np.frombuffer(rest, kind).copy()
+    return np.frombuffer(rest, kind)
 
 
 def _listed(data: Any, datatype: str) -> NDArray[Any]:
@@ -224,8 +223,7 @@ def _listed(data: Any, datatype: str) -> NDArray[Any]:
     if values.dtype.kind not in "iuf":
         raise RequestError("the data are not all numbers.", remedy="Send numbers alone.")
     if datatype != "UINT8":
-        with np.errstate(over="ignore"):  # an infinity is out of range
-            return values.astype(NUMBERS[datatype])
+        return values
     if values.dtype.kind == "f" or (values.size and not (values.min() >= 0 and values.max() <= 255)):
         raise RequestError("the data are not whole numbers from 0 to 255.", remedy="Send bytes, or FP32 in [-1, 1].")
     return values.astype(np.uint8)

@@ -20,7 +20,6 @@ from stobatch.evaluation.sanity import Evidence, certified_from
 from stobatch.evaluation.summaries import (
     attack_summary,
     certificate_summary,
-    describe_kind,
     probe_of,
     probe_radius,
     probed,
@@ -29,6 +28,7 @@ from stobatch.evaluation.summaries import (
 from stobatch.files import PRIVATE, Columns, read_tensors, tensors_sha256
 from stobatch.loading import describe_network, make_plan, read_start
 from stobatch.models.parts import last_layer
+from stobatch.prediction import describe_kind
 from stobatch.results import (
     Attack,
     CertificateSummary,

@@ -28,7 +28,9 @@ SMALL = {"data.train_limit": 400, "data.test_limit": 60, "method.batch_size": 10
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
-    config = recipe("demo").override_all({**SMALL, "method.epsilon": 50.0})
+    """With plain bounds: slopes take a hundred times as long, and are the business of tests/unit/bounds."""
+    plain = {"certification.slope_steps": 0}
+    config = recipe("demo").override_all({**SMALL, **plain, "method.epsilon": 50.0})
     return stobatch.train(config, tmp_path_factory.mktemp("runs") / "sound", quiet=True)
 
 
@@ -111,11 +113,15 @@ def test_files_bytes_and_tensors_are_the_same_pictures(model: TrainedModel, inpu
 def test_a_picture_that_cannot_be_read_stops_nobody(model: TrainedModel, folder: Path) -> None:
     (folder / "05.png").write_bytes(b"no picture")
     Image.new("RGB", (40, 30)).save(folder / "06.png")
-    rows = model.predict(folder).rows
-    assert [place for place, row in enumerate(rows) if row.error] == [5, 6]
+    frames = [Image.new("L", (28, 28), grey) for grey in (0, 255)]
+    frames[0].save(folder / "20.gif", save_all=True, append_images=frames[1:])
+    rows = model.predict([folder, folder / "20.gif", folder / "21.png"], radius=0.05).rows
+    assert [place for place, row in enumerate(rows) if row.error] == [5, 6, 20, 21]
+    assert "animated" in str(rows[20].error)
+    assert "not there" in str(rows[21].error)
     assert "not a whole image" in str(rows[5].error)
     assert "30x40" in str(rows[6].error)
-    mended = model.predict(folder, rule=PictureRule(True, False, True)).rows
+    mended = model.predict(folder, radius=0.05, rule=PictureRule(True, False, True)).rows
     assert mended[6].error is None
 
 
@@ -157,7 +163,9 @@ def test_the_verb_prints_a_line_for_each_and_writes_tables(model: TrainedModel, 
         rows = list(csv.DictReader(file))
     table = pyarrow.parquet.read_table(tmp_path / "found.parquet")
     assert [int(row["label"]) for row in rows] == table["label"].to_pylist()
-    assert json.loads(rows[0]["certificate"])["status"] == "proved"
+    for name in ("kind", "status", "norm", "input_range", "weights_sha256"):
+        assert [row[name] for row in rows] == table[name].to_pylist()
+    assert (rows[0]["kind"], rows[0]["status"], rows[0]["norm"]) == ("bounds", "proved", "linf")
     assert json.loads(table.schema.metadata[b"certificate"])["status"] == "proved"
     assert "neither .csv nor .parquet" in call("predict", run, folder, "--out", tmp_path / "x.txt").refusal()
 

@@ -204,4 +204,3 @@ def test_nothing_failed_inside(client: Any) -> None:
     """After everything above: no answer of 500, no failure counted."""
     text = client.ask("GET", "/metrics")[1].decode()
     assert 'code="500"' not in text
-    assert "stobatch_failures_total" not in text

@@ -8,8 +8,9 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPSConnection
 from pathlib import Path
 from time import monotonic, sleep
@@ -92,18 +93,38 @@ def test_a_full_queue_says_when_to_come_back(model: TrainedModel, inputs: torch.
         assert client.infer(inputs[:4], radius=0.05)[0] == 200
 
 
-def test_a_client_that_goes_away_harms_nobody(client: Any, voting: TrainedModel, inputs: torch.Tensor) -> None:
-    for _ in range(5):
-        gone = socket.create_connection(client.host.split(":"))
-        body = json.dumps(request_of(inputs[:20])).encode()
-        head = f"POST /v2/models/votes/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        gone.sendall(head.encode() + body)
-        gone.close()
-    assert client.infer(inputs[:1], radius=0.05)[0] == 200
-    deadline = monotonic() + 60
-    while client.ask("GET", "/metrics")[1].decode().find("stobatch_waiting_pictures 0") < 0:
-        assert monotonic() < deadline
-        sleep(0.1)
+@pytest.mark.parametrize("rows", [20, 60], ids=["read by the loop", "read beside it"])
+@pytest.mark.parametrize("leave", [socket.socket.close, lambda one: one.shutdown(socket.SHUT_WR)], ids=["all", "half"])
+def test_a_client_that_goes_away_harms_nobody_and_costs_nothing(
+    client: Any, inputs: torch.Tensor, leave: Callable[[socket.socket], None], rows: int
+) -> None:
+    """Whoever sends no more has gone: a closed connection looks the same."""
+    content = inputs.repeat(2, 1, 1, 1)[:rows].numpy().tobytes()
+    tensor = {"name": "pictures", "datatype": "FP32", "shape": [rows, 1, 28, 28]}
+    tensor["parameters"] = {"binary_data_size": len(content)}
+    asked = json.dumps({"inputs": [tensor]}).encode()
+    head = (
+        "POST /v2/models/votes/infer HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Length: {len(asked + content)}\r\nInference-Header-Content-Length: {len(asked)}\r\n\r\n"
+    )
+    before = metrics_of(client)
+    with ExitStack() as gone:
+        for _ in range(5):
+            one = gone.enter_context(socket.create_connection(client.host.split(":")))
+            one.sendall(head.encode() + asked + content)
+            leave(one)
+        assert client.infer(inputs[:1], radius=0.05)[0] == 200
+        deadline = monotonic() + 60
+        while (now := metrics_of(client))["stobatch_waiting_pictures"] or now["stobatch_requests_in_flight"] > 1:
+            assert monotonic() < deadline
+            sleep(0.05)
+    code = 'stobatch_requests_total{path="/v2/models/{name}/infer",code="499"}'
+    assert now[code] == before.get(code, 0) + 5
+
+
+def metrics_of(client: Client) -> dict[str, float]:
+    lines = client.ask("GET", "/metrics")[1].decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
 
 
 def test_slow_senders_are_sent_away(model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 // The page at /: a picture, its certified label, and what changes within a radius can and cannot do.
 
 const $ = (id) => document.getElementById(id);
-const state = { card: null, model: null, token: null, picture: null, answer: null, turn: 0, attackTurn: 0 };
+const state = { card: null, model: null, token: null, picture: null, answer: null, turn: 0, attackTurn: 0, moved: false };
 
 // ---- the server ----
 
@@ -217,6 +217,8 @@ function paint(id, values) {
 
 const say = (id, text) => ($(id).textContent = text);
 
+const SOON_MS = 300;
+
 async function changed() {
   if (!state.model) return;
   const turn = ++state.turn;
@@ -225,7 +227,6 @@ async function changed() {
   state.answer = null;
   paint("own", state.picture);
   paint("random", null);
-  paint("worst", null);
   if (!state.picture) {
     for (const id of ["kinds", "scores"]) $(id).replaceChildren();
     say("label", "–");
@@ -234,29 +235,35 @@ async function changed() {
     return;
   }
   say("meaning", "working…");
+  perturb();
   try {
-    const answer = await ask(address("infer"), request(state.picture, { deadline_ms: 20000 }));
-    if (turn !== state.turn) return;
-    state.answer = answer;
-    showAnswer();
+    // What is proved after a moment is shown at once; then the rest.
+    for (const deadline_ms of [SOON_MS, 20000]) {
+      const answer = await ask(address("infer"), request(state.picture, { deadline_ms }));
+      if (turn !== state.turn) return;
+      const more = answer.parameters.deadline_reached && deadline_ms === SOON_MS;
+      if (!more) state.answer = answer;
+      if (!more || !column(answer, "abstains").data[0]) showAnswer(answer, more);
+      if (!more) break;
+    }
     perturb();
   } catch (error) {
     if (turn === state.turn) say("meaning", error.message);
   }
 }
 
-const certified = () => {
-  const radius = state.answer && column(state.answer, "radius");
+const certified = (answer = state.answer) => {
+  const radius = answer && column(answer, "radius");
   return radius ? { size: radius.data[0], ...radius.parameters } : null;
 };
 const often = (kind) => (kind.failure_probability ? `, wrong with probability at most ${kind.failure_probability}` : "");
 
-function showAnswer() {
-  const answer = state.answer;
-  const held = certified();
+function showAnswer(answer, more) {
+  const held = certified(answer);
   const abstains = column(answer, "abstains").data[0];
   say("label", abstains ? "abstains" : column(answer, "class_name").data[0]);
-  const late = answer.parameters.deadline_reached ? " Time ran out; this is what is proved by then." : "";
+  const ran = more ? " Looking further…" : " Time ran out; this is what is proved by then.";
+  const late = answer.parameters.deadline_reached ? ran : "";
   if (abstains) say("meaning", `No label could be proved.${late}`);
   else if (!held) say("meaning", answer.parameters.meaning);
   else if (!held.size) say("meaning", `This label, and no radius: nothing is proved about changes.${late}`);
@@ -266,7 +273,7 @@ function showAnswer() {
     say("meaning", `${verb} ${held.size.toPrecision(4)} (${held.norm} over ${held.input_range}; ${of255} of 255) alters this label${often(held)}.${late}`);
   }
   const kinds = answer.outputs.filter((one) => one.name.startsWith("radius") && one.name !== "radius_of_255");
-  const several = kinds.length > 1 ? kinds.filter((one) => one.name !== "radius") : kinds;
+  const several = kinds.filter((one) => one.name !== "radius"); // one alone is in the sentence above
   $("kinds").replaceChildren(...several.map((one) => {
     const item = element("li", `${one.parameters.kind}: ${one.data[0] ? `${one.data[0].toPrecision(4)} ${one.parameters.norm}` : "no radius"} `);
     item.append(element("span", one.parameters.status, `status ${one.parameters.status}`));
@@ -288,23 +295,25 @@ function showAnswer() {
   }));
   const end = Math.max(0.5, 2 * (held ? held.size : 0));
   $("radius").max = end.toFixed(2);
-  $("radius").value = Math.min($("radius").value, end);
-  showRuler();
+  // Until somebody moves it, the slider stands where the proof ends.
+  const stands = state.moved ? Number($("radius").value) : Math.floor(100 * (held ? held.size : 0)) / 100;
+  $("radius").value = Math.min(stands, end);
+  showRuler(answer);
 }
 
-function showRuler() {
-  const held = certified();
+function showRuler(answer = state.answer) {
+  const held = certified(answer);
   const end = Number($("radius").max);
   const asked = Number($("radius").value);
   const bar = $("ruler-proved");
   bar.className = held ? held.status : "";
   bar.style.width = held ? `${Math.min(100, (100 * held.size) / end)}%` : "0";
+  say("ruler-proved", held && held.size / end > 0.2 ? held.status : "");
   $("ruler-asked").style.left = `calc(${Math.min(100, (100 * asked) / end)}% - 1px)`;
-  say("ruler-middle", (end / 2).toFixed(2));
-  say("ruler-end", end.toFixed(2));
+  $("ticks").replaceChildren(...[0, 0.25, 0.5, 0.75, 1].map((part) => element("span", part ? (part * end).toFixed(2) : "0")));
   const told = held ? `${held.status} up to ${held.size.toPrecision(3)} ${held.norm}` : "no certificate";
   $("ruler").setAttribute("aria-label", `Ruler from 0 to ${end.toFixed(2)}: ${told}; the slider stands at ${asked.toFixed(2)}`);
-  say("radius-value", asked.toFixed(2));
+  say("radius-value", held ? `${asked.toFixed(2)} (${held.norm}; ${((asked * 255) / 2).toPrecision(3)} of 255)` : asked.toFixed(2));
 }
 
 // ---- changes within the radius ----
@@ -317,26 +326,37 @@ function randomChange(size, norm) {
 
 let waiting = null;
 
+function judge(text, status) {
+  say("attack", text);
+  $("attack").className = `verdict ${status}`;
+}
+
+function paintWorst(values) {
+  $("worst").classList.toggle("none", !values);
+  if (values) paint("worst", values);
+  else $("worst").getContext("2d").clearRect(0, 0, $("worst").width, $("worst").height);
+}
+
 function perturb() {
   showRuler();
   const size = Number($("radius").value);
   const turn = ++state.attackTurn;
   clearTimeout(waiting);
-  paint("worst", null);
+  paintWorst(null);
   if (!state.answer || !size) {
     if (state.picture) paint("random", state.picture);
     say("worst-caption", "the strongest found");
-    say("attack", "Move the slider.");
+    judge(state.answer ? "Move the slider." : "", "");
     return;
   }
   const held = certified();
   paint("random", randomChange(size, held ? held.norm : "linf"));
   if (held && held.status === "proved" && size <= held.size) {
     say("worst-caption", "none exists");
-    say("attack", `No attack can: within ${size.toFixed(2)} no change at all alters the label (proved${often(held)}).`);
+    judge(`No attack can: within ${size.toFixed(2)} no change at all alters the label (proved${often(held)}).`, "proved");
     return;
   }
-  say("attack", "Looking for an attack…");
+  judge("Looking for an attack…", "");
   waiting = setTimeout(() => attack(size, turn), 250);
 }
 
@@ -345,18 +365,20 @@ async function attack(size, turn) {
     const before = column(state.answer, "class_name").data[0];
     const found = await ask(address("attack"), request(state.picture, { radius: size, deadline_ms: 10000 }));
     if (turn !== state.attackTurn) return;
-    paint("worst", column(found, "changed_picture").data);
+    paintWorst(column(found, "changed_picture").data);
     const after = column(found, "class_name").data[0];
     say("worst-caption", after === before ? "the strongest found" : `now “${after}”`);
-    say("attack", after === before
-      ? `The strongest attack found within ${size.toFixed(2)} leaves the label. That proves nothing.`
-      : `Broken: this change within ${size.toFixed(2)} turns “${before}” into “${after}”.`);
+    if (after === before) judge(`The strongest attack found within ${size.toFixed(2)} leaves the label. That proves nothing.`, "");
+    else judge(`Broken: this change within ${size.toFixed(2)} turns “${before}” into “${after}”.`, "refuted");
   } catch (error) {
-    if (turn === state.attackTurn) say("attack", error.message);
+    if (turn === state.attackTurn) judge(error.message, "");
   }
 }
 
-$("radius").addEventListener("input", perturb);
+$("radius").addEventListener("input", () => {
+  state.moved = true;
+  perturb();
+});
 $("model").addEventListener("change", choose);
 $("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
