@@ -21,13 +21,14 @@ class Measured:
     def seconds(self) -> dict[str, float]:
         return {name: statistics.median(values) for name, values in self.wall.items()}
 
-    def ratio(self, first: str, second: str) -> float:
+    def ratio(self, first: str, second: str, *, of_processor: bool = False) -> float:
         """Return the median over rounds of the first's time over the second's: what loads both in a round cancels."""
-        return statistics.median(a / b for a, b in zip(self.wall[first], self.wall[second], strict=True))
+        times = self.cpu if of_processor else self.wall
+        return statistics.median(a / b for a, b in zip(times[first], times[second], strict=True))
 
-    def fastest(self, candidates: Iterable[str], ours: str) -> float:
+    def fastest(self, candidates: Iterable[str], ours: str, *, of_processor: bool = False) -> float:
         """Return the least of those ratios: the fastest of several over ours."""
-        return min(self.ratio(name, ours) for name in candidates)
+        return min(self.ratio(name, ours, of_processor=of_processor) for name in candidates)
 
 
 def alternate(candidates: dict[str, Callable[[], object]], *, rounds: int) -> Measured:
