@@ -80,17 +80,12 @@ $(SITE)/.installed: constraints.txt mkdocs.yml
 	$(SITE)/bin/pip install --quiet -c constraints.txt mkdocs-material
 	touch $@
 
+# Every benchmark, its record in benchmarks/results, and the pages made from them: SMALL=--small takes minutes.
+SMALL :=
 benchmarks: $(STAMP)
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[benchmarks]"
 	$(BIN)/pip install --quiet --no-deps -c constraints.txt torchattacks opacus opt_einsum
-	$(BIN)/python benchmarks/attacks.py
-	$(BIN)/python benchmarks/crafting.py
-	$(BIN)/python benchmarks/verified_inference.py
-	$(BIN)/python benchmarks/dp/clipping.py
-	$(BIN)/python benchmarks/dp/paper_networks.py
-	$(BIN)/python benchmarks/auditing.py
-	$(BIN)/python benchmarks/distributed/throughput.py
-	$(BIN)/python benchmarks/distributed/model.py
+	$(BIN)/python benchmarks/measure.py $(SMALL)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -47,13 +47,12 @@ def main() -> None:
                 loss = torch.nn.functional.cross_entropy(logits, logits.argmax(1), reduction="sum")
                 torch.autograd.grad(loss, leaf)
 
-    seconds = alternate({"bare passes": bare, "fused ensemble": fused, "stock passes": stock}, rounds=7)
-    units = dict.fromkeys(seconds, BATCH * STEPS)
+    measured = alternate({"bare passes": bare, "fused ensemble": fused, "stock passes": stock}, rounds=7)
     ratios = {
-        "ensemble_over_bare": seconds["fused ensemble"] / seconds["bare passes"],
-        "stock_over_bare": seconds["stock passes"] / seconds["bare passes"],
+        "ensemble_over_bare": measured.ratio("fused ensemble", "bare passes"),
+        "stock_over_bare": measured.ratio("stock passes", "bare passes"),
     }
-    report("crafting the training ensemble, MNIST network", seconds, units, ratios)
+    report("crafting the training ensemble, MNIST network", measured, BATCH * STEPS, ratios)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from stobatch.config import RunConfig
 
 HERE = Path(__file__).resolve()
 
 
-def stepper(device: str, precision: str, batch_size: int) -> Callable[[], None]:
-    """Return what makes the recipe's next step, as the training loop makes it."""
+def stepper(config: RunConfig, shape: tuple[int, int, int], rows: int) -> Callable[[], None]:
+    """Return what makes the next step of a published training on made-up images, as the training loop makes it."""
     from stobatch.data import DatasetInfo, Examples
     from stobatch.models import build
     from stobatch.published.training import Published
@@ -35,13 +39,7 @@ def stepper(device: str, precision: str, batch_size: int) -> Callable[[], None]:
     from stobatch.training.device import use_device
     from stobatch.training.engines import InProcessEngine
     from stobatch.training.trainable import working_precision
-    from stobatch_recipes import published
 
-    recipe, shape, rows = published.cifar10(), (3, 28, 28), 4 * batch_size
-    config = recipe.replace(
-        method=recipe.method.replace(batch_size=batch_size),
-        machine=recipe.machine.replace(device=device, precision=precision, memory_mb=60_000),
-    )
     here = use_device(config.machine)
     generator, seeds = torch.Generator().manual_seed(0), Seeds.reproducible(1)
     images = torch.randint(256, (rows, *shape), generator=generator) / 127.5 - 1
@@ -55,13 +53,24 @@ def stepper(device: str, precision: str, batch_size: int) -> Callable[[], None]:
 
     def step() -> None:
         nonlocal made
-        with working_precision(precision, here):
+        with working_precision(config.machine.precision, here):
             gradients = trainable.release(made, engine).gradients
         descent.step(made, gradients)
         trainable.after_update()
         made += 1
 
     return step
+
+
+def cifar10(options: argparse.Namespace) -> Callable[[], None]:
+    from stobatch_recipes import published
+
+    recipe = published.cifar10()
+    config = recipe.replace(
+        method=recipe.method.replace(batch_size=options.batch_size),
+        machine=recipe.machine.replace(device=options.device, precision=options.precision, memory_mb=60_000),
+    )
+    return stepper(config, (3, 28, 28), rows=4 * options.batch_size)
 
 
 def turn(step: Callable[[], None], steps: int, device: str) -> float:
@@ -77,7 +86,7 @@ def turn(step: Callable[[], None], steps: int, device: str) -> float:
 
 def work(options: argparse.Namespace) -> None:
     """Make a turn for every line of standard input, and answer with its time."""
-    step = stepper(options.device, options.precision, options.batch_size)
+    step = cifar10(options)
     turn(step, options.steps, options.device)
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -88,7 +97,7 @@ def profile(options: argparse.Namespace) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    step = stepper(options.device, options.precision, options.batch_size)
+    step = cifar10(options)
     turn(step, options.steps, options.device)
     with profiler(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         turn(step, options.steps, options.device)

@@ -96,7 +96,7 @@ def main() -> None:
 
     same = torch.equal(ours_given(), naive_given(network, images, at_input, at_hidden))
     print(f"votes identical to the naive ones, given the same noise: {same}")
-    seconds = alternate(
+    measured = alternate(
         {
             "verified inference": ours,
             "naive loop": lambda: naive_loop(network, images, torch.Generator().manual_seed(3)),
@@ -108,18 +108,18 @@ def main() -> None:
         rounds=5,
     )
     # ART draws another sample of the same size to choose the class before it certifies, so it too makes two per draw.
-    units = dict.fromkeys(seconds, 2 * IMAGES * DRAWS)
-    per_row = {name: value / units[name] for name, value in seconds.items()}
     ratios = {
-        "naive_over_ours": per_row["naive loop"] / per_row["verified inference"],
-        "naive_over_ours_noise_given": per_row["whole-network passes, noise given"]
-        / per_row["verified inference, noise given"],
-        "art_over_ours": per_row["ART randomised smoothing"] / per_row["verified inference"],
-        "art_large_batches_over_ours": per_row[f"ART randomised smoothing, batches of {BATCH}"]
-        / per_row["verified inference"],
+        "naive_over_ours": measured.ratio("naive loop", "verified inference"),
+        "naive_over_ours_noise_given": measured.ratio(
+            "whole-network passes, noise given", "verified inference, noise given"
+        ),
+        "art_over_ours": measured.ratio("ART randomised smoothing", "verified inference"),
+        "art_large_batches_over_ours": measured.ratio(
+            f"ART randomised smoothing, batches of {BATCH}", "verified inference"
+        ),
         "votes_identical": float(same),
     }
-    report("verified inference, MNIST network", seconds, units, ratios)
+    report("verified inference, MNIST network", measured, 2 * IMAGES * DRAWS, ratios)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from result_pages import audits, baselines, figures, paper, practice, published, readme, sound, speed
+from result_pages import audits, baselines, figures, paper, practice, published, readme, scaling, sound, speed
 from result_pages.records import FIGURES, ROOT, save
 
 PAGES = {
@@ -20,6 +20,7 @@ PAGES = {
     "paper": paper,
     "audits": audits,
     "speed": speed,
+    "scaling": scaling,
 }
 README = ROOT / "README.md"
 
@@ -34,7 +35,7 @@ def pages() -> dict[Path, str]:
 
 def draw(folder: Path) -> None:
     """Draw every figure into a folder."""
-    for module in (audits, baselines, readme):
+    for module in (audits, baselines, readme, scaling):
         for name, figure in module.figures().items():
             save(figure, name, folder)
     figures.draw(folder)

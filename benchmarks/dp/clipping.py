@@ -242,21 +242,21 @@ def main() -> None:
     candidates: dict[str, Callable[[], object]] = {
         name: lambda step=step: step(images, labels) for name, step in steps.items()
     }
-    seconds = alternate(candidates, rounds=arguments.rounds)
+    measured = alternate(candidates, rounds=arguments.rounds)
     ratios = {
-        "time_ours_over_plain": seconds[OURS] / seconds[PLAIN],
-        "time_ours_over_plain_cut": seconds[OURS] / seconds[f"plain SGD, cut to {CUT}"],
+        "time_ours_over_plain": measured.ratio(OURS, PLAIN),
+        "time_ours_over_plain_cut": measured.ratio(OURS, f"plain SGD, cut to {CUT}"),
         "memory_ours_over_plain": mebibytes[OURS] / mebibytes[PLAIN],
         "memory_ours_over_plain_cut": mebibytes[OURS] / mebibytes[f"plain SGD, cut to {CUT}"],
     }
     for peer in ("Opacus ghost", "Opacus default", "torch.func"):
         for kind, key in (("whole batch", ""), (f"cut to {CUT}", "_cut")):
-            if f"{peer}, {kind}" in seconds:
-                ratio = seconds[f"{peer}, {kind}"] / seconds[OURS]
+            if f"{peer}, {kind}" in candidates:
+                ratio = measured.ratio(f"{peer}, {kind}", OURS)
                 ratios[f"{peer.lower().replace(' ', '_')}{key}_over_ours"] = ratio
     for name, value in mebibytes.items():
         print(f"  {name:<44} {value:8.0f} MiB at the peak of a step")
-    report(f"clipped training, {BATCH} images", seconds, dict.fromkeys(seconds, BATCH), ratios)
+    report(f"clipped training, {BATCH} images", measured, BATCH, ratios)
 
 
 if __name__ == "__main__":

@@ -54,11 +54,13 @@ def main() -> None:
             ),
             "plain gradient, same chunks": partial(plain, network, batch),
         }
-        seconds = alternate(ways, rounds=5)
-        ours, formed, unclipped = seconds.values()
+        measured = alternate(ways, rounds=5)
         title = f"clipping mnist_cnn, {normalisation} normalisation, {BATCH} images"
-        ratios = {"example by example over one pass": formed / ours, "one pass over plain gradient": ours / unclipped}
-        report(title, seconds, dict.fromkeys(seconds, BATCH), ratios)
+        ratios = {
+            "example by example over one pass": measured.ratio("example by example", "one pass"),
+            "one pass over plain gradient": measured.ratio("one pass", "plain gradient, same chunks"),
+        }
+        report(title, measured, BATCH, ratios)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stobatch.attacks.ball import Ball
 from stobatch.attacks.goals import Goal
-from stobatch.attacks.loop import Attack, Best, GradientAttack, Plain, Victim, appraise
+from stobatch.attacks.loop import Attack, Best, GradientAttack, Plain, Victim, appraise, require_numbers
 from stobatch.errors import ModelError, SettingError
 from stobatch.models.validators import unchanged
 from stobatch.registry import ATTACKS
@@ -175,4 +175,5 @@ def attack(
             )
         points = made.run(Plain(module), ball, goal, generator, chunk=rows_at_once)
         answers = torch.cat([module(part) for part in torch.split(points, rows_at_once)])
+        require_numbers(answers)
         return Attacked(points, goal.reached(answers), ball.distance(points), size, name)

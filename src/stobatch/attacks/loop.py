@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from stobatch.attacks.ball import Ball, Size
 from stobatch.attacks.goals import Goal
 from stobatch.errors import DataError, ModelError, SettingError, UnitError
+from stobatch.models.validators import keeps_nothing
 
 Scores = Callable[[Tensor], Tensor]
 Memory = dict[str, Tensor]
@@ -25,6 +27,8 @@ Memory = dict[str, Tensor]
 
 _LET_GO_EVERY = 5
 """Steps between two looks at which examples still resist; a look costs a synchronisation on a GPU."""
+_FEWEST_ROWS = 100
+"""Rows below which a thread of its own does not pay for a piece: the work between two operations begins to count."""
 
 
 class Victim(Protocol):
@@ -77,7 +81,7 @@ class Attack(ABC):
         """Return the worst point found for each example; `chunk` is how many rows pass through the network at once.
 
         **Guarantee.** Every returned point is inside the ball and the input range, checked in float64; every gradient
-        was finite.
+        was finite. What the victim says at the last point is for the caller to ask.
         """
         require_sound(victim, ball, goal, generator)
         return ball.settle(self.search(victim, ball, goal, generator, max(1, chunk // victim.passes)))
@@ -117,8 +121,11 @@ class GradientAttack(Attack, ABC):
         if not victim.deterministic:
             # A lucky draw proves nothing: no point is kept for it and no example let go.
             return _walk(victim, ball, [(self, slice(None))], points, goal, generator, chunk, None)
-        found = [self._search_piece(victim, ball, points, goal, generator, p) for p in _pieces(len(points), chunk)]
-        return _join(found)
+
+        def search(piece: slice) -> Tensor:
+            return self._search_piece(victim, ball, points, goal, generator, piece)
+
+        return piece_by_piece(search, points, chunk, concurrent=_concurrent(victim))
 
     def _search_piece(
         self, victim: Victim, ball: Ball, points: Tensor, goal: Goal, generator: torch.Generator, piece: slice
@@ -144,12 +151,14 @@ def craft(
     chunk: int = 833,
     piece: slice | None = None,
     batch_size: int | None = None,
+    concurrent: bool = False,
 ) -> Tensor:
     """Adversarial points for training, an equal slice of the batch for each attack, all in the same passes.
 
     Without labels the model's own prediction at the present point is used, so that no true label leaks (Eq. 8).
     The ball may hold only a `piece` of a batch of `batch_size`: draws are made for the whole batch, so pieces that are
-    crafted apart are those of the whole.
+    crafted apart are those of the whole. `concurrent` says that several threads may ask for scores at once; of a module
+    that is known to keep nothing it need not be said.
     """
     piece = slice(0, len(ball.centre)) if piece is None else piece
     if len({attack.steps for attack in attacks}) > 1:
@@ -164,18 +173,44 @@ def craft(
             shares.append((attack, here))
             points.append(ball.part(here).at(own))
     starts, goal, victim = torch.cat(points), Goal(labels), Plain(scores)
-    return _join(
-        [
-            _walk(victim, ball.part(rows), _within(shares, rows), starts[rows], goal.part(rows), generator, chunk, None)
-            for rows in _pieces(len(starts), chunk)
-        ]
-    )
+
+    def walk(rows: slice) -> Tensor:
+        own = _within(shares, rows)
+        return _walk(victim, ball.part(rows), own, starts[rows], goal.part(rows), generator, chunk, None)
+
+    return piece_by_piece(walk, starts, chunk, concurrent=concurrent or _concurrent(victim))
+
+
+def _concurrent(victim: Victim) -> bool:
+    """Return whether several threads may ask it at once."""
+    return isinstance(victim, Plain) and keeps_nothing(victim.scores)
+
+
+def piece_by_piece(work: Callable[[slice], Tensor], points: Tensor, chunk: int, *, concurrent: bool) -> Tensor:
+    """Return what the work makes of pieces of the rows, of which at most `chunk` are under way at a time.
+
+    Each piece takes all its steps before the next one begins, so that points, gradients and momenta stay in the cache.
+    On a CPU several pieces go at once, each in a thread of its own: threads that share one operation wait for each
+    other at the end of every one. An example's bits do not depend on the rows beside it.
+    """
+    cores, count = torch.get_num_threads(), len(points)
+    # Mixed precision and whatever watches operations are settings of the calling thread: there it stays at one.
+    single = not (concurrent and points.is_cpu) or torch.is_autocast_enabled("cpu")
+    workers = 1 if single else max(1, min(cores, chunk // _FEWEST_ROWS, count // _FEWEST_ROWS))
+    if workers == 1:
+        return _join([work(piece) for piece in _pieces(count, chunk)])
+    # Pieces of equal size, equally many for every thread, so that none waits at the end.
+    rounds = -(-count // (chunk // workers * workers))
+    pieces = _pieces(count, -(-count // (rounds * workers)))
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(cores // workers,)) as pool:
+            return _join(list(pool.map(torch.no_grad()(work), pieces)))
+    finally:
+        # What a thread sets for itself is also what threads that begin later start from.
+        torch.set_num_threads(cores)
 
 
 def _pieces(count: int, chunk: int) -> list[slice]:
-    """Rows that pass through the network at once. Each piece takes all its steps before the next one begins, so that
-    points, gradients and momenta stay in the cache.
-    """
     return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
 
 
@@ -250,10 +285,16 @@ def _walk(
             "an attack met a gradient that is not a number.", remedy="Lower the learning rate or check the inputs."
         )
     if best is not None and len(rows):
-        best.see(rows, points, *outcome(victim.draw(generator), points, goal, chunk))
-        for (attack, where), memory in zip(shares, memories, strict=True):
-            if (kept := attack.kept(memory)) is not None:
-                best.see(rows[where], *kept, torch.zeros_like(rows[where], dtype=torch.bool))
+        kept = [attack.kept(memory) for (attack, _), memory in zip(shares, memories, strict=True)]
+        # Where no other point was reached or has a value, the last one is taken whatever its value: no pass is spent.
+        rivals = best.reached[rows] | (best.objective[rows] > -torch.inf) | any(other is not None for other in kept)
+        best.points[rows[~rivals]] = points[~rivals]
+        if bool(rivals.any()):
+            last = points[rivals]
+            best.see(rows[rivals], last, *outcome(victim.draw(generator), last, goal.part(rivals), chunk))
+        for (_, where), other in zip(shares, kept, strict=True):
+            if other is not None:
+                best.see(rows[where], *other, torch.zeros_like(rows[where], dtype=torch.bool))
     return points
 
 
@@ -284,26 +325,28 @@ def _look(scores: Scores, points: Tensor, goal: Goal, chunk: int, *, success: bo
 
 
 @torch.no_grad()
-def outcome(scores: Scores, points: Tensor, goal: Goal, chunk: int) -> tuple[Tensor, Tensor]:
+def outcome(
+    scores: Scores, points: Tensor, goal: Goal, chunk: int, *, concurrent: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the value of the objective and whether the goal is reached, without gradients."""
-    objectives, reached = [], []
-    for start in range(0, len(points), chunk):
-        which = slice(start, start + chunk)
-        logits = scores(points[which])
-        objectives.append(goal.objective(logits, which).to(points.dtype))
-        reached.append(goal.part(which).reached(logits))
-    # The largest of scores that are no numbers is no prediction: without this check it would count as a success.
-    objective = _join(objectives)
-    if bool(objective.isnan().any()):
+    logits = piece_by_piece(lambda piece: scores(points[piece]), points, chunk, concurrent=concurrent)
+    objective = goal.objective(logits, slice(None)).to(points.dtype)
+    require_numbers(objective)
+    return objective, goal.reached(logits)
+
+
+def require_numbers(scores: Tensor) -> None:
+    """Raise at scores that are no numbers: the largest of them is no prediction, and would count as a success."""
+    if bool(scores.isnan().any()):
         raise ModelError("an attack met scores that are not numbers.", remedy="Check the model inside of the ball.")
-    return objective, _join(reached)
 
 
 def appraise(
     victim: Victim, points: Tensor, goal: Goal, generator: torch.Generator, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """`outcome` for comparing points. Of a randomised victim no point is ever called a success by a few draws."""
-    objective, reached = outcome(victim.draw_to_judge(generator), points, goal, chunk)
+    scores = victim.draw_to_judge(generator)
+    objective, reached = outcome(scores, points, goal, chunk, concurrent=_concurrent(victim))
     return objective, reached & victim.deterministic
 
 

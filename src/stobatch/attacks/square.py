@@ -39,13 +39,14 @@ class Square(Attack):
         best, rows = Best(ball.centre), torch.arange(len(ball.centre), device=ball.centre.device)
         best.see(rows, ball.centre, *appraise(victim, ball.centre, goal, generator, chunk))
         rows = best.resisting()
-        points = self._stripes(ball, generator)[rows]
+        points, around, aim = self._stripes(ball, generator)[rows], ball.part(rows), goal.part(rows)
         for query in range(self.queries if len(rows) else 0):
-            best.see(rows, points, *appraise(victim, points, goal.part(rows), generator, chunk))
-            rows = best.resisting()
+            best.see(rows, points, *appraise(victim, points, aim, generator, chunk))
+            if len(left := best.resisting()) < len(rows):
+                rows, around, aim = left, ball.part(left), goal.part(left)
             if not len(rows):
                 break
-            points = self._propose(ball.part(rows), best.points[rows], self._share(query), generator)
+            points = self._propose(around, best.points[rows], self._share(query), generator)
         return best.points
 
     def _share(self, query: int) -> float:
@@ -62,8 +63,8 @@ class Square(Attack):
         return ball.project((centre + size * signs).reshape(ball.centre.shape))
 
     def _propose(self, ball: Ball, points: Tensor, share: float, generator: torch.Generator) -> Tensor:
-        """Return a random patch of ±size; one place for all examples, a sign for each and each channel."""
-        centre, images = _as_images(ball.centre), _as_images(points).clone()
+        """Put a random patch of ±size on the points; one place for all examples, a sign for each and each channel."""
+        centre, images = _as_images(ball.centre), _as_images(points)
         count, channels, height, width = images.shape
         side = max(1, round(sqrt(share * height * width)))
         tall, wide = min(side, height), min(side, width)
@@ -73,10 +74,12 @@ class Square(Attack):
         signs = torch.randint(0, 2, (count, channels, 1, 1), generator=generator).to(points) * 2 - 1
         patch = ball.size_for(images) / self._length(ball, channels * tall * wide) * signs
         if ball.radius.norm is Norm.LINF:
-            images[window] = centre[window] + patch
-        else:
-            images[window] += sqrt(share) * patch
-        return ball.project(images.reshape(points.shape))
+            # Every value for itself: what is outside of the patch is in the box already.
+            ends = (_as_images(end.expand_as(points))[window] for end in (ball.lower, ball.upper))
+            images[window] = (centre[window] + patch).clamp_(*ends)
+            return points
+        images[window] += sqrt(share) * patch
+        return ball.project(points)
 
     @staticmethod
     def _length(ball: Ball, values: int) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 from stobatch.attacks import Attack, Ball, Budget, Goal, Plain, Victim, make_attack
 from stobatch.attacks.ball import per_example
 from stobatch.attacks.goals import margin
-from stobatch.attacks.loop import Best, appraise
+from stobatch.attacks.loop import Best, appraise, require_numbers
 from stobatch.auditing.vote_counts import count
 from stobatch.errors import DataError, ModelError
 from stobatch.evaluation.functions import SinglePass, Vote
@@ -264,7 +264,9 @@ def _move_inwards(
 
 
 def _scores(function: SinglePass, points: Tensor) -> Tensor:
-    return torch.cat([function.network(part) for part in torch.split(points, function.rows)])
+    scores = torch.cat([function.network(part) for part in torch.split(points, function.rows)])
+    require_numbers(scores)
+    return scores
 
 
 _MOST_FLIPS = 0.5

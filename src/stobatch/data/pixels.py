@@ -95,7 +95,7 @@ def count_frames(path: Path) -> int:
         with Image.open(path) as image:
             return getattr(image, "n_frames", 1)
     except Exception as error:  # decoders raise nearly anything on a damaged file
-        raise _damaged(path, error) from None
+        raise _damaged_error(path, error) from None
 
 
 def read_images(

@@ -28,6 +28,7 @@ from stobatch.dp.plan import Plan
 from stobatch.methods import Method, Release, Tuples, encoder_of, require_per_example_at_size, split_network
 from stobatch.models import Classifier, Network, require_per_example, rows_in_memory
 from stobatch.models.affine import DenseEncoder
+from stobatch.models.validators import keeps_nothing
 from stobatch.paper import implements
 from stobatch.published.losses import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
 from stobatch.published.noise import PrivateNoise
@@ -247,7 +248,10 @@ class PublishedTrainable(Trainable):
         ball = Ball.around(noisy_inputs, radius, shift=self.network.input_noise)
         whole = self.config.batch_size if piece else None
         with frozen(self.network):
-            return craft(self._scores, ball, self.ensemble, generator, chunk=self.chunk, piece=piece, batch_size=whole)
+            return craft(
+                *(self._scores, ball, self.ensemble, generator),
+                chunk=self.chunk, piece=piece, batch_size=whole, concurrent=keeps_nothing(self.network),
+            )  # fmt: skip
 
     def _scores(self, noisy_inputs: Tensor) -> Tensor:
         return self.head(self.network.noisy_hidden(noisy_inputs))

@@ -15,6 +15,7 @@ from torch import Tensor
 from stobatch.attacks import Ball, craft, paper_ensemble
 from stobatch.config import MethodConfig
 from stobatch.models import Classifier
+from stobatch.models.validators import keeps_nothing
 from stobatch.settings import setting
 from stobatch.sound.losses import (
     Adversarial,
@@ -159,7 +160,10 @@ def _attacked(steps: int, chunk: int, network: Classifier, inputs: Tensor, label
         found: Tensor = network(watched)
         return found
 
-    return craft(scores, ball, paper_ensemble(("ifgsm",), steps), torch.Generator(), labels=labels, chunk=chunk)
+    return craft(
+        *(scores, ball, paper_ensemble(("ifgsm",), steps), torch.Generator()),
+        labels=labels, chunk=chunk, concurrent=keeps_nothing(network),
+    )  # fmt: skip
 
 
 class SoundConfig(DpSgdSettings, name="sound"):

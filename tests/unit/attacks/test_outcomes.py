@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from oracles import NORMS, ROUNDING, ball, digits, excess, rows, seeded
 from torch import Tensor, nn
 
 from stobatch.attacks import ATTACKS, FGSM, IFGSM, MIM, Ball, Budget, Goal, Plain
+from stobatch.attacks.loop import piece_by_piece
+from stobatch.errors import ModelError
 from stobatch.types import Norm
 
 BUDGET = Budget(steps=8, queries=30, restarts=2)
@@ -88,6 +92,51 @@ def test_chunks_do_not_change_the_points(name: str, norm: Norm) -> None:
     for chunk in (1, 5):
         again = attack.run(Plain(network), around, goal, seeded(), chunk=chunk)
         assert torch.allclose(again, whole, rtol=0, atol=1e-9)
+
+
+class Watched(nn.Sequential):
+    """Somebody's own layers: passes must come one at a time."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__(layers)
+        self.seen: set[int] = set()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen.add(threading.get_ident())
+        return super().forward(inputs)
+
+
+@every_norm
+@every_attack
+def test_threads_do_not_change_the_points(name: str, norm: Norm) -> None:
+    """Layers that keep nothing are asked by several threads at once, and somebody's own code by one alone."""
+    network, around, goal = case(norm, count=230)
+    attack, watched, threads = ATTACKS[name](Budget(steps=3, queries=5)), Watched(network), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        together = attack.run(Plain(network), around, goal, seeded(), chunk=220)
+        alone = attack.run(Plain(watched), around, goal, seeded(), chunk=220)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert watched.seen == {threading.get_ident()}
+    assert torch.allclose(together, alone, rtol=0, atol=1e-9)
+
+
+def test_what_goes_wrong_in_a_thread_is_raised() -> None:
+    def work(piece: slice) -> Tensor:
+        if piece.start:
+            raise ModelError("found in a later piece.", remedy="None.")
+        return torch.zeros(piece.stop)
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(ModelError, match="later piece"):
+            piece_by_piece(work, torch.zeros(500), 220, concurrent=True)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 @every_norm
