@@ -34,7 +34,7 @@ def resisting(model: TrainedModel, inputs: Tensor, labels: Tensor, radius: float
 
 
 def record(path: str, limit: int, branches: int) -> dict[str, object]:
-    model = load(path)
+    model = load(path, device="cpu")
     test = test_examples(model, None, limit, quiet=True)
     certifier = BoxCertifier.of(model.network, model.config.machine.memory_mb)
     right = certifier.predict(test.inputs) == test.labels

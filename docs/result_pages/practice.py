@@ -21,13 +21,10 @@ def tuned() -> Record:
     return dict(found)
 
 
-def started(row: str, epsilon: float, of_each: int) -> list[Record]:
+def started(row: str, epsilon: float, of_each: int, aim: str = "near") -> list[Record]:
     """Return the records of one row, by seed, each of all test images."""
-    found = [
-        one
-        for one in lines_of(RECORDS)
-        if (one["row"], one["epsilon"], one["of_each"], one["held_out"]) == (row, epsilon, of_each, False)
-    ]
+    wanted = {"row": row, "epsilon": epsilon, "of_each": of_each, "aim": aim, "held_out": False}
+    found = [one for one in lines_of(RECORDS) if {key: one[key] for key in wanted} == wanted]
     if not found or any(one["examples"] != 10_000 for one in found):
         raise ValueError(f"{RECORDS} has no record of all test images for: {row}, ε = {epsilon:g}, {of_each} of each.")
     if any(one.get("status_with_secret_seeds", "proved") != "proved" for one in found):
@@ -47,11 +44,19 @@ def rows() -> Iterator[list[str]]:
         "ε = 0 but for how digits are drawn, see below",
         *numbers(alone),
     ]
+    yield [
+        "rendered digits for far radii, and no training on MNIST",
+        "ε = 0 but for how digits are drawn, see below",
+        *numbers(started("prior alone", 0.0, 1, "far")),
+    ]
     for epsilon, recipe in WITHOUT.items():
         void = f"void (proved ε = {epsilon:g}"
         plain = of_recipe(recipe, "sound_mnist")
         yield ["random weights", f"{void} per record)", *numbers(plain)]
         yield ["rendered digits", f"{void} per record)", *numbers(started("from the prior", epsilon, 1))]
+        if epsilon == 1:
+            far = started("from the prior", epsilon, 1, "far")
+            yield ["rendered digits for far radii", f"{void} per record)", *numbers(far)]
         yield ["random weights", f"{void} per person)", *numbers(started("from random weights", epsilon, 10))]
         yield ["rendered digits", f"{void} per person)", *numbers(started("from the prior", epsilon, 10))]
     found = tuned()
