@@ -38,9 +38,11 @@ from stobatch.training.engines import InProcessEngine
 from stobatch.training.trainable import working_precision
 from stobatch_recipes import sound
 
-LARGE = "standardised 64 3+1, residual 80 16, residual 160 16/2, residual 320 16/2, groupnorm 16, relu, avgpool 8, linear"
+LARGE = "centred 64 3+1, residual 80 16, residual 160 16/2, residual 320 16/2, groupnorm 16, relu, avgpool 8, linear"
+MEANS = "avgpool 2, centred 64 3+1, residual 64 16, residual 128 16/2, residual 256 16/2, groupnorm 16, relu, avgpool 4, linear"
 NETWORKS = {
-    "14 x 14 means of 28 x 28": (sound.cifar10_smoothed().model.architecture, 28),
+    "14 x 14 means of 28 x 28, recipe": (sound.cifar10_smoothed().model.architecture, 28),
+    "14 x 14 means of 28 x 28": (MEANS, 28),
     "32 x 32": (LARGE, 32),
 }
 CLIP = 1.0

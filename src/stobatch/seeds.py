@@ -94,11 +94,8 @@ class Stream:
     def blocks(self, count: int) -> Iterator[NDArray[np.uint64]]:
         """Yield the first `count` words of 64 bits, at most `BLOCK` of them at once."""
         for number, start in enumerate(range(0, count, BLOCK)):
-            yield self.block(number, min(BLOCK, count - start))
-
-    def block(self, number: int, size: int) -> NDArray[np.uint64]:
-        """Return the first words of one block."""
-        return np.frombuffer(self._bytes("words", number, 8 * size), dtype="<u8").astype(np.uint64, copy=False)
+            size = min(BLOCK, count - start)
+            yield np.frombuffer(self._bytes("words", number, 8 * size), dtype="<u8").astype(np.uint64, copy=False)
 
     def further_bits(self, position: int, words: int) -> int:
         """Return further bits of the word at a position, as the digits behind its last one."""

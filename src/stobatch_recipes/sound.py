@@ -219,6 +219,7 @@ def cifar10_smoothed(epsilon: float = 8.0, stddev: float = 0.5) -> RunConfig:
             views_weight=1.0,
             num_views=1,
             smoothing_stddev=stddev,
+            attack_steps=1,
             augmentations=("crop", "flip"),
             augmented_views=4,
             crop_shift=3,
@@ -227,10 +228,10 @@ def cifar10_smoothed(epsilon: float = 8.0, stddev: float = 0.5) -> RunConfig:
         ),
         data=DataConfig(name="cifar10"),
         model=ModelConfig(
-            architecture="avgpool 2, standardised 64 3+1, residual 64 16, residual 128 16/2, residual 256 16/2, "
-            "groupnorm 16, relu, avgpool 4, linear",
+            architecture="avgpool 2, centred 32 3+1, residual 64 16, residual 128 16/2, groupnorm 16, relu, avgpool 7, "
+            "linear",
         ),
-        training=TrainingConfig(steps=1000, learning_rate=2.0, optimiser="sgd"),
+        training=TrainingConfig(steps=800, learning_rate=2.0, optimiser="sgd"),
         certification=CertificationConfig(noise_draws=10_000, failure_probability=0.001, attack_radius=0.5),
         evaluation=EvaluationConfig(norm="l2", radii=(0.5, 0.7608, 1.0), protocols=("adaptive",), functions=("vote",)),
     )

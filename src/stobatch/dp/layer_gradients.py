@@ -138,13 +138,16 @@ def weighted_rows(weights: Tensor, values: Tensor) -> Tensor:
     elif not flat.is_cuda:
         summed = weights @ flat.to(weights.dtype)
     else:
-        # Three bfloat16 numbers of 8 bits hold a weight of 24. Reading the values is what takes time, so all three are
-        # multiplied in one go, and w·v is the exact product.
-        first = weights.bfloat16()
-        second = (weights - first).bfloat16()
-        third = (weights - first - second).bfloat16()
-        summed = torch.mm(torch.stack([first, second, third]), flat, out_dtype=weights.dtype).sum(0)
+        # Reading the values is what takes time, so all three parts are multiplied in one go; w·v is the exact product.
+        summed = torch.mm(in_bfloat16(weights), flat, out_dtype=weights.dtype).sum(0)
     return summed.view(values.shape[1:])
+
+
+def in_bfloat16(values: Tensor) -> Tensor:
+    """Return float32 numbers as three bfloat16 numbers each, 8 bits of its 24 in every row; their sum is the number."""
+    first = values.bfloat16()
+    second = (values - first).bfloat16()
+    return torch.stack([first, second, (values - first - second).bfloat16()])
 
 
 def _hidden(size: Tensor, num_terms: int, unit: float) -> Tensor:
@@ -348,14 +351,14 @@ class ConvGradients(LayerGradients):
         signs = sign(self.weight).permute(2, 3, 1, 0).flatten(0, 2)
         total = torch.zeros_like(signs)
         if self.met[WeightForm.WEIGHT]:
-            total = torch.cat([self._finished(torch.bmm(a.mT, g)) for a, g in self._rows(WeightForm.WEIGHT)])
+            total = torch.cat([self._of_some(a, g) for a, g in self._rows(WeightForm.WEIGHT)])
         if self.met[WeightForm.ABSOLUTE]:
             total = total + torch.cat([signs * torch.bmm(r.mT, h) for r, h in self._rows(WeightForm.ABSOLUTE)])
         return total
 
-    def _finished(self, formed: Tensor) -> Tensor:
-        """Return gradients of the parameter from those of the kernels that the inputs met."""
-        return formed
+    def _of_some(self, patches: Tensor, gradients: Tensor) -> Tensor:
+        """Return the gradients of some examples from their rows."""
+        return torch.bmm(patches.mT, gradients)
 
     def squared_norms(self) -> Tensor:
         norms = self._trained({"weight": self.of_weight, "bias": squared_lengths(self.bias)})

@@ -13,11 +13,8 @@ its random bits, until it is certain. So the draw depends on the stream alone, a
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Lock
 
 import numpy as np
 import torch
@@ -38,10 +35,7 @@ _MOST_STEPS = 2.0**49
 _RELATIVE = 2.0**-48
 """What float64 gets wrong of R cos θ, in units of R, apart from R's own argument; 23 · 2⁻⁵³ would do."""
 _WORD = 64
-_INTERVALS, _CERTAIN = MPIntervalContext(), Lock()
-"""Its precision is a setting of the whole context, so one thread at a time computes with it."""
-_WORTH_SHARING, _MOST_THREADS = 8, 16
-"""Blocks of 2¹⁵ numbers that are worth starting threads for; beyond some threads memory is the limit."""
+_INTERVALS = MPIntervalContext()
 
 
 @dataclass(frozen=True)
@@ -121,25 +115,12 @@ def rounded_normal(stream: Stream, count: int, stddev: float, step: float) -> ND
     ratio = stddev / step
     if not ratio <= _MOST_STEPS:
         raise ValueError(f"noise of {ratio:.3g} steps has multiples that float64 does not have")
-    even = count + count % 2
-
-    def draw(number: int) -> None:
-        words = stream.block(number, min(BLOCK, even - BLOCK * number))
+    for number, words in enumerate(stream.blocks(count + count % 2)):
         nearest, unsure = _fast(words, ratio)
         for place in unsure.tolist():
-            with _CERTAIN:
-                nearest[place] = certain(stream, number, words, ratio, place)
+            nearest[place] = certain(stream, number, words, ratio, place)
         start = BLOCK * number
         drawn[start : start + len(words)] = nearest[: count - start]
-
-    blocks = range(-(-even // BLOCK))
-    # Hashing and arithmetic leave the interpreter to others, and a block is a function of its number.
-    if len(blocks) < _WORTH_SHARING:
-        for number in blocks:
-            draw(number)
-    else:
-        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
-            list(threads.map(draw, blocks))
     drawn *= step
     return drawn
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stobatch.errors import ModelError
 from stobatch.models.classifier import Classifier
-from stobatch.models.residual import ResidualBlock, StandardisedConv2d
+from stobatch.models.residual import CentredConv2d, ResidualBlock, RoughGroupNorm
 from stobatch.models.scattering import Scattering
 
 
@@ -130,7 +130,7 @@ def _residual(shape: Shape, maps: float, groups: float, stride: float = 1) -> nn
     require_size(9 * count * (channels + count), 9 * height * width * count * (channels + count))
     return ResidualBlock(
         (channels, height, width),
-        *(count, step, lambda of: nn.GroupNorm(_whole(groups), of[0]), StandardisedConv2d),
+        *(count, step, lambda of: RoughGroupNorm(_whole(groups), of[0]), CentredConv2d),
     )
 
 
@@ -139,7 +139,7 @@ def _pool(kind: Callable[[int, int], nn.Module], shape: Shape, size: float, stri
 
 
 def _group_norm(shape: Shape, groups: float) -> nn.Module:
-    return nn.GroupNorm(_whole(groups), shape[0])
+    return RoughGroupNorm(_whole(groups), shape[0])
 
 
 def _linear(shape: Shape, size: float) -> nn.Module:
@@ -159,7 +159,7 @@ def _scatter(shape: Shape, angles: float, *gains: float, even: bool) -> nn.Modul
 _MAKERS: dict[str, Callable[..., nn.Module]] = {
     "squash": _squash,
     "conv": partial(_conv, nn.Conv2d),
-    "standardised": partial(_conv, StandardisedConv2d),
+    "centred": partial(_conv, CentredConv2d),
     "residual": _residual,
     "relu": lambda shape: nn.ReLU(),
     "tanh": lambda shape: nn.Tanh(),
@@ -172,7 +172,7 @@ _MAKERS: dict[str, Callable[..., nn.Module]] = {
 }
 
 GRAMMAR = (
-    "squash SLOPE THRESHOLD..., conv MAPS SIZE/STRIDE+PADDING, standardised MAPS SIZE/STRIDE+PADDING, relu, tanh, "
+    "squash SLOPE THRESHOLD..., conv MAPS SIZE/STRIDE+PADDING, centred MAPS SIZE/STRIDE+PADDING, relu, tanh, "
     "avgpool SIZE/STRIDE, maxpool SIZE/STRIDE, groupnorm GROUPS, residual MAPS GROUPS/STRIDE, linear N, "
     "scatter ANGLES GAIN GAIN, scatter_even ANGLES GAIN GAIN; "
     "*GAIN after a layer scales its first weights"

@@ -1,7 +1,7 @@
-"""Residual blocks, and convolutions whose kernels are standardised on their way: what deep private networks are made of.
+"""Residual blocks, and convolutions whose kernels are centred on their way: what deep private networks are made of.
 
-A kernel of mean 0 does not see what is common to a patch, which behind ReLU is most of it, and of length 1 it cannot
-grow with the noise of training. So an example's gradient is shorter where it says nothing, and less of it is clipped.
+A kernel of mean 0 does not see what is common to a patch, which behind ReLU is most of it. So an example's gradient is
+shorter where it says nothing, and less of the rest is clipped.
 """
 
 from __future__ import annotations
@@ -10,56 +10,62 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from stobatch.dp.layer_gradients import ConvGradients, LayerUse, WeightForm, know, note
+from stobatch.dp.layer_gradients import ConvGradients, GroupNormGradients, WeightForm, know, note
 
 Shape = tuple[int, int, int]
 Norm = Callable[[tuple[int, ...]], nn.Module]
-_SHORTEST = 1e-6
-"""Of a kernel without its mean: a constant kernel becomes zero instead of a direction that rounding chose."""
 
 
-class StandardisedConv2d(nn.Conv2d):
-    """A convolution with each kernel less its mean, over its length (weight standardisation, Qiao et al., 2019)."""
+class CentredConv2d(nn.Conv2d):
+    """A convolution with each kernel less its mean: the same sums over each patch less its mean.
 
-    def standardised(self) -> Tensor:
+    Half of weight standardisation (Qiao et al., 2019); the other half, a length of 1, is what a normalisation behind
+    the convolution gives.
+    """
+
+    def centred(self) -> Tensor:
         """Return the kernels that the inputs meet."""
-        return self._directions() / self._lengths()
-
-    def _directions(self) -> Tensor:
         return self.weight - self.weight.mean((1, 2, 3), keepdim=True)
 
-    def _lengths(self) -> Tensor:
-        return self._directions().flatten(1).norm(dim=1).clamp(min=_SHORTEST).view(-1, 1, 1, 1)
-
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self._conv_forward(inputs, self.standardised(), self.bias)
+        outputs: Tensor = self._conv_forward(inputs, self.centred(), self.bias)
         note(self, inputs, outputs, WeightForm.WEIGHT)
         return outputs
 
 
-class _StandardisedGradients(ConvGradients):
-    """Of the kernels V before they are standardised: with n the kernel that is used, l its length before and G the
-    gradient at n, (G - mean(G) - n (n·G)) / l. The mean and n are public, so each example's is formed from its own G.
-    """
+class _CentredGradients(ConvGradients):
+    """Of the kernels before they are centred: Σ g (a - mean(a))ᵀ, over the patches a and the gradients g there."""
 
     always_formed = True
 
-    def __init__(self, layer: nn.Module, met: list[LayerUse], num_examples: int) -> None:
-        assert isinstance(layer, StandardisedConv2d)
-        with torch.no_grad():
-            # Patch x maps, as gradients are formed.
-            self.used = layer.standardised().permute(2, 3, 1, 0).flatten(0, 2)
-            self.lengths = layer._lengths().flatten()
-        super().__init__(layer, met, num_examples)
-
-    def _finished(self, formed: Tensor) -> Tensor:
-        whole = formed.to(self.used.dtype)
-        along = (whole * self.used).sum(1, keepdim=True)
-        return whole.sub(whole.mean(1, keepdim=True)).sub_(self.used * along).div_(self.lengths).to(formed.dtype)
+    def _of_some(self, patches: Tensor, gradients: Tensor) -> Tensor:
+        # Σ g aᵀ less one number for each map, Σ g mean(a): patches themselves are too many to be written again.
+        common = torch.bmm(patches.mean(2, keepdim=True).mT, gradients)
+        return torch.baddbmm(common.expand(-1, patches.shape[2], -1), patches.mT, gradients, beta=-1)
 
 
-know(StandardisedConv2d, _StandardisedGradients)
+know(CentredConv2d, _CentredGradients)
+
+
+class RoughGroupNorm(nn.GroupNorm):
+    """A group normalisation that passes in bfloat16 leave in bfloat16; statistics are float32 inside. Else the usual."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        kind = inputs.device.type
+        if torch.is_autocast_enabled(kind):
+            low = torch.get_autocast_dtype(kind)
+            with torch.autocast(kind, enabled=False):
+                given = (inputs.to(low), self.num_groups, self.weight.to(low), self.bias.to(low))
+                outputs = F.group_norm(*given, self.eps)
+        else:
+            outputs = super().forward(inputs)
+        note(self, inputs, outputs, WeightForm.WEIGHT)
+        return outputs
+
+
+know(RoughGroupNorm, GroupNormGradients)
 
 
 class ResidualBlock(nn.Module):

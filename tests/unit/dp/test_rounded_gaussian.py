@@ -121,8 +121,8 @@ class Forced(Stream):
         self.chosen_words, self.further = words, further
         self.asked: list[int] = []
 
-    def block(self, number: int, size: int) -> Any:
-        return np.array(self.chosen_words[:size], dtype=np.uint64)
+    def blocks(self, count: int) -> Any:
+        yield np.array(self.chosen_words[:count], dtype=np.uint64)
 
     def further_bits(self, position: int, words: int) -> int:
         self.asked.append(words)
