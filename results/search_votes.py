@@ -1,14 +1,14 @@
 """Search settings of smoothed networks on training records that no trial was trained on.
 
-    python results/search_votes.py --task cifar10 mnist --minutes 2 [--share 0.125] [--log FILE] [--set machine.device='"cuda"']
+    python results/search_votes.py --task cifar10 --minutes 2 [--part 0/3] [--log FILE] [--set 'machine.device="cuda"']
     python results/search_votes.py --task cifar10 --best [--log FILE]
 
-A task's starts are tried first; then, again and again, one setting of the best trial so far is changed at random. Several
-processes may share a log, each with a `--seed` of its own: what one finds the others go on from. A trial is trained at a
-share of its cost as in `search_sound.py` (smaller batches, noise to match) on all training records but the last 5,000,
-of which 2,000 are voted on with a few draws. What it says of a radius is an estimate: the share of inputs whose label has
-so many of the draws that the radius would follow if the share were the probability. `--best` prints the winner as options
-of `stobatch train`.
+A task's starts are tried first; then, again and again, one setting of the best trial so far is changed at random.
+Several processes may share a log, a `--part` each: what one finds the others go on from. A trial is trained at a share
+of its cost as in `search_sound.py` (smaller batches, noise to match) on all training records but the last 5,000, of
+which 2,000 are voted on with a few draws. What it says of a radius is an estimate: the share of inputs whose label has
+so many of the draws that the radius would follow if the share were the probability. `--best` prints the winner as
+options of `stobatch train`.
 """
 
 from __future__ import annotations
@@ -59,14 +59,18 @@ class Task:
 
 SMALL = "avgpool 2, centred 32 3+1, residual 64 16, residual 128 16/2, groupnorm 16, relu, avgpool 7, linear"
 DEEPER = (
-    "avgpool 2, centred 48 3+1, residual 64 16, residual 128 16/2, residual 128 16/2, groupnorm 16, relu, avgpool 4, linear"
+    "avgpool 2, centred 48 3+1, residual 64 16, residual 128 16/2, residual 128 16/2, groupnorm 16, relu, avgpool 4, "
+    "linear"
 )
 SCATTERED = (
     "scatter 8 2 3, groupnorm 27, centred 128 3+1, groupnorm 16, relu, maxpool 2, centred 128 3+1, groupnorm 16, relu, "
     "avgpool 3, linear"
 )
 PLAIN = sound.mnist_l2().model.architecture
-WIDER = "centred 32 5/2+2, groupnorm 8, relu, centred 64 3/2+1, groupnorm 8, relu, centred 128 3+1, groupnorm 8, relu, avgpool 7, linear"
+WIDER = (
+    "centred 32 5/2+2, groupnorm 8, relu, centred 64 3/2+1, groupnorm 8, relu, centred 128 3+1, groupnorm 8, relu, "
+    "avgpool 7, linear"
+)
 BLOCKS = "centred 32 5/2+2, residual 64 8, residual 64 8/2, groupnorm 8, relu, avgpool 7, linear"
 FEATURES = "scatter 8 2 3, groupnorm 9, centred 64 3+1, groupnorm 8, relu, linear"
 
@@ -203,10 +207,10 @@ def search(name: str, options: argparse.Namespace, everywhere: Values) -> None:
     task, ends = TASKS[name], time.monotonic() + 60 * options.minutes
     records = Records(task.recipe.data.name, options.held_out)
     where = {key: value for key, value in everywhere.items() if not key.startswith("machine.")}
-    for settings in proposals(task, name, options):
+    for proposed in proposals(task, name, options):
         if time.monotonic() > ends:
             return
-        settings = json.loads(json.dumps(settings))
+        settings = json.loads(json.dumps(proposed))
         tried = [found["settings"] for found in done(options.log, name) if found["set"] == where]
         if settings in tried:
             continue

@@ -39,7 +39,10 @@ from stobatch.training.trainable import working_precision
 from stobatch_recipes import sound
 
 LARGE = "centred 64 3+1, residual 80 16, residual 160 16/2, residual 320 16/2, groupnorm 16, relu, avgpool 8, linear"
-MEANS = "avgpool 2, centred 64 3+1, residual 64 16, residual 128 16/2, residual 256 16/2, groupnorm 16, relu, avgpool 4, linear"
+MEANS = (
+    "avgpool 2, centred 64 3+1, residual 64 16, residual 128 16/2, residual 256 16/2, groupnorm 16, relu, avgpool 4, "
+    "linear"
+)
 NETWORKS = {
     "14 x 14 means of 28 x 28, recipe": (sound.cifar10_smoothed().model.architecture, 28),
     "14 x 14 means of 28 x 28": (MEANS, 28),
@@ -98,7 +101,9 @@ def compare(network: Layered, batch: Batch, precision: str) -> None:
     )
     norms = float((fast.norms / slow.norms - 1).abs().max())
     longest = max(length(one.gradients) for one in alone) / 0.01
-    print(f"{precision}: norms off by {norms:.1e}, sums by {apart:.1e}; longest contribution {longest:.7f} C", flush=True)
+    print(
+        f"{precision}: norms off by {norms:.1e}, sums by {apart:.1e}; longest contribution {longest:.7f} C", flush=True
+    )
     assert longest <= 1 + 1e-5
     assert norms < (0.1 if precision == "bfloat16" else 1e-3)
 
@@ -146,7 +151,9 @@ def by_layer(network: Layered, batch: Batch, rounds: int) -> None:
             row(f"layer {name}", norms + sums, f"forming and norms {1e3 * norms:.2f}, sum {1e3 * sums:.2f}{note}")
 
 
-def variants(made: ConvGradients, met: LayerUse, layer: nn.Module, device: torch.device, count: int, rounds: int) -> str:
+def variants(
+    made: ConvGradients, met: LayerUse, layer: nn.Module, device: torch.device, count: int, rounds: int
+) -> str:
     """Norms alone by other ways: inner products of rows, and a grouped convolution; on an eighth of the examples."""
     few = max(1, count // 8)
     per = len(met.gradient) // count
@@ -156,9 +163,7 @@ def variants(made: ConvGradients, met: LayerUse, layer: nn.Module, device: torch
 
     def gram() -> object:
         rows = F.unfold(a, layer.kernel_size, window.dilation, window.padding, window.stride).mT
-        return _gram(
-            rows.reshape(few, -1, rows.shape[-1]), g.flatten(2).mT.reshape(few, -1, g.shape[1])
-        )
+        return _gram(rows.reshape(few, -1, rows.shape[-1]), g.flatten(2).mT.reshape(few, -1, g.shape[1]))
 
     def grouped() -> object:
         inputs = a.reshape(few, per, *a.shape[1:]).transpose(0, 1).reshape(per, -1, *a.shape[2:])
@@ -221,22 +226,28 @@ def whole_step(batch_size: int, views: int, device: torch.device, steps: int) ->
     inputs = torch.rand(count, 3, 28, 28) * 2 - 1
     labels = torch.arange(count) % 10
     dataset = from_tensors(inputs, labels, inputs[:10], labels[:10], num_classes=10)
-    config = sound.cifar10_smoothed().override_all(
-        {
-            "method.batch_size": batch_size,
-            "method.augmented_views": views,
-            "machine.device": str(device),
-            "machine.precision": "bfloat16",
-            "machine.memory_mb": 90_000 if device.type == "cuda" else 512,
-            "training.steps": 1000,
-        }
-    ).replace(data=DataConfig(name="tensors"))
+    config = (
+        sound.cifar10_smoothed()
+        .override_all(
+            {
+                "method.batch_size": batch_size,
+                "method.augmented_views": views,
+                "machine.device": str(device),
+                "machine.precision": "bfloat16",
+                "machine.memory_mb": 90_000 if device.type == "cuda" else 512,
+                "training.steps": 1000,
+            }
+        )
+        .replace(data=DataConfig(name="tensors"))
+    )
     seeds = Seeds.reproducible(0)
     network = make_network(config, dataset.info, seeds, None, None).to(device)
     plan = make_plan(config, dataset.info, None)
     started = time.perf_counter()
     trainable = method_of(config).prepare(config, plan, network, dataset.train, seeds)
-    print(f"prepared in {time.perf_counter() - started:.1f} s; {trainable.clip.__name__}, {trainable.chunk} rows at once")
+    print(
+        f"prepared in {time.perf_counter() - started:.1f} s; {trainable.clip.__name__}, {trainable.chunk} rows at once"
+    )
     engine, step = InProcessEngine(), iter(range(10**6))
     with working_precision("bfloat16", device):
         row("step of the library, recipe", seconds(lambda: trainable.release(next(step), engine), device, steps))

@@ -30,7 +30,10 @@ _ENVIRONMENT = {
 
 
 def use_plain_float32() -> None:
-    """Have products made in float32 in this process: no TF32, no bfloat16 and no NNPACK; sums of bfloat16 products, too."""
+    """Have products made in float32 in this process: no TF32, no bfloat16 and no NNPACK.
+
+    Products of bfloat16 numbers are summed in float32.
+    """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

@@ -140,7 +140,8 @@ def weighted_rows(weights: Tensor, values: Tensor) -> Tensor:
     else:
         # Reading the values is what takes time, so all three parts are multiplied in one go; w·v is the exact product.
         summed = torch.mm(in_bfloat16(weights), flat, out_dtype=weights.dtype).sum(0)
-    return summed.view(values.shape[1:])
+    found: Tensor = summed.view(values.shape[1:])
+    return found
 
 
 def in_bfloat16(values: Tensor) -> Tensor:

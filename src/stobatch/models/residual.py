@@ -50,7 +50,7 @@ know(CentredConv2d, _CentredGradients)
 
 
 class RoughGroupNorm(nn.GroupNorm):
-    """A group normalisation that passes in bfloat16 leave in bfloat16; statistics are float32 inside. Else the usual."""
+    """A group normalisation that leaves bfloat16 in bfloat16; its statistics are float32 inside. Else the usual."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         kind = inputs.device.type
@@ -71,9 +71,7 @@ know(RoughGroupNorm, GroupNormGradients)
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions, each after normalisation and ReLU, beside a shortcut (ResNet-v2)."""
 
-    def __init__(
-        self, shape: Shape, channels: int, stride: int, norm: Norm, conv: type[nn.Conv2d] = nn.Conv2d
-    ) -> None:
+    def __init__(self, shape: Shape, channels: int, stride: int, norm: Norm, conv: type[nn.Conv2d] = nn.Conv2d) -> None:
         super().__init__()
         before, height, width = shape
         self.shape: Shape = (channels, -(-height // stride), -(-width // stride))

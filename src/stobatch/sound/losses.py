@@ -246,9 +246,9 @@ class NoisyViews(Term):
 def _shortened(vectors: Tensor, length: float, *, exactly: bool = False) -> Tensor:
     """Return each example's vector with at most this l2 length, or exactly this one; zero stays zero."""
     lengths = vectors.flatten(1).norm(dim=1).clamp(min=torch.finfo(vectors.dtype).tiny)
-    factors = length / lengths
+    factors: Tensor = length / lengths
     factors = factors if exactly else factors.clamp(max=1.0)
-    return vectors * factors.nan_to_num(posinf=0.0).view(-1, *[1] * (vectors.ndim - 1))
+    return vectors * factors.view(-1, *[1] * (vectors.ndim - 1))
 
 
 @final

@@ -345,9 +345,7 @@ class DpSgdTrainable(Trainable):
         """Return the noise of a step, to be called for; drawn by a thread of the CPU while a GPU clips."""
         device = self.network.device
         nothing = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self.targets(step).items()}
-        draw = partial(
-            add_noise, nothing, self.noise_stddev * self.shrink, self._noise(step, trainer), self._grid
-        )
+        draw = partial(add_noise, nothing, self.noise_stddev * self.shrink, self._noise(step, trainer), self._grid)
         if device.type == "cpu":
             return draw
         if self._drawing is None:

@@ -21,7 +21,7 @@ from stobatch.errors import ModelError
 from stobatch.models import build_layered
 from stobatch.models import residual as residual_module
 from stobatch.models.layered import Layered
-from stobatch.models.residual import ResidualBlock, CentredConv2d
+from stobatch.models.residual import CentredConv2d, ResidualBlock
 from stobatch.training.trainable import working_precision
 
 NETWORK = "avgpool 2, centred 4 3+1, residual 4 2, residual 8 4/2, groupnorm 4, relu, avgpool 2, linear"
