@@ -123,7 +123,8 @@ def squared_lengths(values: Tensor) -> Tensor:
     """
     rows = values.reshape(len(values), -1, values.shape[-1] if values.ndim > 1 else 1)
     if values.dtype is torch.bfloat16:
-        lengths = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float32)  # reads each number once, copies none
+        # Reads each number once, and copies none.
+        lengths: Tensor = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float32)
         total = lengths.double().square().sum(1)
         return total * (1 + _allowance(rows.shape[2] + 8, torch.finfo(torch.float32).eps / 2))
     total = rows.square().sum(2).sum(1, dtype=torch.float64)
