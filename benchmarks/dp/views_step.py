@@ -1,7 +1,7 @@
 """A private step of a residual network with several views of each example, on a GPU, part by part.
 
-Claim: at batch 4,096 with four views in bfloat16, a network of 1.9 million parameters on 32 x 32 pictures takes at most
-0.15 s a step, and at most 2.5 times a plain step; on 14 x 14 means a quarter.
+Goal: at batch 4,096 with four views in bfloat16, a network of 1.9 million parameters on 32 x 32 pictures takes at most
+0.15 s a step, and at most 2.5 times a plain step; on 14 x 14 means a quarter. Missed so far: docs/results/speed.md.
 
 Before anything is timed, norms and sums are compared with gradients formed one by one in float64, contributions of
 single examples with C, and sums of bfloat16 numbers with float64 sums. "Plain" is the same passes, with the gradient of

@@ -6,6 +6,7 @@ from .records import ROOT, Record, lines_of, render, table
 
 ATTACKS = ("ifgsm", "mim", "pgd")
 MAIN, CLIPPING = "benchmarks/results/2026-11-15.txt", "benchmarks/results/2026-11-16-clipping.txt"
+VIEWS = "benchmarks/results/2026-11-17-views-step.txt"
 DISTRIBUTED = "benchmarks/results/2026-11-15-distributed.txt"
 
 
@@ -13,6 +14,16 @@ def per_core() -> str:
     """Return what two processes do per core on the published CIFAR-10 network."""
     (line,) = [line for line in (ROOT / DISTRIBUTED).read_text().splitlines() if line.startswith("published,")]
     return line.split("per core ")[1].split(" ")[0]
+
+
+def views_steps() -> list[tuple[float, float]]:
+    """Return milliseconds of a plain step and of a clipped sum with four views, network by network."""
+    times: dict[str, list[float]] = {"plain step, bfloat16": [], "clipped sum, bfloat16": []}
+    for line in (ROOT / VIEWS).read_text().splitlines():
+        for name, found in times.items():
+            if line.startswith(name):
+                found.append(float(line.removeprefix(name).split()[0]))
+    return list(zip(*times.values(), strict=True))
 
 
 def ratios() -> dict[str, float]:
@@ -93,4 +104,5 @@ def page() -> str:
         plain=sorted(line["one pass over plain gradient"] for line in clipping),
         formed=sorted(line["example by example over one pass"] for line in clipping),
         long_attack=long_attack,
+        views=views_steps(),
     )

@@ -231,7 +231,7 @@ def cifar10_smoothed(epsilon: float = 8.0, stddev: float = 0.5) -> RunConfig:
             architecture="avgpool 2, centred 32 3+1, residual 64 16, residual 128 16/2, groupnorm 16, relu, avgpool 7, "
             "linear",
         ),
-        training=TrainingConfig(steps=600, learning_rate=4.0, optimiser="sgd"),
+        training=TrainingConfig(steps=400, learning_rate=4.0, optimiser="sgd"),
         certification=CertificationConfig(noise_draws=10_000, failure_probability=0.001, attack_radius=0.5),
         evaluation=EvaluationConfig(norm="l2", radii=(0.5, 0.7608, 1.0), protocols=("adaptive",), functions=("vote",)),
     )

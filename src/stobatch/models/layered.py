@@ -139,7 +139,7 @@ def _pool(kind: Callable[[int, int], nn.Module], shape: Shape, size: float, stri
 
 
 def _group_norm(shape: Shape, groups: float) -> nn.Module:
-    return RoughGroupNorm(_whole(groups), shape[0])
+    return nn.GroupNorm(_whole(groups), shape[0])
 
 
 def _linear(shape: Shape, size: float) -> nn.Module:
