@@ -30,7 +30,7 @@ from stobatch.results import (
 )
 from stobatch.runs import Run
 from stobatch.types import Status
-from stobatch.verification import documents
+from stobatch.verification.documents import _on_any_machine
 
 FILES = ("config", "plan", "training", "manifest", "certificates", "attack", "scores", "audit")
 
@@ -226,4 +226,4 @@ def test_what_versions_of_torch_call_a_layer_is_no_difference() -> None:
         NetworkFacts(handed_over=False, layers=(f"GroupNorm({size}, eps=1e-05, affine=True{rest})",), parameters=16)
         for size, rest in (("4, 8", ", bias=True"), ("4, 8", ""), ("2, 8", ""))
     )
-    assert documents._on_any_machine(named) == documents._on_any_machine(before) != documents._on_any_machine(other)
+    assert _on_any_machine(named) == _on_any_machine(before) != _on_any_machine(other)
