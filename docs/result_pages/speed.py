@@ -9,6 +9,7 @@ from .records import ROOT, lines_of, render, table
 ATTACKS = {"fgsm": "FGSM", "ifgsm": "I-FGSM", "mim": "MIM", "pgd": "PGD", "apgd": "APGD", "square": "Square"}
 RECORDS = "benchmarks/results"
 DISTRIBUTED = f"{RECORDS}/2026-11-15-distributed.txt"
+VIEWS = f"{RECORDS}/2026-11-17-views-step.txt"
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,16 @@ def per_core() -> str:
     return line.split("per core ")[1].split(" ")[0]
 
 
+def views_steps() -> list[tuple[float, float]]:
+    """Return milliseconds of a plain step and of a clipped sum with four views, network by network."""
+    times: dict[str, list[float]] = {"plain step, bfloat16": [], "clipped sum, bfloat16": []}
+    for line in (ROOT / VIEWS).read_text().splitlines():
+        for name, measured in times.items():
+            if line.startswith(name):
+                measured.append(float(line.removeprefix(name).split()[0]))
+    return list(zip(*times.values(), strict=True))
+
+
 def page() -> str:
     ratios = newest()
     measured = [(row, row.found(ratios)) for row in ROWS]
@@ -142,5 +153,6 @@ def page() -> str:
         seconds={key: ratios[f"{key}_seconds_of_1000"].value for key in ("published", "sound")},
         per_core=per_core(),
         long_attack=long_attack,
+        views=views_steps(),
         records=names(),
     )

@@ -17,7 +17,7 @@ _IN_THIS_PACKAGE = {
     "sound": (
         *("mnist", "mnist_wide", "mnist_strict", "mnist_l2", "fashion_mnist"),
         *("cifar10", "cifar10_wide", "cifar10_strict", "cifar10_strict_wide", "tiny_imagenet"),
-        *("cifar10_scattering", "cifar10_scattering_strict"),
+        *("cifar10_scattering", "cifar10_scattering_strict", "cifar10_smoothed", "cifar10_smoothed_strict"),
     ),
     "published": ("demo", "mnist", "cifar10", "tiny_imagenet"),
     "federated": ("demo",),

@@ -204,6 +204,46 @@ def cifar10_scattering_strict() -> RunConfig:
     return cifar10_scattering(epsilon=3.0, radius=0.5)
 
 
+def cifar10_smoothed(epsilon: float = 8.0, stddev: float = 0.5) -> RunConfig:
+    """CIFAR-10 for l2 by votes under Gaussian noise; a radius of 0.5 over [-1, 1] is 0.25 over [0, 1].
+
+    The first layer is a fixed mean of 2 x 2 pixels: noise at the input is half as large behind it, and so is every
+    perturbation. What is asked at 0.7608 is an l2 ball around the l-infinity ball of 4/255.
+    """
+    return RunConfig(
+        method=SoundConfig(
+            epsilon=epsilon,
+            radius=0.5,
+            clip_norm=1.0,
+            average_decay=0.99,
+            natural_weight=0.0,
+            certified_weight=0.0,
+            views_weight=1.0,
+            num_views=1,
+            smoothing_stddev=stddev,
+            attack_steps=1,
+            augmentations=("crop", "flip"),
+            augmented_views=4,
+            crop_shift=3,
+            warm_up=0.0,
+            ramp=0.1,
+        ),
+        data=DataConfig(name="cifar10"),
+        model=ModelConfig(
+            architecture="avgpool 2, centred 32 3+1, residual 64 16, residual 128 16/2, groupnorm 16, relu, avgpool 7, "
+            "linear",
+        ),
+        training=TrainingConfig(steps=400, learning_rate=4.0, optimiser="sgd"),
+        certification=CertificationConfig(noise_draws=10_000, failure_probability=0.001, attack_radius=0.5),
+        evaluation=EvaluationConfig(norm="l2", radii=(0.5, 0.7608, 1.0), protocols=("adaptive",), functions=("vote",)),
+    )
+
+
+def cifar10_smoothed_strict() -> RunConfig:
+    """CIFAR-10 for l2 by votes at ε = 3."""
+    return cifar10_smoothed(epsilon=3.0)
+
+
 def tiny_imagenet(epsilon: float = 8.0, radius: float = 4 / 255) -> RunConfig:
     """Tiny ImageNet, first 30 classes: the settings of CIFAR-10 on halved pictures; not tuned."""
     like = cifar10(epsilon, radius)

@@ -30,9 +30,13 @@ _ENVIRONMENT = {
 
 
 def use_plain_float32() -> None:
-    """Have products made in float32 in this process: no TF32, no bfloat16 and no NNPACK."""
+    """Have products made in float32 in this process: no TF32, no bfloat16 and no NNPACK.
+
+    Products of bfloat16 numbers are summed in float32.
+    """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     for path in _ALL_SWITCHES:
         if _precision(path) not in ("none", "ieee"):
             _switch(path).fp32_precision = "ieee"  # type: ignore[attr-defined]

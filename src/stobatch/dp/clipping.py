@@ -107,11 +107,13 @@ def _clipped_sum(
 
 
 def _in_full(met: LayerUse, layer: nn.Module) -> LayerUse:
-    """In the precision of the parameters, whatever the passes were made in.
+    """In the precision of the parameters, whatever the passes were made in; of layers that form gradients, as it is.
 
-    What is added is then the sum of the very products whose norms are taken: a contribution may be rough, and its bound
-    is not.
+    What is added is then the sum of the very products whose norms are taken, or a multiple of the very gradient: a
+    contribution may be rough, and its bound is not.
     """
+    if KNOWN[type(layer)].takes_bfloat16 and met.gradient.dtype is torch.bfloat16:
+        return LayerUse(replace(met.use, inputs=met.use.inputs.to(torch.bfloat16)), met.gradient)
     full = next(layer.parameters(recurse=False)).dtype
     return LayerUse(replace(met.use, inputs=met.use.inputs.to(full)), met.gradient.to(full))
 

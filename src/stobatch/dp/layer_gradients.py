@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,9 @@ def class_pairs(num_classes: int, device: torch.device) -> Tensor:
 
 class LayerGradients(ABC):
     """The gradients of all examples for one layer."""
+
+    takes_bfloat16: ClassVar[bool] = False
+    """Whether inputs and gradients may come as passes in bfloat16 made them; else they are float32 before."""
 
     def __init__(self, layer: nn.Module, met: list[LayerUse], num_examples: int) -> None:
         self.trained = {name for name, p in layer.named_parameters(recurse=False) if p.requires_grad}
@@ -114,10 +117,39 @@ def _allowance(num_terms: int, unit: float) -> float:
 
 
 def squared_lengths(values: Tensor) -> Tensor:
-    """Σ of squares over all but the first dimension, in float64, and never less than that."""
+    """Σ of squares over all but the first dimension, in float64, and never less than that.
+
+    Of bfloat16 too: its squares are float32 numbers.
+    """
     rows = values.reshape(len(values), -1, values.shape[-1] if values.ndim > 1 else 1)
+    if values.dtype is torch.bfloat16:
+        # Reads each number once, and copies none.
+        lengths: Tensor = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float32)
+        total = lengths.double().square().sum(1)
+        return total * (1 + _allowance(rows.shape[2] + 8, torch.finfo(torch.float32).eps / 2))
     total = rows.square().sum(2).sum(1, dtype=torch.float64)
     return total * (1 + _allowance(rows.shape[2] + 2, torch.finfo(values.dtype).eps / 2))
+
+
+def weighted_rows(weights: Tensor, values: Tensor) -> Tensor:
+    """Σ w_i v_i, in the precision of the weights; bfloat16 values are multiplied as they are, and summed in float32."""
+    flat = values.flatten(1)
+    if flat.dtype is weights.dtype:
+        summed = weights @ flat
+    elif not flat.is_cuda:
+        summed = weights @ flat.to(weights.dtype)
+    else:
+        # Reading the values is what takes time, so all three parts are multiplied in one go; w·v is the exact product.
+        summed = torch.mm(in_bfloat16(weights), flat, out_dtype=weights.dtype).sum(0)
+    found: Tensor = summed.view(values.shape[1:])
+    return found
+
+
+def in_bfloat16(values: Tensor) -> Tensor:
+    """Return float32 numbers as three bfloat16 numbers each, 8 bits of its 24 in every row; their sum is the number."""
+    first = values.bfloat16()
+    second = (values - first).bfloat16()
+    return torch.stack([first, second, (values - first - second).bfloat16()])
 
 
 def _hidden(size: Tensor, num_terms: int, unit: float) -> Tensor:
@@ -247,8 +279,13 @@ class ConvGradients(LayerGradients):
     """Of a convolution: a linear layer on patches, with a row for each position.
 
     Where patches are few and weights many, norms come from inner products of rows, and the weighted sum is the gradient
-    of weighted outputs; else each example's gradient is formed, which is then smaller than its rows.
+    of weighted outputs; else each example's gradient is formed, which is then smaller than its rows. In bfloat16 it
+    always is: it stays in bfloat16, and what is added is a multiple of the very numbers whose norm was taken.
     """
+
+    takes_bfloat16 = True
+    always_formed: ClassVar[bool] = False
+    """Whether gradients of rows are not those of the parameter, so that each example's has to be formed."""
 
     def __init__(self, layer: nn.Module, met: list[LayerUse], num_examples: int) -> None:
         super().__init__(layer, met, num_examples)
@@ -257,7 +294,8 @@ class ConvGradients(LayerGradients):
         maps, patch = len(self.weight), self.weight[0].numel()
         positions = sum(m.gradient.numel() for m in usual) // (num_examples * maps)
         # Numbers to read for each example: its rows, positions x (patch + maps), or its gradient, patch x maps.
-        by_rows = not moved and positions * (patch + maps) < patch * maps
+        rough = any(m.gradient.dtype is torch.bfloat16 for m in usual)
+        by_rows = not (moved or rough or self.always_formed) and positions * (patch + maps) < patch * maps
         self.formed: Tensor | None = None
         self.of_weight = self.weight.new_zeros(num_examples, dtype=torch.float64)
         if "weight" in self.trained:
@@ -268,6 +306,8 @@ class ConvGradients(LayerGradients):
     def _of_bias(self) -> Tensor:
         """Return each example's gradient of b, as examples x maps."""
         none = self.weight.new_zeros(self.num_examples, len(self.weight))
+        if "bias" not in self.trained:
+            return none
         return sum((_channels(m.gradient, self.num_examples) for m in self.met[WeightForm.WEIGHT]), start=none)
 
     @staticmethod
@@ -313,10 +353,14 @@ class ConvGradients(LayerGradients):
         signs = sign(self.weight).permute(2, 3, 1, 0).flatten(0, 2)
         total = torch.zeros_like(signs)
         if self.met[WeightForm.WEIGHT]:
-            total = torch.cat([torch.bmm(a.mT, g) for a, g in self._rows(WeightForm.WEIGHT)])
+            total = torch.cat([self._of_some(a, g) for a, g in self._rows(WeightForm.WEIGHT)])
         if self.met[WeightForm.ABSOLUTE]:
             total = total + torch.cat([signs * torch.bmm(r.mT, h) for r, h in self._rows(WeightForm.ABSOLUTE)])
         return total
+
+    def _of_some(self, patches: Tensor, gradients: Tensor) -> Tensor:
+        """Return the gradients of some examples from their rows."""
+        return torch.bmm(patches.mT, gradients)
 
     def squared_norms(self) -> Tensor:
         norms = self._trained({"weight": self.of_weight, "bias": squared_lengths(self.bias)})
@@ -327,7 +371,7 @@ class ConvGradients(LayerGradients):
             return self._trained({"bias": weights @ self.bias})
         if self.formed is not None:
             maps, channels, *kernel = self.weight.shape
-            weight = (weights @ self.formed.flatten(1)).reshape(*kernel, channels, maps).permute(3, 2, 0, 1)
+            weight = weighted_rows(weights, self.formed).view(*kernel, channels, maps).permute(3, 2, 0, 1)
         else:
             weight = torch.stack([self._of_weighted(m, weights) for m in self.met[WeightForm.WEIGHT]]).sum(0)
         return self._trained({"weight": weight, "bias": weights @ self.bias})
@@ -349,6 +393,8 @@ class ConvGradients(LayerGradients):
 class GroupNormGradients(LayerGradients):
     """Of scale and shift after a normalisation over groups; both are short, so they are formed."""
 
+    takes_bfloat16 = True
+
     def __init__(self, layer: nn.GroupNorm, met: list[LayerUse], num_examples: int) -> None:
         super().__init__(layer, met, num_examples)
         scales, shifts = [], []
@@ -367,9 +413,10 @@ class GroupNormGradients(LayerGradients):
 
 
 def _channels(values: Tensor, num_examples: int) -> Tensor:
-    """Summed over everything but examples and channels."""
+    """Summed over everything but examples and channels; bfloat16 in float32."""
     rows, channels = len(values) // num_examples, values.shape[1]
-    return values.reshape(num_examples, rows, channels, -1).sum((1, 3))
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    return values.reshape(num_examples, rows, channels, -1).sum((1, 3), dtype=dtype)
 
 
 KNOWN: dict[type[nn.Module], type[LayerGradients]] = {

@@ -184,7 +184,7 @@ def _evaluate(opened: _Opened, dataset: Dataset | None) -> Scores:
         training_hash=model.config.training_hash,
         weights_sha256=model.weights_sha256,
         settings=settings.to_dict(),
-        rows=len(opened.test),
+        rows=max(len(table.label) for table in tables),
         test_records=about_test_records(model, dataset),
         guarantee=model.guarantee,
         **dict(score_summary(Evidence(tables, probe, certified), lowest)),

@@ -16,10 +16,8 @@ from stobatch.models.affine import AffineEncoder, ConvEncoder
 from stobatch.models.classifier import Classifier
 from stobatch.models.layered import build_layered, require_size
 from stobatch.models.network import NORMALISATIONS, Head, Network, require_fit
+from stobatch.models.residual import Norm, ResidualBlock, Shape
 from stobatch.registry import ARCHITECTURES
-
-Shape = tuple[int, int, int]
-Norm = Callable[[tuple[int, ...]], nn.Module]
 
 
 def mnist_encoder(input_shape: Shape) -> ConvEncoder:
@@ -90,31 +88,12 @@ def cifar10_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
     )
 
 
-class _ResidualBlock(nn.Module):
-    """Two 3x3 convolutions, each after normalisation and ReLU, beside a shortcut (ResNet-v2)."""
-
-    def __init__(self, shape: Shape, channels: int, stride: int, norm: Norm) -> None:
-        super().__init__()
-        before, height, width = shape
-        self.shape: Shape = (channels, -(-height // stride), -(-width // stride))
-        self.first_norm, self.second_norm = norm(shape), norm(self.shape)
-        self.first = nn.Conv2d(before, channels, 3, stride=stride, padding=1, bias=False)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        same = before == channels and stride == 1
-        self.shortcut = nn.Identity() if same else nn.Conv2d(before, channels, 1, stride=stride, bias=False)
-
-    def forward(self, values: Tensor) -> Tensor:
-        active = torch.relu(self.first_norm(values))
-        out: Tensor = self.second(torch.relu(self.second_norm(self.first(active)))) + self.shortcut(active)
-        return out
-
-
 def resnet18_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
     layers: list[nn.Module] = []
     shape = hidden
     for channels, first_stride in ((64, 1), (128, 1), (256, 2), (512, 2)):
         for stride in (first_stride, 1):
-            block = _ResidualBlock(shape, channels, stride, norm)
+            block = ResidualBlock(shape, channels, stride, norm)
             layers.append(block)
             shape = block.shape
     return nn.Sequential(

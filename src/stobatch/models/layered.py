@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from stobatch.errors import ModelError
 from stobatch.models.classifier import Classifier
+from stobatch.models.residual import CentredConv2d, ResidualBlock, RoughGroupNorm
 from stobatch.models.scattering import Scattering
 
 
@@ -111,14 +112,26 @@ def _squash(shape: Shape, slope: float, *thresholds: float) -> nn.Module:
     return Squash(slope, *thresholds)
 
 
-def _conv(shape: Shape, maps: float, size: float, stride: float = 1, padding: float = 0) -> nn.Module:
+def _conv(
+    kind: type[nn.Conv2d], shape: Shape, maps: float, size: float, stride: float = 1, padding: float = 0
+) -> nn.Module:
     channels, *sides = shape
     whole = _whole(maps), _whole(size), _whole(stride), _whole(padding, 0)
     padded = [side + 2 * whole[3] for side in sides]
     outputs = whole[0] * math.prod(max(0, side - whole[1]) // whole[2] + 1 for side in padded)
     window = channels * whole[1] ** 2
     require_size(whole[0] * window + channels * math.prod(padded) + outputs, outputs * window)
-    return nn.Conv2d(channels, *whole)
+    return kind(channels, *whole)
+
+
+def _residual(shape: Shape, maps: float, groups: float, stride: float = 1) -> nn.Module:
+    channels, height, width = shape
+    count, step = _whole(maps), _whole(stride)
+    require_size(9 * count * (channels + count), 9 * height * width * count * (channels + count))
+    return ResidualBlock(
+        (channels, height, width),
+        *(count, step, lambda of: RoughGroupNorm(_whole(groups), of[0]), CentredConv2d),
+    )
 
 
 def _pool(kind: Callable[[int, int], nn.Module], shape: Shape, size: float, stride: float | None = None) -> nn.Module:
@@ -145,7 +158,9 @@ def _scatter(shape: Shape, angles: float, *gains: float, even: bool) -> nn.Modul
 
 _MAKERS: dict[str, Callable[..., nn.Module]] = {
     "squash": _squash,
-    "conv": _conv,
+    "conv": partial(_conv, nn.Conv2d),
+    "centred": partial(_conv, CentredConv2d),
+    "residual": _residual,
     "relu": lambda shape: nn.ReLU(),
     "tanh": lambda shape: nn.Tanh(),
     "avgpool": partial(_pool, nn.AvgPool2d),
@@ -157,8 +172,9 @@ _MAKERS: dict[str, Callable[..., nn.Module]] = {
 }
 
 GRAMMAR = (
-    "squash SLOPE THRESHOLD..., conv MAPS SIZE/STRIDE+PADDING, relu, tanh, avgpool SIZE/STRIDE, maxpool SIZE/STRIDE, "
-    "groupnorm GROUPS, linear N, scatter ANGLES GAIN GAIN, scatter_even ANGLES GAIN GAIN; "
+    "squash SLOPE THRESHOLD..., conv MAPS SIZE/STRIDE+PADDING, centred MAPS SIZE/STRIDE+PADDING, relu, tanh, "
+    "avgpool SIZE/STRIDE, maxpool SIZE/STRIDE, groupnorm GROUPS, residual MAPS GROUPS/STRIDE, linear N, "
+    "scatter ANGLES GAIN GAIN, scatter_even ANGLES GAIN GAIN; "
     "*GAIN after a layer scales its first weights"
 )
 
@@ -240,11 +256,11 @@ def initialise_layered(
     Boxes of width 1 into n weights of deviation s come out n·s·√(2/π) wide, and half of that behind ReLU where values
     are as often negative as not. So s = √(2π)/n keeps widths as they are (Shi et al., 2021). No data enters.
     """
-    for layer in network.layers:
+    for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="linear", generator=generator)
             of_box = math.sqrt(2 * math.pi / layer.weight[0].numel())
             with torch.no_grad():
                 layer.weight.mul_(gains.get(layer, 1.0) * (of_box if first_weights == "box" else 1.0))
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

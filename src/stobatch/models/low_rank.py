@@ -208,6 +208,8 @@ class _LinearAdapterGradients(_AdapterGradients):
 class _ConvAdapterGradients(_AdapterGradients, ConvGradients):
     """Of an adapted convolution: a linear layer on patches, whose values lie there with the channels last."""
 
+    takes_bfloat16 = False
+
     def __init__(self, layer: nn.Module, met: list[LayerUse], num_examples: int) -> None:
         LayerGradients.__init__(self, layer, met, num_examples)
         assert isinstance(layer, AdaptedConv2d)

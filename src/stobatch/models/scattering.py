@@ -81,8 +81,13 @@ class Scattering(nn.Module):
         self.feature_shape = (len(share),) if even else self.map_shape
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the features of pictures. Features that were computed before pass as they are."""
-        return inputs if inputs.shape[1:] == self.feature_shape else self.folded(self.maps(inputs))
+        """Return the features of pictures, never in mixed precision. Features that were computed before pass as they
+        are.
+        """
+        if inputs.shape[1:] == self.feature_shape:
+            return inputs
+        with torch.autocast(inputs.device.type, enabled=False):
+            return self.folded(self.maps(inputs))
 
     def maps(self, inputs: Tensor) -> Tensor:
         """Return the maps of all paths, channel by channel, before gains."""

@@ -128,9 +128,9 @@ def smoothing_noise(kind: str, stddev: float) -> SmoothingNoise | None:
     return GaussianNoise(stddev) if kind == "gaussian" else LaplaceNoise(stddev / sqrt(2))
 
 
-def noisy_views(kind: str, stddev: float, num_views: int) -> NoisyViews:
-    """Cross-entropy averaged over noisy views of each example."""
-    return NoisyViews(partial(view_noise, kind, stddev), num_views)
+def noisy_views(kind: str, stddev: float, num_views: int, radius: float = 0.0, steps: int = 1) -> NoisyViews:
+    """Cross-entropy averaged over noisy views of each example, which are moved against it where there is a radius."""
+    return NoisyViews(partial(view_noise, kind, stddev), num_views, radius, steps)
 
 
 def view_noise(kind: str, stddev: float, shape: tuple[int, ...], coins: NormalSampler) -> Tensor:
@@ -209,6 +209,13 @@ class SoundConfig(DpSgdSettings, name="sound"):
         added_later=True,
     )
 
+    views_radius: float = setting(
+        0.0,
+        at_least=0,
+        doc="Of noisy views: how far in l2 they are moved against the example first, all alike, by attack_steps steps",
+        added_later=True,
+    )
+
     @property
     def noise(self) -> SmoothingNoise | None:
         return smoothing_noise(self.smoothing_noise, self.smoothing_stddev)
@@ -218,11 +225,15 @@ class SoundConfig(DpSgdSettings, name="sound"):
             (self.natural_weight, CrossEntropy()),
             *self._certified(attack_chunk),
             (self.adversarial_weight, own_adversarial(self.radius, self.attack_steps, attack_chunk)),
-            (self.views_weight, noisy_views(self.smoothing_noise, self.smoothing_stddev, self.num_views)),
+            (self.views_weight, self._views()),
             (self.reconstruction_weight, Reconstruction()),
             (self.margin_weight, Margin(self.radius)),
         )
         return Objective(tuple(pair for pair in weighted if pair[0]), Ramp(self.warm_up, self.ramp))
+
+    def _views(self) -> NoisyViews:
+        noise = self.smoothing_noise, self.smoothing_stddev
+        return noisy_views(*noise, self.num_views, self.views_radius, self.attack_steps)
 
     def _certified(self, attack_chunk: int) -> Iterator[tuple[float, Term]]:
         """Yield what certified_weight is the weight of."""

@@ -7,7 +7,8 @@ Where examples belong to persons, samples are of persons, and all that is drawn 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import frexp, sqrt
@@ -73,6 +74,7 @@ class DpSgdTrainable(Trainable):
 
     monitored = "epsilon_spent"
     history_of = BEFORE_AVERAGING
+    _drawing: ThreadPoolExecutor | None
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class DpSgdTrainable(Trainable):
         )
         self.clip_norm, self.noise_stddev = self._clip_norm(), plan.noise_stddev
         self.canaries: GradientCanaries | None = None
-        self._repeated = 0
+        self._repeated, self._drawing = 0, None
         self.pieces = pieces
         self.examples = train
         self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
@@ -321,7 +323,7 @@ class DpSgdTrainable(Trainable):
 
         So an example adds at most `unit` to the average.
         """
-        scale = self.shrink
+        scale, noise = self.shrink, self._noise_beside(step, task.trainer) if share.first else None
         for index, sample, whole in self._samples(step, task.trainer, share):
             shard = self.holdings[task.trainer][index]
             own = sample[sample < len(shard)] + shard.start
@@ -334,11 +336,22 @@ class DpSgdTrainable(Trainable):
                 total = {name: torch.zeros_like(p) for name, p in self.targets(step).items()}
                 self.canaries.add(total, which, step, self._canary_pull)
                 yield {name: value.mul_(scale) for name, value in total.items()}
-        if share.first:
+        if noise is not None:
             # Once for the trainer, however many devices it has. The engine's sums are exact on the grid of the noise,
             # so noise on a part of zeros is noise on the sum.
-            nothing = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self.targets(step).items()}
-            yield add_noise(nothing, self.noise_stddev * self.shrink, self._noise(step, task.trainer), self._grid)
+            yield noise()
+
+    def _noise_beside(self, step: int, trainer: int) -> Callable[[], Gradients]:
+        """Return the noise of a step, to be called for; drawn by a thread of the CPU while a GPU clips."""
+        device = self.network.device
+        nothing = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self.targets(step).items()}
+        draw = partial(add_noise, nothing, self.noise_stddev * self.shrink, self._noise(step, trainer), self._grid)
+        if device.type == "cpu":
+            return draw
+        if self._drawing is None:
+            self._drawing = ThreadPoolExecutor(1, thread_name_prefix="noise")
+        drawn = self._drawing.submit(draw)
+        return lambda: {name: value.to(device) for name, value in drawn.result().items()}
 
     def released(self, step: int, gradients: Gradients) -> None:
         if self.canaries is not None:

@@ -587,3 +587,11 @@ def test_scores_in_other_norms_are_not_compared(evaluated: Path, tmp_path: Path)
         for seed in (1, 2)
     ]
     assert stobatch.report(runs, tmp_path / "all.html", images=False).comparisons == ()
+
+
+def test_a_vote_that_is_evaluated_alone_counts_the_rows_that_were_attacked(run: Path) -> None:
+    """The vote is attacked on 10 of 40 images: that is all the document speaks of, and `verify` counts them again."""
+    stobatch.evaluate(run, overrides={"evaluation.functions": ["vote"]}, quiet=True)
+    assert read(run, "scores")["rows"] == 10
+    checks = [check for check in stobatch.verify(run, sample=0).checks if check.name == "evaluation"]
+    assert [str(check.outcome) for check in checks] == ["agrees"]

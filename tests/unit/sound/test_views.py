@@ -15,8 +15,10 @@ from torch.nn import functional as F  # noqa: N812
 import stobatch
 from stobatch.dp import clipping
 from stobatch.errors import SettingError
+from stobatch.models import build_layered
 from stobatch.sound.averaged import AveragedAdam
 from stobatch.sound.losses import normal_sampler, sampler_by_blocks
+from stobatch.sound.settings import noisy_views
 from stobatch.sound.step import DpSgdTrainable
 from stobatch.sound.views import RandomViews
 from stobatch.training.checkpoint import load_optimiser, optimiser_tensors
@@ -181,3 +183,27 @@ def test_a_training_with_all_of_it_costs_what_one_without_costs(tmp_path: Path) 
     assert model.claim.epsilon == plain.claim.epsilon
     assert model.claim.unit == "training example"
     assert stobatch.load(tmp_path / "run").config == model.config
+
+
+def moved(examples: Tensor, labels: Tensor, num_views: int, radius: float, steps: int) -> tuple[Tensor, Tensor]:
+    """Noisy views of the same draws without and with a shift."""
+    term = noisy_views("gaussian", 0.25, num_views, radius, steps)
+    still = noisy_views("gaussian", 0.25, num_views)
+    network = build_layered("conv 4 3/2, relu, linear", tuple(examples.shape[1:]), 3, torch.Generator().manual_seed(1))
+    drawn = torch.randn(5, num_views, *examples.shape[1:], generator=torch.Generator().manual_seed(2))
+    (views,), (plain,) = (one.prepare(network, examples, labels, 1.0, lambda s: drawn[: s[0]]) for one in (term, still))
+    losses = [float(still.losses(network, examples, labels, (each,), 1.0).detach().mean()) for each in (plain, views)]
+    assert losses[1] > losses[0]
+    return plain, views
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_views_are_moved_against_their_example_together_and_no_farther_than_the_radius(steps: int) -> None:
+    examples = torch.rand(5, 1, 6, 6, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    labels = torch.tensor([0, 1, 2, 0, 1])
+    plain, views = moved(examples, labels, 3, 0.5, steps)
+    shifts = views - plain
+    assert torch.allclose(shifts, shifts[:, :1].expand_as(shifts), atol=1e-6)
+    assert bool((shifts[:, 0].flatten(1).norm(dim=1) <= 0.5 * (1 + 1e-4)).all())
+    alone, apart = moved(examples[:1], labels[:1], 3, 0.5, steps)
+    assert torch.allclose((apart - alone)[0], shifts[0], atol=1e-5)  # no other example has a say

@@ -20,6 +20,7 @@ from stobatch.results import (
     CertificateSummary,
     Document,
     Evidence,
+    NetworkFacts,
     PlanDocument,
     ReportSummary,
     Scores,
@@ -29,6 +30,7 @@ from stobatch.results import (
 )
 from stobatch.runs import Run
 from stobatch.types import Status
+from stobatch.verification.documents import _on_any_machine
 
 FILES = ("config", "plan", "training", "manifest", "certificates", "attack", "scores", "audit")
 
@@ -216,3 +218,12 @@ def test_no_guarantee_keeps_what_audits_found() -> None:
     assert audited.audits
     assert PrivacyGuarantee.from_dict(audited.to_dict()) == audited
     assert audited.status is Status.NONE
+
+
+def test_what_versions_of_torch_call_a_layer_is_no_difference() -> None:
+    """A run trained where GroupNorm did not name its shift yet is of one piece here; another layer is not."""
+    named, before, other = (
+        NetworkFacts(handed_over=False, layers=(f"GroupNorm({size}, eps=1e-05, affine=True{rest})",), parameters=16)
+        for size, rest in (("4, 8", ", bias=True"), ("4, 8", ""), ("2, 8", ""))
+    )
+    assert _on_any_machine(named) == _on_any_machine(before) != _on_any_machine(other)
