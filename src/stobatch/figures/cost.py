@@ -12,6 +12,7 @@ from stobatch import data
 from stobatch.config import EvaluationConfig, RunConfig
 from stobatch.evaluation.tables import data_root
 from stobatch.loading import make_network
+from stobatch.pretraining.pretrain import BATCH_SIZE, STEPS
 from stobatch.seeds import Seeds
 from stobatch.training.device import use_device
 
@@ -35,6 +36,11 @@ def training_minutes(config: RunConfig) -> float:
     attacked = settings.get("train_attack_steps")
     passes = _PUBLISHED * (attacked + 2) if attacked else _PASSES[config.method.title]
     return float(config.training.steps * examples * passes * _pass_seconds(config) / 60)
+
+
+def pretraining_minutes(config: RunConfig, *, steps: int = STEPS, batch_size: int = BATCH_SIZE) -> float:
+    """Return an estimate for a public start; its losses are the method's own."""
+    return steps * batch_size * _PASSES[config.method.title] * _pass_seconds(config) / 60
 
 
 def certifying_minutes(config: RunConfig, *, votes: bool) -> float:
