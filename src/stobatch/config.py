@@ -391,12 +391,22 @@ class AuditConfig(Settings):
     judging_draws: int = setting(2000, at_least=100, doc="Of certificates: fresh draws that judge an attacked vote")
 
 
+_CPU_MB = 512
+"""Activations beyond that fall out of a CPU's cache, and gain nothing."""
+_TRAININGS_ON_A_GPU = 8
+"""That fit beside each other where nobody sets `machine.memory_mb`."""
+
+
 class MachineConfig(Settings):
     """Speed and place. By contract nothing here changes a guarantee, so it is not part of the hash."""
 
     device: str = setting("cpu", doc="Where tensors live: cpu, cuda, cuda:1")
     threads: int | None = setting(None, at_least=1, doc="CPU threads; PyTorch's default if unset")
-    memory_mb: int = setting(512, at_least=16, doc="What the hot loops may take for activations, in MiB")
+    memory_mb: int | None = setting(
+        None,
+        at_least=16,
+        doc="What the hot loops may take for activations, in MiB; unset: 512 on a CPU, an eighth of a GPU's memory",
+    )
     checkpoint_every: int = setting(50, at_least=1, doc="Steps between two checkpoints")
     data_root: str | None = setting(None, doc="Where data sets lie; STOBATCH_DATA if unset")
     precision: str = setting(
@@ -425,6 +435,21 @@ class MachineConfig(Settings):
     timeout_s: float = setting(
         600.0, above=0, doc="How long a process waits for the others before it gives them up for lost, in seconds"
     )
+
+    @property
+    def budget_mb(self) -> int:
+        """`memory_mb`, or what it is where nobody set it.
+
+        >>> MachineConfig().budget_mb, MachineConfig(memory_mb=64).budget_mb
+        (512, 64)
+        """
+        if self.memory_mb is not None:
+            return self.memory_mb
+        if not self.device.startswith("cuda"):
+            return _CPU_MB
+        import torch
+
+        return max(_CPU_MB, torch.cuda.get_device_properties(self.device).total_memory // _TRAININGS_ON_A_GPU // 2**20)
 
 
 class MethodConfig(Settings):

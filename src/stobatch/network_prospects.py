@@ -28,7 +28,7 @@ def describe_prospects(config: RunConfig, network: HandedOver) -> tuple[str, ...
     Whatever it raises it raises before any data is read, and nothing is written.
     """
     batch = getattr(config.method, "batch_size", _MOST_ROWS)
-    require_function(network, min(batch, rows_in_memory(network, config.machine.memory_mb // 8, most=_MOST_ROWS)))
+    require_function(network, min(batch, rows_in_memory(network, config.machine.budget_mb // 8, most=_MOST_ROWS)))
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     held = sum(p.numel() for p in network.parameters()) - trained
     sizes = f"network: {network.name}, {trained:,} values to train" + (f", {held:,} held fixed" if held else "")

@@ -317,7 +317,7 @@ class _Falsified:
 
     def finding(self) -> Finding:
         audited, settings = self.audited, self.settings
-        memory_mb = audited.config.machine.memory_mb
+        memory_mb = audited.config.machine.budget_mb
         whole = AttackedCertificates.of(self.kind, self.test.inputs, self.records["prediction"], self.records)
         stream = audited.root.generator("certificates", self.kind.name)
         chosen = whole.part(nearest(self.verifier, whole, settings, stream, memory_mb=memory_mb))

@@ -282,7 +282,7 @@ class AdLm(Method):
                 why="The sampling rate and the noise follow from the number.",
                 remedy="Describe the data by what they are: DatasetInfo.num_train.",
             )
-        memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
+        memory_mb, pieces = config.machine.budget_mb, config.machine.pieces
         trainable = AdLmTrainable(config.method, plan, network, train, seeds, memory_mb=memory_mb, pieces=pieces)
         require_per_example_at_size(config, network, min(trainable.chunk, config.method.batch_size))
         return trainable

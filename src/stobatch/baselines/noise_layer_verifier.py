@@ -283,5 +283,5 @@ def gaussian_verifier(
     noise = LayerGaussian(network.encoder, stddev * spread_of(network))
     return NoiseLayerVerifier(
         *(network, noise, calibration, Norm(config.evaluation.norm), config.certification),
-        source=source, memory_mb=config.machine.memory_mb,
+        source=source, memory_mb=config.machine.budget_mb,
     )  # fmt: skip

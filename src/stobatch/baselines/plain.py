@@ -50,7 +50,7 @@ class Plain(Method):
     ) -> OpenTrainable:
         assert isinstance(config.method, PlainConfig)
         return OpenTrainable(
-            network, train, seeds, batch_size=config.method.batch_size, memory_mb=config.machine.memory_mb,
+            network, train, seeds, batch_size=config.method.batch_size, memory_mb=config.machine.budget_mb,
             pieces=config.machine.pieces,
         )  # fmt: skip
 

@@ -108,7 +108,7 @@ class VanillaAdversarial(Method):
     ) -> VanillaTrainable:
         assert isinstance(config.method, VanillaConfig)
         network = split_network(network, "vanilla adversarial training")
-        memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
+        memory_mb, pieces = config.machine.budget_mb, config.machine.pieces
         return VanillaTrainable(config.method, network, train, seeds, memory_mb=memory_mb, pieces=pieces)
 
     def certifies(self, config: RunConfig) -> bool:

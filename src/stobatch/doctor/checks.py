@@ -155,7 +155,7 @@ def free_memory() -> int:
 
 def memory(free: Callable[[], int] = free_memory) -> Outcome:
     """Hold what is free against twice what the hot loops may take by default."""
-    wanted, left = 2 * MachineConfig().memory_mb * MIB, free()
+    wanted, left = 2 * MachineConfig().budget_mb * MIB, free()
     said = f"{left / 1e9:.1f} GB free; a training takes about {wanted / 1e9:.1f} GB"
     return Outcome(Health.OK if left >= wanted else Health.BROKEN, said)
 

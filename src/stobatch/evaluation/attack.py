@@ -61,7 +61,7 @@ class _Opened:
         return next((verifier for verifier in ways if verifier.function == "vote"), None)
 
     def function(self, name: str) -> Deployed:
-        memory_mb = self.model.config.machine.memory_mb
+        memory_mb = self.model.config.machine.budget_mb
         if name == "single_pass":
             return SinglePass.of(self.model.network, memory_mb)
         votes = self.votes

@@ -334,7 +334,7 @@ class Published(Method):
         noise = self.draw_noise(config.method, plan, network, seeds)
         machine = config.machine
         fused = machine.precision == "bfloat16" and network.device.type == "cuda"
-        sizes = {"memory_mb": machine.memory_mb, "pieces": machine.pieces}
+        sizes = {"memory_mb": machine.budget_mb, "pieces": machine.pieces}
         trainable = PublishedTrainable(config.method, network, train, noise, seeds, fused=fused, **sizes)
         require_per_example_at_size(config, network, min(trainable.chunk, config.method.batch_size))
         return trainable
@@ -386,6 +386,6 @@ class Published(Method):
             config.certification,
             input_noise_scale=plan.input_noise_scale,
             hidden_noise_scale=plan.hidden_noise_scale,
-            memory_mb=config.machine.memory_mb,
+            memory_mb=config.machine.budget_mb,
         )
         return (verifier,)

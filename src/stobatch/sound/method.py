@@ -112,7 +112,7 @@ class DpSgdFamily(Method):
             network,
             train,
             seeds,
-            memory_mb=config.machine.memory_mb,
+            memory_mb=config.machine.budget_mb,
             trainers=config.trainers,
             pieces=config.machine.pieces,
             precision=config.machine.precision,

@@ -195,7 +195,7 @@ def fingerprint(machine: MachineConfig, device: torch.device, engine: Engine) ->
             "matrix products": torch.get_float32_matmul_precision(),
             "device": device.type,
             "threads": torch.get_num_threads(),
-            "settings": [machine.pieces, machine.memory_mb, machine.precision],
+            "settings": [machine.pieces, machine.budget_mb, machine.precision],
         }
     )
     kinds = sorted(set(engine.exchange("arithmetic", own)))
