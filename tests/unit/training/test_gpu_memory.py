@@ -1,4 +1,4 @@
-"""`machine.memory_mb` is kept: rows that pass at once follow from what a few take; counted on a GPU where there is one."""
+"""`machine.memory_mb` is kept: rows that pass at once follow from what a few take; on a GPU bytes are counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stobatch.config import MachineConfig
 from stobatch.models import classifier
-from tests.support.gpu_memory import CASES, MIB, step_bytes
+from support.gpu_memory import CASES, MIB, step_bytes
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="counts bytes of a GPU")
