@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.gpu_memory import CASES, MIB, step_bytes
 
 from stobatch.config import MachineConfig
 from stobatch.models import classifier
-from support.gpu_memory import CASES, MIB, step_bytes
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="counts bytes of a GPU")
