@@ -20,6 +20,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -60,7 +62,11 @@ def stepper(options: argparse.Namespace) -> Callable[[], None]:
     info = DatasetInfo("made up", shape, classes, rows, 0, tuple(map(str, range(classes))))
     network = build(config.model, shape, classes, generator).to(here)
     trainable = Published().prepare(config, Published().plan(config, info, None), network, train, seeds)
-    descent = Descent(config.training, dict(network.named_parameters()), trainable.optimisers(config))
+    # A base may be older than what reads answers of a GPU later.
+    later = import_module("stobatch.later").Later() if find_spec("stobatch.later") else None
+    trainable.later = later
+    parameters, asks = dict(network.named_parameters()), [later] if later else []
+    descent = Descent(config.training, parameters, trainable.optimisers(config), *asks)
     engine, made = InProcessEngine(), 0
 
     def step() -> None:
@@ -69,6 +75,8 @@ def stepper(options: argparse.Namespace) -> Callable[[], None]:
             gradients = trainable.release(made, engine).gradients
         descent.step(made, gradients)
         trainable.after_update()
+        if later is not None:
+            later.look(leave=2)
         made += 1
 
     return step

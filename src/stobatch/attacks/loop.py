@@ -244,8 +244,11 @@ def _walk(
                 memories = [{name: value[resist] for name, value in memory.items()} for memory in memories]
             if not len(rows):
                 break
-    # sign(NaN) is 0: without this check a broken gradient would look like a robust model. One look, after the loop.
-    if not bool(torch.isfinite(health)):
+    # sign(NaN) is 0: without this check a broken gradient would look like a robust model. One look, after the loop;
+    # and none at points of a training on a GPU, which would wait: they are no numbers then, nor is what is released.
+    if best is None and points.is_cuda:
+        points = points + (health - health)
+    elif not bool(torch.isfinite(health)):
         raise ModelError(
             "an attack met a gradient that is not a number.", remedy="Lower the learning rate or check the inputs."
         )

@@ -12,6 +12,7 @@ from stobatch.config import DataConfig, ModelConfig, RunConfig
 from stobatch.errors import SettingError
 from stobatch.figures.catalogue import METHODS, OURS, PaperFigure
 from stobatch.methods import method_of
+from stobatch.pretraining.pretrain import BATCH_SIZE, STEPS
 from stobatch_recipes import baselines, published, sound
 
 _OTHER_DATA = {
@@ -87,9 +88,9 @@ def in_smoke(figure: PaperFigure) -> PaperFigure:
     )
 
 
-def pretraining(scale: str) -> dict[str, int]:
-    """Return how long a public start is trained, where it is not as long as `pretrain` does."""
-    return {"steps": 3, "batch_size": 60} if scale == "smoke" else {}
+def pretraining(scale: str) -> tuple[int, int]:
+    """Return steps and batch size of a public start."""
+    return (3, 60) if scale == "smoke" else (STEPS, BATCH_SIZE)
 
 
 def require_changes(changes: Mapping[str, Any]) -> None:

@@ -12,7 +12,6 @@ from stobatch import data
 from stobatch.config import EvaluationConfig, RunConfig
 from stobatch.evaluation.tables import data_root
 from stobatch.loading import make_network
-from stobatch.pretraining.pretrain import BATCH_SIZE, STEPS
 from stobatch.seeds import Seeds
 from stobatch.training.device import use_device
 
@@ -38,7 +37,7 @@ def training_minutes(config: RunConfig) -> float:
     return float(config.training.steps * examples * passes * _pass_seconds(config) / 60)
 
 
-def pretraining_minutes(config: RunConfig, *, steps: int = STEPS, batch_size: int = BATCH_SIZE) -> float:
+def pretraining_minutes(config: RunConfig, steps: int, batch_size: int) -> float:
     """Return an estimate for a public start; its losses are the method's own."""
     return steps * batch_size * _PASSES[config.method.title] * _pass_seconds(config) / 60
 

@@ -133,7 +133,7 @@ class PlannedRun:
             return 0.0
         found = 0.0 if self.run.is_trained else cost.training_minutes(self.config)
         if self.compared.prior is not None and self.config.prior.name is None:
-            found += cost.pretraining_minutes(self.config, **pretraining(self.scale))
+            found += cost.pretraining_minutes(self.config, *pretraining(self.scale))
         if self.certifies:
             found += cost.certifying_minutes(self.config, votes=METHODS[self.method].votes)
         each = (self.config.override("evaluation.attack_steps", steps) for steps in self.steps_missing)

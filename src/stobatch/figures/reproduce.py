@@ -160,7 +160,8 @@ def _started(planned: PlannedRun, quiet: bool) -> Compared:
     if start is None or compared.prior is None or compared.config.prior.name is not None:
         return compared
     if not prior_files(compared.prior)[-1].exists():
-        pretrain(compared.config, start, compared.prior, quiet=quiet, **pretraining(planned.scale))
+        steps, batch_size = pretraining(planned.scale)
+        pretrain(compared.config, start, compared.prior, steps=steps, batch_size=batch_size, quiet=quiet)
     return begin_with_prior(compared)
 
 

@@ -23,6 +23,7 @@ from stobatch import seeds as streams
 from stobatch.config import MachineConfig, RunConfig
 from stobatch.data import Examples
 from stobatch.interrupts import GRACE_S, Interrupted, finish_first
+from stobatch.later import Later
 from stobatch.models import Classifier
 from stobatch.progress import Tick, progress
 from stobatch.runs import Run, mark
@@ -34,6 +35,9 @@ from stobatch.training.engines.distributed import code_digest
 from stobatch.training.ledger import Stretch
 from stobatch.training.observer import Look, Observer
 from stobatch.training.trainable import Monitored, Trainable, working_precision
+
+_OPEN = 2
+"""Questions of one step to a GPU: whether the network is as it was, and whether what is released are numbers."""
 
 
 def train(
@@ -62,7 +66,10 @@ def train(
         trainable.require_counted(run, state.step)
         trainable.after_update()
     arithmetic = fingerprint(config.machine, network.device, engine)
-    descent = Descent(config.training, dict(network.named_parameters()), state.optimisers)
+    later = Later()
+    # Nobody else hears of a step of one process, so what a GPU says of it may be read after it, before it is saved.
+    trainable.later = later if engine.processes == 1 else None
+    descent = Descent(config.training, dict(network.named_parameters()), state.optimisers, later)
     monitored = Monitored.of(held_out, config, network)
     note, every, stretch_end = "", config.machine.checkpoint_every, state.step
     with (
@@ -88,7 +95,10 @@ def train(
             trainable.after_update()
             state.step += 1
             last = state.step == config.training.steps
-            if engine.leads and (state.step % config.training.monitor_every == 0 or last):
+            saves = state.step % every == 0 or last or averaged.stopping
+            watches = engine.leads and (state.step % config.training.monitor_every == 0 or last)
+            later.look(leave=0 if saves or watches else _OPEN)
+            if watches:
                 with trainable.keeping_state():
                     correct = monitored.accuracy(network)
                 state.history.append((float(state.step), correct, trainable.monitor(state.step)))
@@ -99,7 +109,8 @@ def train(
                 for observer in observers:
                     observer.look(seen)
                 note = f"test accuracy {correct:.3f}"
-            if state.step % every == 0 or last or averaged.stopping:
+            if saves:
+                later.look()
                 state.save(run, identity, engine, partial(trainable.distrust, run))
                 if engine.leads:
                     trainable.saved(run, state.step, state.digest)
