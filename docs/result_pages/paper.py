@@ -134,8 +134,12 @@ def figure_points() -> Iterator[Point]:
             measure, main = measures.get((point.protocol, point.kind_of_accuracy)), main_attack(point)
             if point.source.startswith("results/") or measure is None or not (main or measure == "published"):
                 continue
-            unfinished = point.training_steps <= RISING.get(point.method, 0)
-            changes = [f"{point.training_steps:,} steps"] * unfinished + list(own_settings(point))
+            changes = list(own_settings(point))
+            if point.method in RISING and point.training_steps > RISING[point.method]:
+                # More steps than the recipe's are what its curve asks for, and no other recipe.
+                changes = [change for change in changes if not change.startswith("training.steps=")]
+            elif point.method in RISING:
+                changes.insert(0, f"{point.training_steps:,} steps")
             yield Point(
                 *(point.data, point.method, measure if main else f"{measure} mean", point.epsilon, point.radius),
                 *(point.accuracy, point.seed, f"figures/{path.name}", 0, ", ".join(changes)),
