@@ -55,14 +55,13 @@ class Asked:
                 if one not in known:
                     every = ", ".join(map(str, sorted(known)))
                     raise SettingError(f"{name} {one} is not in this figure.", remedy=f"Choose among {every}.")
-        for figure in figures if self.start is not None else ():
-            if not self._methods_of(figure):
-                able = ", ".join(method for method in figure.methods if can_start(figure, method))
-                raise SettingError(
-                    f"none of {', '.join(self.methods)} starts from public weights.",
-                    why="What they prove, or claim, is of a training from random ones.",
-                    remedy=f"Choose among {able}, or leave --from-data out.",
-                )
+        if not any(self._methods_of(figure) for figure in figures):
+            able = dict.fromkeys(method for figure in figures for method in figure.methods if can_start(figure, method))
+            raise SettingError(
+                f"none of {', '.join(self.methods)} starts from public weights.",
+                why="What they prove, or claim, is of a training from random ones.",
+                remedy=f"Choose among {', '.join(able)}, or leave --from-data out.",
+            )
 
     def _methods_of(self, figure: PaperFigure) -> list[str]:
         """Return what is asked of a figure's methods; from a public start, those that take one."""
