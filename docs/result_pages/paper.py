@@ -462,12 +462,14 @@ def of_figure(found: Sequence[Finding]) -> str:
     return f"{verdict} by calculation" if verdict == "refuted" and calculated else verdict
 
 
-def proved(known: Sequence[Point], dataset: str, place: Place) -> str:
-    """Return the most that a sound model of this budget or a smaller one proves at a radius, and which."""
+def proved(known: Sequence[Point], dataset: str, place: Place, note: str = "") -> str:
+    """Return the most that a sound model of this budget or a smaller one proves at a radius, and which.
+
+    `note` names trainings that do not count elsewhere, such as those from a public start.
+    """
     budget, radius = place
-    found = [
-        p for p in known if (p.dataset, p.measure, p.radius) == (dataset, "proved", radius) and "sound" in p.method
-    ]
+    about = (dataset, "proved", radius, note)
+    found = [p for p in known if (p.dataset, p.measure, p.radius, p.note) == about and "sound" in p.method]
     sound = [p for p in found if p.epsilon is not None and p.epsilon <= budget]
     shares: dict[str, list[float]] = {}
     for point in (p for p in sound if p.rank == min(other.rank for other in sound)):
