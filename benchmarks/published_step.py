@@ -71,12 +71,13 @@ def stepper(options: argparse.Namespace) -> Callable[[], None]:
 
     def step() -> None:
         nonlocal made
+        before = len(later) if later is not None else 0
         with working_precision(precision, here):
             gradients = trainable.release(made, engine).gradients
         descent.step(made, gradients)
         trainable.after_update()
         if later is not None:
-            later.look(leave=2)
+            later.look(leave=len(later) - before)
         made += 1
 
     return step

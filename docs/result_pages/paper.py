@@ -23,8 +23,9 @@ from stobatch import plan
 from stobatch.data import describe
 from stobatch.evaluation.statistics import compare_over_seeds
 from stobatch.figures.catalogue import FIGURES, METHODS
-from stobatch.figures.records import file_of, main_attack, own_settings, read_points
+from stobatch.figures.records import CURVES, file_of, main_attack, own_settings, read_points
 from stobatch.published.radius import PublishedRule
+from stobatch.results import LearningCurve
 from stobatch.votes.confidence import clopper_pearson
 from stobatch_recipes import recipe
 
@@ -564,6 +565,13 @@ def share(known: Sequence[Point], dataset: str, own: str, measure: str, budget: 
     return percent(found)
 
 
+def accuracies(own: str) -> dict[float, list[float]]:
+    """Return a method's accuracies while it was trained for a figure, by ε."""
+    path = sources.ROOT / "results" / "figures" / CURVES
+    curves = [LearningCurve.from_dict(json.loads(line), path) for line in path.read_text().splitlines()]
+    return {curve.epsilon: [row.test_accuracy for row in curve.history] for curve in curves if curve.method == own}
+
+
 def page() -> str:
     known = points()
     claims = [{**number, "rule": "value"} for number in records("figures/paper")] + records("figures/claims")
@@ -589,6 +597,7 @@ def page() -> str:
         distributed=claims_table([pair for pair in rest if pair[0].get("distributed")]),
         processes=processes_table(),
         adam=records("paper_cifar10_adam")[0],
+        adlm=accuracies("adlm"),
         unfinished=unfinished,
         reach=reach,
         proved=partial(proved, known),

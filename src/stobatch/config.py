@@ -391,12 +391,6 @@ class AuditConfig(Settings):
     judging_draws: int = setting(2000, at_least=100, doc="Of certificates: fresh draws that judge an attacked vote")
 
 
-_CPU_MB = 512
-"""Activations beyond that fall out of a CPU's cache, and gain nothing."""
-_TRAININGS_ON_A_GPU = 8
-"""That fit beside each other where nobody sets `machine.memory_mb`."""
-
-
 class MachineConfig(Settings):
     """Speed and place. By contract nothing here changes a guarantee, so it is not part of the hash."""
 
@@ -435,21 +429,6 @@ class MachineConfig(Settings):
     timeout_s: float = setting(
         600.0, above=0, doc="How long a process waits for the others before it gives them up for lost, in seconds"
     )
-
-    @property
-    def budget_mb(self) -> int:
-        """`memory_mb`, or what it is where nobody set it.
-
-        >>> MachineConfig().budget_mb, MachineConfig(memory_mb=64).budget_mb
-        (512, 64)
-        """
-        if self.memory_mb is not None:
-            return self.memory_mb
-        if not self.device.startswith("cuda"):
-            return _CPU_MB
-        import torch
-
-        return max(_CPU_MB, torch.cuda.get_device_properties(self.device).total_memory // _TRAININGS_ON_A_GPU // 2**20)
 
 
 class MethodConfig(Settings):

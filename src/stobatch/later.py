@@ -18,6 +18,10 @@ class Later:
     def __init__(self) -> None:
         self._open: deque[tuple[torch.cuda.Event, Tensor, Judge]] = deque()
 
+    def __len__(self) -> int:
+        """Return how many questions are open."""
+        return len(self._open)
+
     def ask(self, flags: Tensor, judge: Judge) -> None:
         """Have the flags judged as soon as somebody looks at what is open."""
         if not flags.is_cuda:
@@ -27,7 +31,7 @@ class Later:
         answers = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
         answers.copy_(flags, non_blocking=True)
         there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        there.record()
+        there.record(torch.cuda.current_stream(flags.device))
         self._open.append((there, answers, judge))
 
     def look(self, leave: int = 0) -> None:

@@ -12,7 +12,7 @@ from stobatch.dp.clipping import Batch, clipped_sum_partly_formed, clipper_for, 
 from stobatch.dp.mixing import FEW_ROWS
 from stobatch.errors import ModelError
 from stobatch.methods import method_of
-from stobatch.models import HandedOver, rows_in_memory
+from stobatch.models import HandedOver, budget_mb, rows_in_memory
 from stobatch.models.experiments import require_function
 from stobatch.models.handed_over import public_points
 from stobatch.models.low_rank import as_deployed
@@ -28,7 +28,7 @@ def describe_prospects(config: RunConfig, network: HandedOver) -> tuple[str, ...
     Whatever it raises it raises before any data is read, and nothing is written.
     """
     batch = getattr(config.method, "batch_size", _MOST_ROWS)
-    require_function(network, min(batch, rows_in_memory(network, config.machine.budget_mb // 8, most=_MOST_ROWS)))
+    require_function(network, min(batch, rows_in_memory(network, budget_mb(config.machine) // 8, most=_MOST_ROWS)))
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     held = sum(p.numel() for p in network.parameters()) - trained
     sizes = f"network: {network.name}, {trained:,} values to train" + (f", {held:,} held fixed" if held else "")

@@ -18,6 +18,7 @@ from torch import Tensor
 from stobatch.attacks.ball import Ball, Size
 from stobatch.attacks.goals import Goal
 from stobatch.errors import DataError, ModelError, SettingError, UnitError
+from stobatch.later import Later
 
 Scores = Callable[[Tensor], Tensor]
 Memory = dict[str, Tensor]
@@ -144,9 +145,11 @@ def craft(
     chunk: int = 833,
     piece: slice | None = None,
     batch_size: int | None = None,
+    later: Later | None = None,
 ) -> Tensor:
     """Adversarial points for training, an equal slice of the batch for each attack, all in the same passes.
 
+    A gradient that is not a number is an error: at once, or on a GPU when the owner of `later` looks.
     Without labels the model's own prediction at the present point is used, so that no true label leaks (Eq. 8).
     The ball may hold only a `piece` of a batch of `batch_size`: draws are made for the whole batch, so pieces that are
     crafted apart are those of the whole.
@@ -164,12 +167,11 @@ def craft(
             shares.append((attack, here))
             points.append(ball.part(here).at(own))
     starts, goal, victim = torch.cat(points), Goal(labels), Plain(scores)
-    return _join(
-        [
-            _walk(victim, ball.part(rows), _within(shares, rows), starts[rows], goal.part(rows), generator, chunk, None)
-            for rows in _pieces(len(starts), chunk)
-        ]
-    )
+    found = []
+    for rows in _pieces(len(starts), chunk):
+        share = ball.part(rows), _within(shares, rows), starts[rows], goal.part(rows)
+        found.append(_walk(victim, *share, generator, chunk, None, later))
+    return _join(found)
 
 
 def _pieces(count: int, chunk: int) -> list[slice]:
@@ -221,6 +223,7 @@ def _walk(
     generator: torch.Generator,
     chunk: int,
     best: Best | None,
+    later: Later | None = None,
 ) -> Tensor:
     """Return the loop. With `best` every visited point is judged, and examples that are done are let go."""
     steps = shares[0][0].steps
@@ -244,20 +247,24 @@ def _walk(
                 memories = [{name: value[resist] for name, value in memory.items()} for memory in memories]
             if not len(rows):
                 break
-    # sign(NaN) is 0: without this check a broken gradient would look like a robust model. One look, after the loop;
-    # and none at points of a training on a GPU, which would wait: they are no numbers then, nor is what is released.
-    if best is None and points.is_cuda:
-        points = points + (health - health)
-    elif not bool(torch.isfinite(health)):
-        raise ModelError(
-            "an attack met a gradient that is not a number.", remedy="Lower the learning rate or check the inputs."
-        )
+    # sign(NaN) is 0: without this check a broken gradient would look like a robust model. One look, after the loop.
+    if later is None:
+        _require_finite([bool(torch.isfinite(health))])
+    else:
+        later.ask(torch.isfinite(health)[None], _require_finite)
     if best is not None and len(rows):
         best.see(rows, points, *outcome(victim.draw(generator), points, goal, chunk))
         for (attack, where), memory in zip(shares, memories, strict=True):
             if (kept := attack.kept(memory)) is not None:
                 best.see(rows[where], *kept, torch.zeros_like(rows[where], dtype=torch.bool))
     return points
+
+
+def _require_finite(sound: list[bool]) -> None:
+    if not all(sound):
+        raise ModelError(
+            "an attack met a gradient that is not a number.", remedy="Lower the learning rate or check the inputs."
+        )
 
 
 def _look(scores: Scores, points: Tensor, goal: Goal, chunk: int, *, success: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,7 @@ from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.plan import OpenPlan, Plan
 from stobatch.errors import ModelError
 from stobatch.methods import Method, split_network
-from stobatch.models import Classifier, Network
+from stobatch.models import Classifier, Network, budget_mb
 from stobatch.paper import implements
 from stobatch.published.losses import example_weights
 from stobatch.seeds import Seeds
@@ -108,7 +108,7 @@ class VanillaAdversarial(Method):
     ) -> VanillaTrainable:
         assert isinstance(config.method, VanillaConfig)
         network = split_network(network, "vanilla adversarial training")
-        memory_mb, pieces = config.machine.budget_mb, config.machine.pieces
+        memory_mb, pieces = budget_mb(config.machine), config.machine.pieces
         return VanillaTrainable(config.method, network, train, seeds, memory_mb=memory_mb, pieces=pieces)
 
     def certifies(self, config: RunConfig) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from stobatch.config import MachineConfig
+
 
 class Classifier(nn.Module, ABC):
     """A function from inputs in [-1, 1] to one score per class, each example for itself."""
@@ -28,6 +30,26 @@ class Classifier(nn.Module, ABC):
 
     def calibrate(self) -> None:
         """Refresh what depends on the parameters alone; most networks have nothing of the kind."""
+
+
+_CPU_MB = 512
+"""Activations beyond that fall out of a CPU's cache, and gain nothing."""
+_TRAININGS_ON_A_GPU = 8
+"""That fit beside each other where nobody sets `machine.memory_mb`."""
+
+
+def budget_mb(machine: MachineConfig) -> int:
+    """Return `machine.memory_mb`, or what it is where nobody set it.
+
+    >>> budget_mb(MachineConfig()), budget_mb(MachineConfig(memory_mb=64))
+    (512, 64)
+    """
+    if machine.memory_mb is not None:
+        return machine.memory_mb
+    if not machine.device.startswith("cuda"):
+        return _CPU_MB
+    total: int = torch.cuda.get_device_properties(machine.device).total_memory
+    return max(_CPU_MB, total // _TRAININGS_ON_A_GPU // 2**20)
 
 
 @torch.no_grad()

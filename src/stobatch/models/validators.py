@@ -75,7 +75,8 @@ class _State:
         if later is None:
             changed += _differing_at_one_look(on_gpu)
         elif on_gpu:
-            later.ask(_differ(on_gpu), lambda seen: _require_none(_named(on_gpu, seen)))
+            names = tuple(on_gpu)
+            later.ask(_differ(on_gpu), lambda seen: _require_none(_named(names, seen)))
         _require_none(changed)
 
 
@@ -115,7 +116,7 @@ def _differing_here(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) ->
 
 def _differing_at_one_look(pairs: Pairs) -> list[str]:
     """Return the names of the pairs that have not the same bits. A look waits for the GPU, so there is one for all."""
-    return _named(pairs, _differ(pairs).tolist()) if pairs else []
+    return _named(tuple(pairs), _differ(pairs).tolist()) if pairs else []
 
 
 def _differ(pairs: Pairs) -> Tensor:
@@ -124,8 +125,8 @@ def _differ(pairs: Pairs) -> Tensor:
     return torch.stack([flag.to(flags[0].device) for flag in flags])
 
 
-def _named(pairs: Pairs, seen: Sequence[bool]) -> list[str]:
-    return [name for name, differs in zip(pairs, seen, strict=True) if differs]
+def _named(names: Sequence[str], seen: Sequence[bool]) -> list[str]:
+    return [name for name, differs in zip(names, seen, strict=True) if differs]
 
 
 def _comparable(one: Tensor, other: Tensor) -> bool:

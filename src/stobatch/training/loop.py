@@ -24,7 +24,7 @@ from stobatch.config import MachineConfig, RunConfig
 from stobatch.data import Examples
 from stobatch.interrupts import GRACE_S, Interrupted, finish_first
 from stobatch.later import Later
-from stobatch.models import Classifier
+from stobatch.models import Classifier, budget_mb
 from stobatch.progress import Tick, progress
 from stobatch.runs import Run, mark
 from stobatch.settings import content_hash
@@ -35,9 +35,6 @@ from stobatch.training.engines.distributed import code_digest
 from stobatch.training.ledger import Stretch
 from stobatch.training.observer import Look, Observer
 from stobatch.training.trainable import Monitored, Trainable, working_precision
-
-_OPEN = 2
-"""Questions of one step to a GPU: whether the network is as it was, and whether what is released are numbers."""
 
 
 def train(
@@ -89,6 +86,7 @@ def train(
                         observer.begin(first, stretch_end)
                 trainable.attempt = int(engine.exchange(f"attempt of step {first}", str(attempt))[0])
                 engine.note(f"steps {first} to {stretch_end} begin")
+            before = len(later)
             with working_precision(config.machine.precision, network.device):
                 averaged = trainable.release(state.step, engine, lambda: stop.asked is not None)
             descent.step(state.step, averaged.gradients)
@@ -97,7 +95,8 @@ def train(
             last = state.step == config.training.steps
             saves = state.step % every == 0 or last or averaged.stopping
             watches = engine.leads and (state.step % config.training.monitor_every == 0 or last)
-            later.look(leave=0 if saves or watches else _OPEN)
+            # What was asked in the step before this one.
+            later.look(leave=0 if saves or watches else len(later) - before)
             if watches:
                 with trainable.keeping_state():
                     correct = monitored.accuracy(network)
@@ -206,7 +205,7 @@ def fingerprint(machine: MachineConfig, device: torch.device, engine: Engine) ->
             "matrix products": torch.get_float32_matmul_precision(),
             "device": device.type,
             "threads": torch.get_num_threads(),
-            "settings": [machine.pieces, machine.budget_mb, machine.precision],
+            "settings": [machine.pieces, budget_mb(machine), machine.precision],
         }
     )
     kinds = sorted(set(engine.exchange("arithmetic", own)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.gpu_memory import CASES, MIB, step_bytes
 
 from stobatch.config import MachineConfig
-from stobatch.models import classifier
+from stobatch.models import budget_mb, classifier
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="counts bytes of a GPU")
@@ -36,6 +36,6 @@ def test_the_default_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None
         total_memory = 140 * 2**30
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Card)
-    assert MachineConfig().budget_mb == 512
-    assert MachineConfig(device="cuda:1").budget_mb == 140 * 1024 // 8
-    assert MachineConfig(device="cuda", memory_mb=64).budget_mb == 64
+    assert budget_mb(MachineConfig()) == 512
+    assert budget_mb(MachineConfig(device="cuda:1")) == 140 * 1024 // 8
+    assert budget_mb(MachineConfig(device="cuda", memory_mb=64)) == 64
