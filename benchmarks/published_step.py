@@ -1,7 +1,9 @@
-"""A step of `published.cifar10` with this source beside that of another commit, taking turns on one device.
+"""A step of a published recipe with this source beside that of another commit, taking turns on one device.
 
     git worktree add BASE COMMIT
     python benchmarks/published_step.py --device cuda --precision bfloat16 --base BASE/src
+    python benchmarks/published_step.py --attack-steps 200 --steps 2     # the training of Figure 8
+    python benchmarks/published_step.py --recipe tiny_imagenet --steps 2
 
 Each source works in a process of its own, on the same made-up images and seeds; while one makes its steps the other
 waits. A turn is timed from its first step to the end of its last, with the device's queue empty at both ends.
@@ -18,6 +20,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +33,11 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve()
 
 
-def stepper(config: RunConfig, shape: tuple[int, int, int], rows: int) -> Callable[[], None]:
+SHAPES = {"cifar10": ((3, 28, 28), 10), "tiny_imagenet": ((3, 64, 64), 30)}
+"""Of an input, and the number of classes."""
+
+
+def stepper(config: RunConfig, shape: tuple[int, int, int], rows: int, classes: int = 10) -> Callable[[], None]:
     """Return what makes the next step of a published training on made-up images, as the training loop makes it."""
     from stobatch.data import DatasetInfo, Examples
     from stobatch.models import build
@@ -43,34 +51,40 @@ def stepper(config: RunConfig, shape: tuple[int, int, int], rows: int) -> Callab
     here = use_device(config.machine)
     generator, seeds = torch.Generator().manual_seed(0), Seeds.reproducible(1)
     images = torch.randint(256, (rows, *shape), generator=generator) / 127.5 - 1
-    train = Examples(images, torch.arange(rows) % 10, 10)
-    info = DatasetInfo("made up", shape, 10, rows, 0, tuple("0123456789"))
-    network = build(config.model, shape, 10, generator).to(here)
-    method = Published()
-    trainable = method.prepare(config, method.plan(config, info, None), network, train, seeds)
-    descent = Descent(config.training, dict(network.named_parameters()), trainable.optimisers(config))
+    train = Examples(images, torch.arange(rows) % classes, classes)
+    info = DatasetInfo("made up", shape, classes, rows, 0, tuple(map(str, range(classes))))
+    network = build(config.model, shape, classes, generator).to(here)
+    trainable = Published().prepare(config, Published().plan(config, info, None), network, train, seeds)
+    # A base may be older than what reads answers of a GPU later.
+    later = import_module("stobatch.later").Later() if find_spec("stobatch.later") else None
+    trainable.later = later
+    parameters, asks = dict(network.named_parameters()), [later] if later else []
+    descent = Descent(config.training, parameters, trainable.optimisers(config), *asks)
     engine, made = InProcessEngine(), 0
 
     def step() -> None:
         nonlocal made
+        before = len(later) if later is not None else 0
         with working_precision(config.machine.precision, here):
             gradients = trainable.release(made, engine).gradients
         descent.step(made, gradients)
         trainable.after_update()
+        if later is not None:
+            later.look(leave=len(later) - before)
         made += 1
 
     return step
 
 
-def cifar10(options: argparse.Namespace) -> Callable[[], None]:
+def of_recipe(options: argparse.Namespace) -> Callable[[], None]:
+    """Return what makes the next step of the recipe that the command line names."""
     from stobatch_recipes import published
 
-    recipe = published.cifar10()
-    config = recipe.replace(
-        method=recipe.method.replace(batch_size=options.batch_size),
-        machine=recipe.machine.replace(device=options.device, precision=options.precision, memory_mb=60_000),
-    )
-    return stepper(config, (3, 28, 28), rows=4 * options.batch_size)
+    recipe, (shape, classes) = getattr(published, options.recipe)(), SHAPES[options.recipe]
+    changes = {"batch_size": options.batch_size, "train_attack_steps": options.attack_steps}
+    method = recipe.method.replace(**{key: value for key, value in changes.items() if value})
+    machine = recipe.machine.replace(device=options.device, precision=options.precision, memory_mb=options.memory_mb)
+    return stepper(recipe.replace(method=method, machine=machine), shape, 3 * method.batch_size, classes)
 
 
 def turn(step: Callable[[], None], steps: int, device: str) -> float:
@@ -86,7 +100,7 @@ def turn(step: Callable[[], None], steps: int, device: str) -> float:
 
 def work(options: argparse.Namespace) -> None:
     """Make a turn for every line of standard input, and answer with its time."""
-    step = cifar10(options)
+    step = of_recipe(options)
     turn(step, options.steps, options.device)
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -97,7 +111,7 @@ def profile(options: argparse.Namespace) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    step = cifar10(options)
+    step = of_recipe(options)
     turn(step, options.steps, options.device)
     with profiler(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         turn(step, options.steps, options.device)
@@ -135,7 +149,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="bfloat16")
-    parser.add_argument("--batch-size", type=int, default=1851)
+    parser.add_argument("--recipe", choices=SHAPES, default="cifar10")
+    parser.add_argument("--batch-size", type=int, help="the recipe's, unless given")
+    parser.add_argument("--memory-mb", type=int, default=60_000)
+    parser.add_argument("--attack-steps", type=int, help="T_μ; the recipe's, unless given")
     parser.add_argument("--steps", type=int, default=10, help="in a turn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--base", type=Path, help="the src folder of the commit to compare with")

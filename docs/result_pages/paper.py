@@ -23,8 +23,9 @@ from stobatch import plan
 from stobatch.data import describe
 from stobatch.evaluation.statistics import compare_over_seeds
 from stobatch.figures.catalogue import FIGURES, METHODS
-from stobatch.figures.records import file_of, main_attack, own_settings, read_points
+from stobatch.figures.records import CURVES, file_of, main_attack, own_settings, read_points
 from stobatch.published.radius import PublishedRule
+from stobatch.results import LearningCurve
 from stobatch.votes.confidence import clopper_pearson
 from stobatch_recipes import recipe
 
@@ -134,8 +135,12 @@ def figure_points() -> Iterator[Point]:
             measure, main = measures.get((point.protocol, point.kind_of_accuracy)), main_attack(point)
             if point.source.startswith("results/") or measure is None or not (main or measure == "published"):
                 continue
-            unfinished = point.training_steps <= RISING.get(point.method, 0)
-            changes = [f"{point.training_steps:,} steps"] * unfinished + list(own_settings(point))
+            changes = list(own_settings(point))
+            if point.method in RISING and point.training_steps > RISING[point.method]:
+                # More steps than the recipe's are what its curve asks for, and no other recipe.
+                changes = [change for change in changes if not change.startswith("training.steps=")]
+            elif point.method in RISING:
+                changes.insert(0, f"{point.training_steps:,} steps")
             yield Point(
                 *(point.data, point.method, measure if main else f"{measure} mean", point.epsilon, point.radius),
                 *(point.accuracy, point.seed, f"figures/{path.name}", 0, ", ".join(changes)),
@@ -458,12 +463,14 @@ def of_figure(found: Sequence[Finding]) -> str:
     return f"{verdict} by calculation" if verdict == "refuted" and calculated else verdict
 
 
-def proved(known: Sequence[Point], dataset: str, place: Place) -> str:
-    """Return the most that a sound model of this budget or a smaller one proves at a radius, and which."""
+def proved(known: Sequence[Point], dataset: str, place: Place, note: str = "") -> str:
+    """Return the most that a sound model of this budget or a smaller one proves at a radius, and which.
+
+    `note` names trainings that do not count elsewhere, such as those from a public start.
+    """
     budget, radius = place
-    found = [
-        p for p in known if (p.dataset, p.measure, p.radius) == (dataset, "proved", radius) and "sound" in p.method
-    ]
+    about = (dataset, "proved", radius, note)
+    found = [p for p in known if (p.dataset, p.measure, p.radius, p.note) == about and "sound" in p.method]
     sound = [p for p in found if p.epsilon is not None and p.epsilon <= budget]
     shares: dict[str, list[float]] = {}
     for point in (p for p in sound if p.rank == min(other.rank for other in sound)):
@@ -558,6 +565,13 @@ def share(known: Sequence[Point], dataset: str, own: str, measure: str, budget: 
     return percent(found)
 
 
+def accuracies(own: str) -> dict[float, list[float]]:
+    """Return a method's accuracies while it was trained for a figure, by ε."""
+    path = sources.ROOT / "results" / "figures" / CURVES
+    curves = [LearningCurve.from_dict(json.loads(line), path) for line in path.read_text().splitlines()]
+    return {curve.epsilon: [row.test_accuracy for row in curve.history] for curve in curves if curve.method == own}
+
+
 def page() -> str:
     known = points()
     claims = [{**number, "rule": "value"} for number in records("figures/paper")] + records("figures/claims")
@@ -583,6 +597,7 @@ def page() -> str:
         distributed=claims_table([pair for pair in rest if pair[0].get("distributed")]),
         processes=processes_table(),
         adam=records("paper_cifar10_adam")[0],
+        adlm=accuracies("adlm"),
         unfinished=unfinished,
         reach=reach,
         proved=partial(proved, known),

@@ -396,7 +396,11 @@ class MachineConfig(Settings):
 
     device: str = setting("cpu", doc="Where tensors live: cpu, cuda, cuda:1")
     threads: int | None = setting(None, at_least=1, doc="CPU threads; PyTorch's default if unset")
-    memory_mb: int = setting(512, at_least=16, doc="What the hot loops may take for activations, in MiB")
+    memory_mb: int | None = setting(
+        None,
+        at_least=16,
+        doc="What the hot loops may take for activations, in MiB; unset: 512 on a CPU, an eighth of a GPU's memory",
+    )
     checkpoint_every: int = setting(50, at_least=1, doc="Steps between two checkpoints")
     data_root: str | None = setting(None, doc="Where data sets lie; STOBATCH_DATA if unset")
     precision: str = setting(

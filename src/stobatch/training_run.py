@@ -40,7 +40,7 @@ from stobatch.loading import (
     seeds_of,
 )
 from stobatch.methods import method_of
-from stobatch.models import Classifier, HandedOver, low_rank, rows_in_memory
+from stobatch.models import Classifier, HandedOver, budget_mb, low_rank, rows_in_memory
 from stobatch.models.experiments import require_function
 from stobatch.models.handed_over import public_points
 from stobatch.models.low_rank import as_deployed
@@ -96,7 +96,7 @@ def plan(
 def _describe_prospects(config: RunConfig, network: HandedOver) -> tuple[str, ...]:
     """Try a network on public points; return how it will be clipped and certified, or raise where none can train it."""
     batch = getattr(config.method, "batch_size", _MOST_ROWS)
-    require_function(network, min(batch, rows_in_memory(network, config.machine.memory_mb // 8, most=_MOST_ROWS)))
+    require_function(network, min(batch, rows_in_memory(network, budget_mb(config.machine) // 8, most=_MOST_ROWS)))
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     held = sum(p.numel() for p in network.parameters()) - trained
     sizes = f"network: {network.name}, {trained:,} values to train" + (f", {held:,} held fixed" if held else "")

@@ -19,6 +19,7 @@ from torch import Tensor
 from stobatch.attacks.ball import Ball, Size
 from stobatch.attacks.goals import Goal
 from stobatch.errors import DataError, ModelError, SettingError, UnitError
+from stobatch.later import Later
 from stobatch.models.validators import keeps_nothing
 
 Scores = Callable[[Tensor], Tensor]
@@ -152,9 +153,11 @@ def craft(
     piece: slice | None = None,
     batch_size: int | None = None,
     concurrent: bool = False,
+    later: Later | None = None,
 ) -> Tensor:
     """Adversarial points for training, an equal slice of the batch for each attack, all in the same passes.
 
+    A gradient that is not a number is an error: at once, or on a GPU when the owner of `later` looks.
     Without labels the model's own prediction at the present point is used, so that no true label leaks (Eq. 8).
     The ball may hold only a `piece` of a batch of `batch_size`: draws are made for the whole batch, so pieces that are
     crafted apart are those of the whole. `concurrent` says that several threads may ask for scores at once; of a module
@@ -176,7 +179,7 @@ def craft(
 
     def walk(rows: slice) -> Tensor:
         own = _within(shares, rows)
-        return _walk(victim, ball.part(rows), own, starts[rows], goal.part(rows), generator, chunk, None)
+        return _walk(victim, ball.part(rows), own, starts[rows], goal.part(rows), generator, chunk, None, later)
 
     return piece_by_piece(walk, starts, chunk, concurrent=concurrent or _concurrent(victim))
 
@@ -256,6 +259,7 @@ def _walk(
     generator: torch.Generator,
     chunk: int,
     best: Best | None,
+    later: Later | None = None,
 ) -> Tensor:
     """Return the loop. With `best` every visited point is judged, and examples that are done are let go."""
     steps = shares[0][0].steps
@@ -280,10 +284,10 @@ def _walk(
             if not len(rows):
                 break
     # sign(NaN) is 0: without this check a broken gradient would look like a robust model. One look, after the loop.
-    if not bool(torch.isfinite(health)):
-        raise ModelError(
-            "an attack met a gradient that is not a number.", remedy="Lower the learning rate or check the inputs."
-        )
+    if later is None:
+        _require_finite([bool(torch.isfinite(health))])
+    else:
+        later.ask(torch.isfinite(health)[None], _require_finite)
     if best is not None and len(rows):
         kept = [attack.kept(memory) for (attack, _), memory in zip(shares, memories, strict=True)]
         # Where no other point was reached or has a value, the last one is taken whatever its value: no pass is spent.
@@ -296,6 +300,13 @@ def _walk(
             if other is not None:
                 best.see(rows[where], *other, torch.zeros_like(rows[where], dtype=torch.bool))
     return points
+
+
+def _require_finite(sound: list[bool]) -> None:
+    if not all(sound):
+        raise ModelError(
+            "an attack met a gradient that is not a number.", remedy="Lower the learning rate or check the inputs."
+        )
 
 
 def _look(scores: Scores, points: Tensor, goal: Goal, chunk: int, *, success: bool) -> tuple[Tensor, Tensor, Tensor]:

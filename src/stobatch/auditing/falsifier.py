@@ -37,6 +37,7 @@ from stobatch.evaluation.functions import Deployed, SinglePass, Vote
 from stobatch.evaluation.tables import test_examples
 from stobatch.files import PRIVATE, Columns, write_tensors
 from stobatch.loading import as_certified, require_weights
+from stobatch.models import budget_mb
 from stobatch.progress import Tick, no_progress
 from stobatch.results import CertificateDetails, CertificateSummary, Finding
 from stobatch.types import Verdict
@@ -313,7 +314,7 @@ class _Falsified:
 
     def finding(self) -> Finding:
         audited, settings = self.audited, self.settings
-        memory_mb = audited.config.machine.memory_mb
+        memory_mb = budget_mb(audited.config.machine)
         whole = AttackedCertificates.of(self.kind, self.test.inputs, self.records["prediction"], self.records)
         stream = audited.root.generator("certificates", self.kind.name)
         chosen = whole.part(nearest(self.verifier, whole, settings, stream, memory_mb=memory_mb))

@@ -29,7 +29,7 @@ from stobatch.dp.noise import Grid, laplace
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError, SettingError
 from stobatch.methods import Release, Tuples, UncertifiedMethod, encoder_of, require_per_example_at_size, split_network
-from stobatch.models import Classifier, Network, require_per_example
+from stobatch.models import Classifier, Network, budget_mb, require_per_example
 from stobatch.published.losses import label_noise_term, taylor_loss
 from stobatch.seeds import Seeds
 from stobatch.sound.losses import NormalSampler
@@ -283,7 +283,7 @@ class AdLm(UncertifiedMethod):
                 why="The sampling rate and the noise follow from the number.",
                 remedy="Describe the data by what they are: DatasetInfo.num_train.",
             )
-        memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
+        memory_mb, pieces = budget_mb(config.machine), config.machine.pieces
         trainable = AdLmTrainable(config.method, plan, network, train, seeds, memory_mb=memory_mb, pieces=pieces)
         require_per_example_at_size(config, network, min(trainable.chunk, config.method.batch_size))
         return trainable

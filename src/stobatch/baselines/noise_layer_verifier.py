@@ -21,7 +21,7 @@ from stobatch.config import CertificationConfig, MethodConfig, RunConfig
 from stobatch.dp.gaussian import Calibration
 from stobatch.dp.plan import PlanRow
 from stobatch.errors import DataError, ModelError, SettingError
-from stobatch.models import AffineEncoder, Network, require_per_example, rows_in_memory
+from stobatch.models import AffineEncoder, Network, budget_mb, require_per_example, rows_in_memory
 from stobatch.models.validators import unchanged
 from stobatch.published.radius import published_robustness_epsilon
 from stobatch.settings import setting
@@ -283,5 +283,5 @@ def gaussian_verifier(
     noise = LayerGaussian(network.encoder, stddev * spread_of(network))
     return NoiseLayerVerifier(
         *(network, noise, calibration, Norm(config.evaluation.norm), config.certification),
-        source=source, memory_mb=config.machine.memory_mb,
+        source=source, memory_mb=budget_mb(config.machine),
     )  # fmt: skip

@@ -24,7 +24,7 @@ from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.gaussian import Classical
 from stobatch.dp.plan import OpenPlan, Plan, PlanRow
 from stobatch.methods import Method, require_per_example_at_size, split_network
-from stobatch.models import AffineEncoder, Classifier, Network, require_per_example
+from stobatch.models import AffineEncoder, Classifier, Network, budget_mb, require_per_example
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
 from stobatch.sound.losses import NormalSampler
@@ -144,7 +144,7 @@ class PixelDp(Method):
         require_per_example(network)
         trainable = _LAYERS[method.layer_noise](
             _split(network), train, seeds, size=method.size, batch_size=method.batch_size,
-            memory_mb=config.machine.memory_mb, pieces=config.machine.pieces,
+            memory_mb=budget_mb(config.machine), pieces=config.machine.pieces,
         )  # fmt: skip
         require_per_example_at_size(config, network, min(trainable.chunk, method.batch_size))
         return trainable
@@ -154,7 +154,7 @@ class PixelDp(Method):
         assert isinstance(method, PixelDpConfig)
         if method.layer_noise == "gaussian":
             return (gaussian_verifier(config, _split(network), method.size, Classical(), _SOURCE),)
-        split, norm, memory_mb = _split(network), Norm(config.evaluation.norm), config.machine.memory_mb
+        split, norm, memory_mb = _split(network), Norm(config.evaluation.norm), budget_mb(config.machine)
         noise = LayerLaplace(split.encoder, method.size)
         return (
             NoiseLayerVerifier(split, noise, None, norm, config.certification, source=_SOURCE, memory_mb=memory_mb),

@@ -15,7 +15,7 @@ from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.plan import OpenPlan, Plan
 from stobatch.errors import SettingError
 from stobatch.methods import UncertifiedMethod
-from stobatch.models import Classifier, rows_in_memory
+from stobatch.models import Classifier, budget_mb, rows_in_memory
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
 from stobatch.sound.losses import NormalSampler, sampler_by_blocks
@@ -50,7 +50,7 @@ class Plain(UncertifiedMethod):
     ) -> OpenTrainable:
         assert isinstance(config.method, PlainConfig)
         return OpenTrainable(
-            network, train, seeds, batch_size=config.method.batch_size, memory_mb=config.machine.memory_mb,
+            network, train, seeds, batch_size=config.method.batch_size, memory_mb=budget_mb(config.machine),
             pieces=config.machine.pieces,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from stobatch.config import MethodConfig, RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.plan import OpenPlan, Plan
 from stobatch.methods import UncertifiedMethod, split_network
-from stobatch.models import Classifier, Network
+from stobatch.models import Classifier, Network, budget_mb
 from stobatch.paper import implements
 from stobatch.published.losses import example_weights
 from stobatch.seeds import Seeds
@@ -107,5 +107,5 @@ class VanillaAdversarial(UncertifiedMethod):
     ) -> VanillaTrainable:
         assert isinstance(config.method, VanillaConfig)
         network = split_network(network, self.title)
-        memory_mb, pieces = config.machine.memory_mb, config.machine.pieces
+        memory_mb, pieces = budget_mb(config.machine), config.machine.pieces
         return VanillaTrainable(config.method, network, train, seeds, memory_mb=memory_mb, pieces=pieces)

@@ -35,6 +35,10 @@ def figure(
     methods: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
     epsilon: Annotated[list[float] | None, typer.Option(help="Only this budget; may be repeated.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Public seeds with commas between.")] = None,
+    from_data: Annotated[
+        str | None,
+        typer.Option(help="Start from weights pretrained on these public images, named as `pretrain` names them."),
+    ] = None,
     set_: Set = None,
     limit: Limit = None,
     device: Device = None,
@@ -56,7 +60,7 @@ def figure(
     if device is not None:
         changes["machine.device"] = device
     names = tuple(dict.fromkeys(name.strip() for name in methods.split(","))) if methods else ()
-    asked = Asked(out, names, tuple(epsilon or ()), chosen, changes, scale)
+    asked = Asked(out, names, tuple(epsilon or ()), chosen, changes, scale, from_data)
     document = reproduce(
         which, asked, records=records, minutes=minutes, retrain=retrain, dry_run=dry_run, quiet=as_json
     )

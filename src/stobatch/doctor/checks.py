@@ -37,6 +37,7 @@ from stobatch.dp.clipping import Batch, Clipper, clipped_sum_by_example, clipped
 from stobatch.dp.noise import Grid, rounded_normal
 from stobatch.errors import RunError
 from stobatch.files import write_atomically
+from stobatch.models import budget_mb
 from stobatch.models.layered import build_layered
 from stobatch.results import Health
 from stobatch.seeds import Seeds
@@ -155,7 +156,7 @@ def free_memory() -> int:
 
 def memory(free: Callable[[], int] = free_memory) -> Outcome:
     """Hold what is free against twice what the hot loops may take by default."""
-    wanted, left = 2 * MachineConfig().memory_mb * MIB, free()
+    wanted, left = 2 * budget_mb(MachineConfig()) * MIB, free()
     detail = f"{left / 1e9:.1f} GB free; a training takes about {wanted / 1e9:.1f} GB"
     return Outcome(Health.OK if left >= wanted else Health.BROKEN, detail)
 

@@ -23,6 +23,7 @@ from stobatch.evaluation.summaries import attack_summary, probe_of, probe_radius
 from stobatch.evaluation.tables import about_prior, about_test_records, begin, end, open_run, tabulate, test_examples
 from stobatch.files import PRIVATE, Columns, as_written, serialise_tensors, tensors_sha256, write_tensors
 from stobatch.loading import TrainedModel, model_of_prior, require_weights, seeds_of
+from stobatch.models import budget_mb
 from stobatch.progress import Tick
 from stobatch.results import Attack as AttackDocument
 from stobatch.results import CertificateSummary, Pictures, PriorScores, ProbeRecords, Scores
@@ -61,7 +62,7 @@ class _Opened:
         return next((verifier for verifier in ways if verifier.function == "vote"), None)
 
     def function(self, name: str) -> Deployed:
-        memory_mb = self.model.config.machine.memory_mb
+        memory_mb = budget_mb(self.model.config.machine)
         if name == "single_pass":
             return SinglePass.of(self.model.network, memory_mb)
         votes = self.votes

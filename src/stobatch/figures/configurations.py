@@ -11,6 +11,8 @@ from stobatch.comparison.plan import own_changes
 from stobatch.config import DataConfig, ModelConfig, RunConfig
 from stobatch.errors import SettingError
 from stobatch.figures.catalogue import METHODS, OURS, PaperFigure
+from stobatch.methods import method_of
+from stobatch.pretraining.pretrain import BATCH_SIZE, STEPS
 from stobatch_recipes import baselines, published, sound
 
 _OTHER_DATA = {
@@ -59,6 +61,10 @@ _SMOKE_NETWORK = {"model.architecture": "small_cnn"}
 _SMOKE_STEPS = (2, 4)
 _MEASURING = ("machine.", "evaluation.", "certification.", "audit.")
 """Settings that change no training."""
+_START = "start="
+"""Of a change that is no setting: the public images that a training starts from, pretrained on them."""
+_SHORTER_STEPS = 0.1
+"""Of the recipe's learning rate, from a public start: a large first step would throw away what it knows."""
 _ELSEWHERE = {
     "seed": "--seeds",
     "method.name": "--methods",
@@ -80,6 +86,11 @@ def in_smoke(figure: PaperFigure) -> PaperFigure:
     return replace(
         figure, epsilons=ends(figure.epsilons), radii=ends(figure.radii), steps=ends(steps), seeds=figure.seeds[:1]
     )
+
+
+def pretraining(scale: str) -> tuple[int, int]:
+    """Return steps and batch size of a public start."""
+    return (3, 60) if scale == "smoke" else (STEPS, BATCH_SIZE)
 
 
 def require_changes(changes: Mapping[str, Any]) -> None:
@@ -104,9 +115,36 @@ def training_changes(changes: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(f"{key}={text}" for key, text in texts.items()))
 
 
-def configuration(figure: PaperFigure, method: str, epsilon: float | None, seed: int, scale: str) -> RunConfig:
+def with_start(changes: tuple[str, ...], start: str | None) -> tuple[str, ...]:
+    """Return changes of a recipe with the images that it starts from.
+
+    >>> with_start(("training.optimiser=adam",), "cifar10")
+    ('start=cifar10', 'training.optimiser=adam')
+    """
+    return changes if start is None else tuple(sorted((f"{_START}{start}", *changes)))
+
+
+def split_start(changes: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+    """Return changes that are settings, and what the training starts from.
+
+    >>> split_start(("start=cifar10", "training.optimiser=adam"))
+    (('training.optimiser=adam',), 'cifar10')
+    """
+    start = next((change.removeprefix(_START) for change in changes if change.startswith(_START)), None)
+    return tuple(change for change in changes if not change.startswith(_START)), start
+
+
+def can_start(figure: PaperFigure, method: str) -> bool:
+    """Return whether a method may begin with public weights."""
+    made = method_of(recipe_of(figure, method, None))
+    return made.trains_parts or made.takes_prior
+
+
+def configuration(
+    figure: PaperFigure, method: str, epsilon: float | None, seed: int, scale: str, start: str | None = None
+) -> RunConfig:
     """Return what is trained for a curve, and how it is measured."""
-    config = recipe_of(figure, method, epsilon).override_all(
+    config = recipe_of(figure, method, epsilon, start).override_all(
         {
             **_MEASURED,
             "evaluation.radii": figure.radii,
@@ -130,12 +168,19 @@ def _functions(figure: PaperFigure, method: str) -> tuple[str, ...]:
     return tuple({"conventional": "single_pass", "certified": "vote"}[kind] for kind in figure.kinds)
 
 
-def recipe_of(figure: PaperFigure, method: str, epsilon: float | None) -> RunConfig:
-    """Return the configuration that stands for a method in a figure at a budget."""
+def recipe_of(figure: PaperFigure, method: str, epsilon: float | None, start: str | None = None) -> RunConfig:
+    """Return the configuration that stands for a method in a figure at a budget; it does not say what it starts from.
+
+    From a public start the sound method has its whole box from the beginning: pretraining has been through the ramp.
+    """
     data, budget = figure.data, epsilon or 1.0
     if method in OURS:
         make = {"mnist": sound.mnist, "cifar10": sound.cifar10, "tiny_imagenet": sound.tiny_imagenet}[data]
-        return make(budget, _AIMS[data][OURS.index(method)])
+        config = make(budget, _AIMS[data][OURS.index(method)])
+        if start is None:
+            return config
+        rate = round(_SHORTER_STEPS * config.training.learning_rate, 6)
+        return config.override_all({"method.warm_up": 0.0, "method.ramp": 0.0, "training.learning_rate": rate})
     if method == "published":
         recipes = {"mnist": published.mnist, "cifar10": published.cifar10, "tiny_imagenet": published.tiny_imagenet}
         config = recipes[data]().override("method.epsilon", budget)

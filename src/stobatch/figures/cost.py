@@ -37,6 +37,11 @@ def training_minutes(config: RunConfig) -> float:
     return float(config.training.steps * examples * passes * _pass_seconds(config) / 60)
 
 
+def pretraining_minutes(config: RunConfig, steps: int, batch_size: int) -> float:
+    """Return an estimate for a public start; its losses are the method's own."""
+    return steps * batch_size * _PASSES[config.method.title] * _pass_seconds(config) / 60
+
+
 def certifying_minutes(config: RunConfig, *, votes: bool) -> float:
     """Return an estimate for the certificates of the test images asked about."""
     settings = config.certification

@@ -69,7 +69,7 @@ class _Shown:
     @property
     def title(self) -> str:
         kind = f", {self.kind}" if len(self.figure.kinds) > 1 and self.method not in OURS else ""
-        changes = ", ".join(change.partition(".")[2] for change in self.settings)
+        changes = ", ".join(change.partition(".")[2] or change for change in self.settings)
         return f"{METHODS[self.method].title}{kind}" + (f"\n{changes}" if changes else "")
 
     @property

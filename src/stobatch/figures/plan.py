@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from stobatch import data
 from stobatch.comparison.plan import Compared, change_rows, own_changes, require_own_directory, slug
-from stobatch.config import RunConfig
+from stobatch.config import PriorConfig, RunConfig
 from stobatch.errors import RunError, SettingError
+from stobatch.evaluation.tables import data_root
 from stobatch.figures import cost
 from stobatch.figures.catalogue import METHODS, PaperFigure, Place, wanted
-from stobatch.figures.configurations import configuration, recipe_of, training_changes
+from stobatch.figures.configurations import (
+    can_start,
+    configuration,
+    pretraining,
+    recipe_of,
+    split_start,
+    training_changes,
+    with_start,
+)
 from stobatch.figures.records import main_attack, own_settings, shown_settings
+from stobatch.prior import take_prior
 from stobatch.results.figure import FigurePoint, FigureRun
+from stobatch.results.prior import prior_files
 from stobatch.runs import Run
 from stobatch.settings import parse_assignment
 from stobatch.types import Status
@@ -30,6 +42,8 @@ class Asked:
     seeds: tuple[int, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
     scale: str = "full"
+    start: str | None = None
+    """Public images that trainings start from, as `pretrain` names them; None for random weights."""
 
     def require_known(self, figures: Sequence[PaperFigure]) -> None:
         """Refuse a method or a budget that none of the figures has."""
@@ -41,6 +55,28 @@ class Asked:
                 if one not in known:
                     every = ", ".join(map(str, sorted(known)))
                     raise SettingError(f"{name} {one} is not in this figure.", remedy=f"Choose among {every}.")
+        if not any(self._methods_of(figure) for figure in figures):
+            able = dict.fromkeys(method for figure in figures for method in figure.methods if can_start(figure, method))
+            raise SettingError(
+                f"none of {', '.join(self.methods)} starts from public weights.",
+                why="What they prove, or claim, is of a training from random ones.",
+                remedy=f"Choose among {', '.join(able)}, or leave --from-data out.",
+            )
+
+    def _methods_of(self, figure: PaperFigure) -> list[str]:
+        """Return what is asked of a figure's methods; from a public start, those that take one."""
+        named = [method for method in figure.methods if method in (self.methods or figure.methods)]
+        return [method for method in named if self.start is None or can_start(figure, method)]
+
+    def rows(self, figure: PaperFigure) -> list[tuple[str, float | None, int]]:
+        """Return method, budget and seed of each training that is asked of a figure, seed by seed."""
+        return [
+            (method, epsilon, seed)
+            for seed in self.seeds or figure.seeds
+            for method in self._methods_of(figure)
+            for epsilon in (figure.epsilons if METHODS[method].privacy is not Status.NONE else (None,))
+            if epsilon in (None, *(self.epsilons or figure.epsilons))
+        ]
 
 
 @dataclass(frozen=True)
@@ -64,6 +100,11 @@ class PlannedRun:
     @property
     def config(self) -> RunConfig:
         return self.compared.config
+
+    @property
+    def training_hash(self) -> str:
+        """Of the settings; a public start is named beside them, and its weights stand in the run."""
+        return self.config.replace(prior=PriorConfig()).training_hash
 
     @property
     def certifies(self) -> bool:
@@ -90,6 +131,8 @@ class PlannedRun:
         if not self.missing:
             return 0.0
         found = 0.0 if self.run.is_trained else cost.training_minutes(self.config)
+        if self.compared.prior is not None and self.config.prior.name is None:
+            found += cost.pretraining_minutes(self.config, *pretraining(self.scale))
         if self.certifies:
             found += cost.certifying_minutes(self.config, votes=METHODS[self.method].votes)
         each = (self.config.override("evaluation.attack_steps", steps) for steps in self.steps_missing)
@@ -104,7 +147,7 @@ class PlannedRun:
         """Return the run as a row of the plan, with its minutes where they are asked for."""
         return FigureRun(
             run=str(self.run.path), method=self.method, epsilon=self.epsilon, privacy=METHODS[self.method].privacy,
-            seed=self.seed, settings=self.settings, training_hash=self.config.training_hash,
+            seed=self.seed, settings=self.settings, training_hash=self.training_hash,
             state=self.state,  # type: ignore[arg-type]
             recorded_points=len(self.wanted - self.missing), wanted_points=len(self.wanted),
             minutes=round(self.minutes, 2) if estimated else None,
@@ -114,14 +157,8 @@ class PlannedRun:
 def plan_figure(figure: PaperFigure, asked: Asked, recorded: Sequence[FigurePoint]) -> list[PlannedRun]:
     """Return every training of a figure, seed by seed; a record that this version would not make is refused."""
     require_recipes(figure, recorded)
-    rows: list[tuple[str, float | None, int]] = [
-        (method, epsilon, seed)
-        for seed in asked.seeds or figure.seeds
-        for method in figure.methods
-        for epsilon in (figure.epsilons if METHODS[method].privacy is not Status.NONE else (None,))
-        if method in (asked.methods or figure.methods) and epsilon in (None, *(asked.epsilons or figure.epsilons))
-    ]
-    made = {str(row): configuration(figure, *row, asked.scale) for row in rows}
+    rows = asked.rows(figure)
+    made = {str(row): configuration(figure, *row, asked.scale, asked.start) for row in rows}
     changed = change_rows(made, asked.changes) if made else {}
     return [_planned(figure, row, changed[str(row)], asked, recorded) for row in rows]
 
@@ -134,11 +171,16 @@ def _planned(
     recorded: Sequence[FigurePoint],
 ) -> PlannedRun:
     method, epsilon, seed = row
-    settings = training_changes(own_changes(config, asked.changes))
-    name = slug(f"{method} {f'ε={epsilon:g}' if epsilon else ''} {config.replace(seed=None).training_hash[:6]}")
-    run = Run(asked.out / f"{asked.scale}-runs" / figure.data / name / f"seed-{seed}")
-    compared = Compared(name, seed, config, run, None, str(METHODS[method].privacy))
-    require_own_directory(compared, None)
+    settings = with_start(training_changes(own_changes(config, asked.changes)), asked.start)
+    words = [method, f"ε={epsilon:g}" if epsilon else "", f"from {asked.start}" if asked.start else ""]
+    name = slug(" ".join([*words, config.replace(seed=None).training_hash[:6]]))
+    folder = asked.out / f"{asked.scale}-runs" / figure.data / name
+    prior = folder / "start" if asked.start else None
+    compared = Compared(name, seed, config, Run(folder / f"seed-{seed}"), None, str(METHODS[method].privacy), prior)
+    if prior is not None and prior_files(prior)[-1].exists():
+        compared = begin_with_prior(compared)
+    if prior is None or compared.config.prior.name is not None:
+        require_own_directory(compared, None)
     every = frozenset(wanted(figure, method))
     there = {
         _place(point)
@@ -148,6 +190,13 @@ def _planned(
         and main_attack(point)
     }
     return PlannedRun(figure, asked.scale, *row, settings, compared, every, every - there)
+
+
+def begin_with_prior(compared: Compared) -> Compared:
+    """Return the training with what the card of its public start says in its settings."""
+    config = compared.config
+    started, _ = take_prior(config, data.describe(config.data, data_root(config)), compared.prior, None)
+    return replace(compared, config=started)
 
 
 def _place(point: FigurePoint) -> Place:
@@ -160,8 +209,9 @@ def require_recipes(figure: PaperFigure, recorded: Sequence[FigurePoint]) -> Non
     full = [point for point in recorded if point.scale == "full"]
     about = {(point.method, point.epsilon, point.seed, point.settings, point.training_hash) for point in full}
     for method, epsilon, seed, settings, found in about:
-        changes = dict(map(parse_assignment, settings))
-        expected = recipe_of(figure, method, epsilon).override_all(changes).replace(seed=seed).training_hash
+        changed, start = split_start(settings)
+        changes = dict(map(parse_assignment, changed))
+        expected = recipe_of(figure, method, epsilon, start).override_all(changes).replace(seed=seed).training_hash
         if expected != found:
             raise RunError(
                 f"a point of Figure {figure.number} is of configuration {found}, and {method} with its settings is "

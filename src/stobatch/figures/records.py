@@ -62,7 +62,8 @@ def add_curves(path: Path, curves: Iterable[LearningCurve]) -> None:
     """Add learning curves to a file; of two of one training the later one counts."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     every = [LearningCurve.from_dict(strict_json.read(line), path) for line in lines]
-    found = {curve.training_hash: curve for curve in (*every, *curves)}
+    # The hash does not know a public start; the settings do.
+    found = {(curve.training_hash, curve.settings): curve for curve in (*every, *curves)}
     _write_lines(path, found.values())
 
 

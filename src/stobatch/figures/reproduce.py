@@ -10,18 +10,21 @@ from pathlib import Path
 
 from stobatch import data
 from stobatch.comparison.compare import make
+from stobatch.comparison.plan import Compared
 from stobatch.errors import RunError, SettingError
 from stobatch.evaluation.tables import data_root
 from stobatch.figures.catalogue import METHODS, OURS, PaperFigure, find
-from stobatch.figures.configurations import in_smoke, require_changes
+from stobatch.figures.configurations import in_smoke, pretraining, require_changes, split_start
 from stobatch.figures.drawing import figure_page, figure_svg, t_tests
-from stobatch.figures.plan import Asked, PlannedRun, plan_figure
+from stobatch.figures.plan import Asked, PlannedRun, begin_with_prior, plan_figure
 from stobatch.figures.records import CURVES, add_curves, file_of, merged, read_paper, read_points, write_points
 from stobatch.files import write_atomically
+from stobatch.pretraining.pretrain import pretrain
 from stobatch.reporting.format import unit
 from stobatch.reporting.summary import Facts
 from stobatch.results import AttackedShare, FigureMade, FigurePoint, FiguresMade, Kind, LearningCurve, ShareAt, Training
 from stobatch.results.figure import AccuracyKind
+from stobatch.results.prior import prior_files
 from stobatch.runs import Run
 from stobatch.types import Status
 
@@ -143,18 +146,30 @@ def _say(line: str, quiet: bool) -> None:
 
 
 def _measure(planned: PlannedRun, quiet: bool) -> Iterator[list[FigurePoint]]:
-    """Train, certify and attack; yield the points of each evaluation as soon as it has ended."""
+    """Pretrain, train, certify and attack; yield the points of each evaluation as soon as it has ended."""
+    compared = _started(planned, quiet)
     for steps in planned.steps_missing:
-        config = planned.config.override("evaluation.attack_steps", steps)
-        make(replace(planned.compared, config=config), certificates=planned.certifies, quiet=quiet)
+        config = compared.config.override("evaluation.attack_steps", steps)
+        make(replace(compared, config=config), certificates=planned.certifies, quiet=quiet)
         yield points_of(planned, planned.run, steps)
+
+
+def _started(planned: PlannedRun, quiet: bool) -> Compared:
+    """Return the training with its public start, which is made first where it is not there."""
+    compared, (_, start) = planned.compared, split_start(planned.settings)
+    if start is None or compared.prior is None or compared.config.prior.name is not None:
+        return compared
+    if not prior_files(compared.prior)[-1].exists():
+        steps, batch_size = pretraining(planned.scale)
+        pretrain(compared.config, start, compared.prior, steps=steps, batch_size=batch_size, quiet=quiet)
+    return begin_with_prior(compared)
 
 
 def _curve(planned: PlannedRun) -> LearningCurve:
     training = Training.read(planned.run)
     return LearningCurve(
         data=planned.figure.data, method=planned.method, settings=planned.settings, epsilon=planned.epsilon,
-        privacy=METHODS[planned.method].privacy, seed=planned.seed, training_hash=planned.config.training_hash,
+        privacy=METHODS[planned.method].privacy, seed=planned.seed, training_hash=planned.training_hash,
         device=training.device, seconds=training.seconds_since_last_start, history=training.history,
     )  # fmt: skip
 
@@ -183,7 +198,7 @@ def points_of(planned: PlannedRun, run: Run, steps: int) -> list[FigurePoint]:
             unit=unit(facts.scores.norm, facts.scores.input_range),
             accuracy=row.value,
             images=row.total,
-            training_hash=facts.scores.training_hash,
+            training_hash=planned.training_hash,
             training_steps=training.steps,
             seed=facts.seed,
             device=training.device,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+from stobatch.config import MachineConfig
 
 
 class Classifier(nn.Module, ABC):
@@ -29,6 +32,26 @@ class Classifier(nn.Module, ABC):
         """Refresh what depends on the parameters alone; most networks have nothing of the kind."""
 
 
+_CPU_MB = 512
+"""Activations beyond that fall out of a CPU's cache, and gain nothing."""
+_TRAININGS_ON_A_GPU = 8
+"""That fit beside each other where nobody sets `machine.memory_mb`."""
+
+
+def budget_mb(machine: MachineConfig) -> int:
+    """Return `machine.memory_mb`, or what it is where nobody set it.
+
+    >>> budget_mb(MachineConfig()), budget_mb(MachineConfig(memory_mb=64))
+    (512, 64)
+    """
+    if machine.memory_mb is not None:
+        return machine.memory_mb
+    if not machine.device.startswith("cuda"):
+        return _CPU_MB
+    total: int = torch.cuda.get_device_properties(machine.device).total_memory
+    return max(_CPU_MB, total // _TRAININGS_ON_A_GPU // 2**20)
+
+
 @torch.no_grad()
 def bytes_per_row(network: Classifier) -> int:
     """Return the size of everything that one example's pass produces, layer by layer."""
@@ -49,5 +72,42 @@ def bytes_per_row(network: Classifier) -> int:
 
 def rows_in_memory(network: Classifier, memory_mb: int, *, most: int) -> int:
     """Return rows that fit the budget with their gradients; on a CPU at most `most`, beyond which the cache suffers."""
+    if network.device.type == "cuda":
+        return rows_by_trial(network.device, memory_mb, lambda rows: _forward_and_back(network, rows))
     rows = max(1, memory_mb * 2**20 // (2 * bytes_per_row(network)))
     return min(rows, most) if network.device.type == "cpu" else rows
+
+
+_FEW, _MORE = 8, 24
+"""Rows of the two trials."""
+_KEPT = 0.8
+"""Share of the budget that rows may take by the trials: workspaces of convolutions do not grow evenly."""
+
+
+def rows_by_trial(device: torch.device, memory_mb: int, trial: Callable[[int], object]) -> int:
+    """Return rows that keep to the budget on a GPU, by what trials with a few take of it.
+
+    Counting layers misses what lies between them and what gradients need beside them: sums and copies, patches, inner
+    products of rows, gradients that are formed.
+    """
+    few, more = (_taken(device, trial, rows) for rows in (_FEW, _MORE))
+    each = max(1.0, (more - few) / (_MORE - _FEW))
+    fixed = max(0.0, few - _FEW * each)
+    return max(1, int((_KEPT * memory_mb * 2**20 - fixed) / each))
+
+
+def _taken(device: torch.device, trial: Callable[[int], object], rows: int) -> int:
+    """Return the bytes of tensors that a trial takes at its peak."""
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    trial(rows)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _forward_and_back(network: Classifier, rows: int) -> None:
+    inputs = torch.zeros(rows, *network.input_shape, device=network.device, dtype=network.dtype, requires_grad=True)
+    with torch.enable_grad():
+        scores = network(inputs)
+        wanted = [inputs, *(parameter for parameter in network.parameters() if parameter.requires_grad)]
+        if scores.requires_grad:
+            torch.autograd.grad(scores.sum(), wanted, allow_unused=True)

@@ -6,7 +6,7 @@ pass is found by comparing it, bit by bit, with what it was before a pass (`unch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stobatch.dp.mixing import FEW_ROWS, mixing_experiment, require_no_mixing_layers
 from stobatch.errors import ModelError
+from stobatch.later import Later
 from stobatch.models.classifier import Classifier
 
 
@@ -63,11 +64,14 @@ def keeps_nothing(function: object) -> bool:
 
 
 @contextmanager
-def unchanged(network: nn.Module) -> Iterator[None]:
-    """Raise if what happens in the block changes a bit of the network's state."""
+def unchanged(network: nn.Module, later: Later | None = None) -> Iterator[None]:
+    """Raise if what happens in the block changes a bit of the network's state.
+
+    What a GPU says of it is read at once, or with `later` when its owner looks.
+    """
     before = _State(network)
     yield
-    before.require_same()
+    before.require_same(later)
 
 
 class _State:
@@ -78,22 +82,41 @@ class _State:
         self.tensors = {name: value.detach().clone() for name, value in _tensors(network).items()}
         self.rest = _attributes(network)
 
-    def require_same(self) -> None:
+    def require_same(self, later: Later | None) -> None:
         now, rest = _tensors(self.network), _attributes(self.network)
-        changed = _differing(now, self.tensors)
+        changed, on_gpu = _differing_here(now, self.tensors)
         changed += [name for name in rest.keys() | self.rest.keys() if rest.get(name) != self.rest.get(name)]
-        if changed:
-            raise ModelError(
-                f"passing examples through the network changes its '{min(changed)}'.",
-                why="What a module writes down while examples pass is a statement about them, without noise, and lets "
-                "one example reach another.",
-                remedy="Use modules that keep nothing: no running statistics, counters or caches.",
-            )
+        if later is None:
+            changed += _differing_at_one_look(on_gpu)
+        elif on_gpu:
+            names = tuple(on_gpu)
+            later.ask(_differ(on_gpu), lambda seen: _require_none(_named(names, seen)))
+        _require_none(changed)
+
+
+def _require_none(changed: list[str]) -> None:
+    if changed:
+        raise ModelError(
+            f"passing examples through the network changes its '{min(changed)}'.",
+            why="What a module writes down while examples pass is a statement about them, without noise, and lets "
+            "one example reach another.",
+            remedy="Use modules that keep nothing: no running statistics, counters or caches.",
+        )
 
 
 def _differing(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
     """Return the names whose tensors have not the same bits."""
-    found, pairs = [], {}
+    found, on_gpu = _differing_here(some, others)
+    return found + _differing_at_one_look(on_gpu)
+
+
+Pairs = dict[str, tuple[Tensor, Tensor]]
+
+
+def _differing_here(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> tuple[list[str], Pairs]:
+    """Return the names whose tensors have not the same bits, and what only a GPU can compare."""
+    found: list[str] = []
+    pairs: Pairs = {}
     for name in some.keys() | others.keys():
         one, other = some.get(name), others.get(name)
         if one is None or other is None or not _comparable(one, other):
@@ -102,16 +125,22 @@ def _differing(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list
             pairs[name] = one, other
         elif not torch.equal(_bits(one), _bits(other)):
             found.append(name)
-    return found + _differing_at_one_look(pairs)
+    return found, pairs
 
 
-def _differing_at_one_look(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> list[str]:
+def _differing_at_one_look(pairs: Pairs) -> list[str]:
     """Return the names of the pairs that have not the same bits. A look waits for the GPU, so there is one for all."""
-    if not pairs:
-        return []
+    return _named(tuple(pairs), _differ(pairs).tolist()) if pairs else []
+
+
+def _differ(pairs: Pairs) -> Tensor:
+    """Return a flag for each pair."""
     flags = [(_bits(one) != _bits(other)).any() for one, other in pairs.values()]
-    seen = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
-    return [name for name, differs in zip(pairs, seen, strict=True) if differs]
+    return torch.stack([flag.to(flags[0].device) for flag in flags])
+
+
+def _named(names: Sequence[str], seen: Sequence[bool]) -> list[str]:
+    return [name for name, differs in zip(names, seen, strict=True) if differs]
 
 
 def _comparable(one: Tensor, other: Tensor) -> bool:

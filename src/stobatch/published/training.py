@@ -26,7 +26,7 @@ from stobatch.data.partition import fixed_disjoint_batches
 from stobatch.dp.noise import laplace
 from stobatch.dp.plan import Plan
 from stobatch.methods import Method, Release, Tuples, encoder_of, require_per_example_at_size, split_network
-from stobatch.models import Classifier, Network, require_per_example, rows_in_memory
+from stobatch.models import Classifier, Network, budget_mb, require_per_example, rows_in_memory
 from stobatch.models.affine import DenseEncoder
 from stobatch.models.validators import keeps_nothing
 from stobatch.paper import implements
@@ -250,7 +250,7 @@ class PublishedTrainable(Trainable):
         with frozen(self.network):
             return craft(
                 *(self._scores, ball, self.ensemble, generator),
-                chunk=self.chunk, piece=piece, batch_size=whole, concurrent=keeps_nothing(self.network),
+                chunk=self.chunk, piece=piece, batch_size=whole, concurrent=keeps_nothing(self.network), later=self.later,
             )  # fmt: skip
 
     def _scores(self, noisy_inputs: Tensor) -> Tensor:
@@ -338,7 +338,7 @@ class Published(Method):
         noise = self.draw_noise(config.method, plan, network, seeds)
         machine = config.machine
         fused = machine.precision == "bfloat16" and network.device.type == "cuda"
-        sizes = {"memory_mb": machine.memory_mb, "pieces": machine.pieces}
+        sizes = {"memory_mb": budget_mb(machine), "pieces": machine.pieces}
         trainable = PublishedTrainable(config.method, network, train, noise, seeds, fused=fused, **sizes)
         require_per_example_at_size(config, network, min(trainable.chunk, config.method.batch_size))
         return trainable
@@ -390,6 +390,6 @@ class Published(Method):
             config.certification,
             input_noise_scale=plan.input_noise_scale,
             hidden_noise_scale=plan.hidden_noise_scale,
-            memory_mb=config.machine.memory_mb,
+            memory_mb=budget_mb(config.machine),
         )
         return (verifier,)

@@ -19,7 +19,7 @@ from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.plan import DpSgdPlan, Plan, TrainersPlan
 from stobatch.errors import ModelError, SettingError
 from stobatch.methods import Method, make_verifiers, require_per_example_at_size
-from stobatch.models import Classifier, HandedOver, Layered, Network, build_layered, require_per_example
+from stobatch.models import Classifier, HandedOver, Layered, Network, budget_mb, build_layered, require_per_example
 from stobatch.models.low_rank import as_deployed
 from stobatch.models.scattering import is_linear_behind
 from stobatch.seeds import Seeds
@@ -112,7 +112,7 @@ class DpSgdFamily(Method):
             network,
             train,
             seeds,
-            memory_mb=config.machine.memory_mb,
+            memory_mb=budget_mb(config.machine),
             trainers=config.trainers,
             pieces=config.machine.pieces,
             precision=config.machine.precision,

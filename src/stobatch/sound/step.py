@@ -38,7 +38,7 @@ from stobatch.dp.mixing import FEW_ROWS
 from stobatch.dp.noise import Grid, add_noise
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import DataError, ModelError, SettingError
-from stobatch.models import Classifier, Layered, rows_in_memory
+from stobatch.models import Classifier, Layered, rows_by_trial, rows_in_memory
 from stobatch.models.scattering import Scattering
 from stobatch.models.validators import unchanged
 from stobatch.seeds import Seeds, Stream
@@ -101,7 +101,9 @@ class DpSgdTrainable(Trainable):
         self._repeated, self._drawing = 0, None
         self.pieces = pieces
         self.examples = train
-        self.chunk = rows_in_memory(network, memory_mb // 8, most=_CPU_CHUNK)
+        on_gpu = network.device.type == "cuda"
+        # On a CPU a guess; on a GPU rows are tried out with the clipping itself.
+        self.chunk = rows_in_memory(network, memory_mb if on_gpu else memory_mb // 8, most=_CPU_CHUNK)
         self.objective, self.views = config.objective(self.chunk), config.random_views
         self._read()
         weights = config.class_weights
@@ -113,7 +115,7 @@ class DpSgdTrainable(Trainable):
                 why="What is drawn of a person, and all views of it, is clipped as one, in one pass.",
                 remedy="Raise machine.memory_mb, or lower method.records_per_person or method.augmented_views.",
             )
-        self.clip = self._clipper(precision)
+        self.clip = self._clipper(precision, memory_mb)
         if formed := formed_at_once(network, self.clip):
             self.chunk = max(self.per * self.views.num, min(self.chunk, memory_mb * 2**20 // 4 // formed))
 
@@ -134,11 +136,18 @@ class DpSgdTrainable(Trainable):
         """The most records that one contribution is made of."""
         return 1 if self.plan.num_persons is None else self.plan.records_per_person
 
-    def _clipper(self, precision: str) -> Clipper:
+    def _clipper(self, precision: str, memory_mb: int) -> Clipper:
         """Return the fast clipping, if it is right for a few examples and for as many as pass at once."""
         with unchanged(self.network):
-            found = clipper_for(self.network, *self._probe(FEW_ROWS))
-            units = self.rows // (self.per * self.views.num)
+            found, unit = clipper_for(self.network, *self._probe(FEW_ROWS)), self.per * self.views.num
+            if self.network.device.type == "cuda":
+
+                def clip(units: int) -> None:
+                    found(self.network, *self._probe(units), 1.0)
+
+                units = rows_by_trial(self.network.device, memory_mb, clip)
+                self.chunk = max(1, min(self.chunk // unit, units)) * unit
+            units = self.rows // unit
             if found is not clipped_sum_by_example and units > FEW_ROWS:
                 rough = precision == "bfloat16"
                 with working_precision(precision, self.network.device):

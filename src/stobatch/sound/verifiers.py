@@ -20,7 +20,7 @@ from stobatch.bounds.margins import MarginCertifier, margin_kind
 from stobatch.config import RunConfig
 from stobatch.dp.plan import Plan
 from stobatch.errors import ModelError
-from stobatch.models import Classifier, HandedOver, Layered, rows_in_memory
+from stobatch.models import Classifier, HandedOver, Layered, budget_mb, rows_in_memory
 from stobatch.models.scattering import Scattering
 from stobatch.models.validators import unchanged
 from stobatch.results import Chosen
@@ -201,7 +201,7 @@ def bounds(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | Non
     try:
         settings, norm = config.certification, Norm(config.evaluation.norm)
         effort = Effort(settings.slope_steps, settings.branches)
-        return BoundsVerifier(network, norm, _asked_about(config), config.machine.memory_mb, effort)
+        return BoundsVerifier(network, norm, _asked_about(config), budget_mb(config.machine), effort)
     except ModelError:
         if settings.certificate == "bounds":
             raise
@@ -242,7 +242,7 @@ def votes(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None
         failure_probability=settings.failure_probability,
         selection_draws=settings.selection_draws,
         draws=settings.noise_draws,
-        rows_at_once=rows_in_memory(network, config.machine.memory_mb, most=2_000),
+        rows_at_once=rows_in_memory(network, budget_mb(config.machine), most=2_000),
     )
     norm = Norm(config.evaluation.norm)
     return VotesVerifier(network, behind, noise, norm, _asked_about(config), counted, stop_early=settings.stop_early)

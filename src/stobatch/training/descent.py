@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stobatch.config import RunConfig, TrainingConfig
 from stobatch.errors import ModelError
+from stobatch.later import Later
 from stobatch.models import Network
 from stobatch.training.engines import Gradients
 
@@ -57,24 +58,31 @@ class Descent:
     """Moves parameters by the descent rules of a training, at the rate of each step."""
 
     def __init__(
-        self, training: TrainingConfig, parameters: Mapping[str, Tensor], optimisers: Sequence[torch.optim.Optimizer]
+        self,
+        training: TrainingConfig,
+        parameters: Mapping[str, Tensor],
+        optimisers: Sequence[torch.optim.Optimizer],
+        later: Later | None = None,
     ) -> None:
-        """Take the rules as a method makes them: the rates they have now are those that the schedule scales."""
-        self.training, self.parameters, self.optimisers = training, parameters, optimisers
+        """Take the rules as a method makes them: the rates they have now are those that the schedule scales.
+
+        With `later` a step of a GPU that is not made of numbers is found when its owner looks.
+        """
+        self.training, self.parameters, self.optimisers, self.later = training, parameters, optimisers, later
         self.rates = [[float(group["lr"]) for group in optimiser.param_groups] for optimiser in optimisers]
 
     def step(self, step: int, gradients: Gradients) -> None:
         """Descend on what a step released, if it is finite."""
-        checks = [gradient.isfinite().all() for gradient in gradients.values()]
-        # One look at all of them: each waits for the GPU. A step may release nothing.
-        sound = torch.stack(checks).tolist() if checks else []
-        for (name, gradient), finite in zip(gradients.items(), sound, strict=True):
-            if not finite:
-                raise ModelError(
-                    f"what was released of {name} is not a number.",
-                    why="The parameters have diverged.",
-                    remedy="Lower training.learning_rate, or start again with another seed.",
-                )
+        names = tuple(gradients)
+        # A step may release nothing.
+        if names:
+            # One look at all of them: each waits for the GPU.
+            sound = torch.stack([gradient.isfinite().all() for gradient in gradients.values()])
+            if self.later is None:
+                _require_numbers(names, sound.tolist())
+            else:
+                self.later.ask(sound, lambda seen: _require_numbers(names, seen))
+        for name, gradient in gradients.items():
             # A step may release something else, which is not descended on.
             if name in self.parameters:
                 self.parameters[name].grad = gradient
@@ -88,6 +96,16 @@ class Descent:
                 group["lr"] = rate * share
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
+
+
+def _require_numbers(names: Sequence[str], sound: Sequence[bool]) -> None:
+    for name, finite in zip(names, sound, strict=True):
+        if not finite:
+            raise ModelError(
+                f"what was released of {name} is not a number.",
+                why="The parameters have diverged.",
+                remedy="Lower training.learning_rate, or start again with another seed.",
+            )
 
 
 def encoder_and_head(

@@ -23,7 +23,8 @@ from stobatch import seeds as streams
 from stobatch.config import MachineConfig, RunConfig
 from stobatch.data import Examples
 from stobatch.interrupts import GRACE_S, Interrupted, finish_first
-from stobatch.models import Classifier
+from stobatch.later import Later
+from stobatch.models import Classifier, budget_mb
 from stobatch.progress import Tick, progress
 from stobatch.runs import Run, mark
 from stobatch.settings import content_hash
@@ -62,7 +63,10 @@ def train(
         trainable.require_counted(run, state.step)
         trainable.after_update()
     arithmetic = fingerprint(config.machine, network.device, engine)
-    descent = Descent(config.training, dict(network.named_parameters()), state.optimisers)
+    later = Later()
+    # Nobody else hears of a step of one process, so what a GPU says of it may be read after it, before it is saved.
+    trainable.later = later if engine.processes == 1 else None
+    descent = Descent(config.training, dict(network.named_parameters()), state.optimisers, later)
     monitored = Monitored.of(held_out, config, network)
     note, every, stretch_end = "", config.machine.checkpoint_every, state.step
     with (
@@ -82,13 +86,18 @@ def train(
                         observer.begin(first, stretch_end)
                 trainable.attempt = int(engine.exchange(f"attempt of step {first}", str(attempt))[0])
                 engine.note(f"steps {first} to {stretch_end} begin")
+            before = len(later)
             with working_precision(config.machine.precision, network.device):
                 averaged = trainable.release(state.step, engine, lambda: stop.asked is not None)
             descent.step(state.step, averaged.gradients)
             trainable.after_update()
             state.step += 1
             last = state.step == config.training.steps
-            if engine.leads and (state.step % config.training.monitor_every == 0 or last):
+            saves = state.step % every == 0 or last or averaged.stopping
+            watches = engine.leads and (state.step % config.training.monitor_every == 0 or last)
+            # What was asked in the step before this one.
+            later.look(leave=0 if saves or watches else len(later) - before)
+            if watches:
                 with trainable.keeping_state():
                     correct = monitored.accuracy(network)
                 state.history.append((float(state.step), correct, trainable.monitor(state.step)))
@@ -99,7 +108,8 @@ def train(
                 for observer in observers:
                     observer.look(seen)
                 note = f"test accuracy {correct:.3f}"
-            if state.step % every == 0 or last or averaged.stopping:
+            if saves:
+                later.look()
                 state.save(run, identity, engine, partial(trainable.distrust, run))
                 if engine.leads:
                     trainable.saved(run, state.step, state.digest)
@@ -195,7 +205,7 @@ def fingerprint(machine: MachineConfig, device: torch.device, engine: Engine) ->
             "matrix products": torch.get_float32_matmul_precision(),
             "device": device.type,
             "threads": torch.get_num_threads(),
-            "settings": [machine.pieces, machine.memory_mb, machine.precision],
+            "settings": [machine.pieces, budget_mb(machine), machine.precision],
         }
     )
     kinds = sorted(set(engine.exchange("arithmetic", own)))

@@ -22,6 +22,7 @@ from stobatch.data import Examples, TrainingExamples
 from stobatch.dp.canaries import Planted
 from stobatch.dp.noise import Grid
 from stobatch.errors import ModelError
+from stobatch.later import Later
 from stobatch.models import Classifier
 from stobatch.models.validators import unchanged
 from stobatch.training.engines import Averaged, Engine, Gradients, InProcessEngine, Stop, TrainerTask, never
@@ -48,6 +49,8 @@ class Trainable(ABC):
     """Whether a guarantee is claimed, so that passes must leave nothing of the examples behind in the network."""
     released_state: ClassVar[frozenset[str]] = frozenset()
     """Buffers of the network that the method itself computes from its releases, by name."""
+    later: Later | None = None
+    """Where questions to a GPU are kept open until somebody looks; None where they are answered at once."""
     attempt: int = 0
     """Of the present steps: how often they were begun before with other bits. Part of the names of their draws."""
 
@@ -79,7 +82,7 @@ class Trainable(ABC):
 
     def keeping_state(self) -> AbstractContextManager[None]:
         """Raise if examples that pass in the block change the network, where a guarantee is claimed."""
-        return unchanged(self.network) if self.claims_privacy else nullcontext()
+        return unchanged(self.network, self.later) if self.claims_privacy else nullcontext()
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import urllib.request
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from stobatch.comparison import compare
 from stobatch.errors import DataError, RunError, SettingError
 from stobatch.figures import reproduce
 from stobatch.figures.catalogue import FIGURES
+from stobatch.figures.configurations import in_smoke
 from stobatch.figures.drawing import figure_svg, figure_table
 from stobatch.figures.plan import Asked, plan_figure
 from stobatch.figures.records import file_of, merged, read_paper, read_points, write_points
@@ -123,6 +125,27 @@ def recorded_in(path: Path) -> list[FigurePoint]:
     return read_points(path, FIGURES[4], "smoke")
 
 
+def test_a_public_start_is_pretrained_once_and_has_its_own_rows(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, methods=("sound", "published"), scale="smoke", start="dead-leaves")
+    reproduce.figure("4", asked, quiet=True)
+    points = recorded_in(file_of(tmp_path, FIGURES[4], "smoke"))
+    assert {(point.method, point.settings) for point in points} == {("sound", ("start=dead-leaves",))}
+    (run,) = (Run(path.parent) for path in tmp_path.rglob("model.safetensors"))
+    config = run.read("config")["config"]
+    assert config["prior"]["name"] == "start"
+    assert config["method"]["ramp"] == 0.0
+    # Another seed starts from the same weights, and from random ones it is another training.
+    (card,) = tmp_path.rglob("*.card.json")
+    before = card.read_bytes()
+    reproduce.figure("4", replace(asked, seeds=(2,)), quiet=True)
+    assert card.read_bytes() == before
+    (planned,) = plan_figure(in_smoke(FIGURES[4]), asked, points)
+    (scratch,) = plan_figure(in_smoke(FIGURES[4]), replace(asked, methods=("sound",), start=None), points)
+    assert (planned.state, scratch.state) == ("recorded", "not begun")
+    with pytest.raises(SettingError, match="none of published starts from public weights"):
+        reproduce.figure("4", replace(asked, methods=("published",)), quiet=True)
+
+
 # What is recorded.
 
 
@@ -200,7 +223,7 @@ def test_foreign_and_partial_records_are_refused(tmp_path: Path, change: dict[st
 def test_too_few_minutes_say_what_they_would_buy(tmp_path: Path) -> None:
     asked = Asked(tmp_path / "out", methods=("sound",), epsilons=(0.5,))
     with pytest.raises(SettingError, match=r"buys nothing.*Of 3 runs.*the shortest, sound, ε = 0.5.*all together"):
-        reproduce.figure("2", asked, records=RECORDS, minutes=1e-4, quiet=True)
+        reproduce.figure("2", asked, records=tmp_path, minutes=1e-4, quiet=True)
     assert not (tmp_path / "out").exists()
 
 

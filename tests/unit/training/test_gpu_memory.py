@@ -1,0 +1,41 @@
+"""`machine.memory_mb` is kept: rows that pass at once follow from what a few take; on a GPU bytes are counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.gpu_memory import CASES, MIB, step_bytes
+
+from stobatch.config import MachineConfig
+from stobatch.models import budget_mb, classifier
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="counts bytes of a GPU")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_step_keeps_to_the_budget(case: tuple[Any, ...]) -> None:
+    assert step_bytes(*case)[0] <= case[2] * MIB
+
+
+@given(each=st.integers(1, 50 * MIB), fixed=st.integers(0, 200 * MIB), memory_mb=st.integers(16, 100_000))
+def test_rows_follow_from_what_a_few_take(each: int, fixed: int, memory_mb: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classifier, "_taken", lambda device, trial, rows: fixed + rows * each)
+        rows = classifier.rows_by_trial(torch.device("cuda"), memory_mb, lambda rows: None)
+    assert rows >= 1
+    assert rows == 1 or fixed + rows * each <= memory_mb * MIB
+    # Not so few that the budget is not used.
+    assert fixed + (rows + 2) * each > 0.75 * memory_mb * MIB
+
+
+def test_the_default_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Card:
+        total_memory = 140 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Card)
+    assert budget_mb(MachineConfig()) == 512
+    assert budget_mb(MachineConfig(device="cuda:1")) == 140 * 1024 // 8
+    assert budget_mb(MachineConfig(device="cuda", memory_mb=64)) == 64
