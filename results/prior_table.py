@@ -48,23 +48,9 @@ STEPS, BATCH_SIZE = 10_000, 512
 _AT_ONCE = 1000
 
 
-def few_steps(epsilon: float) -> RunConfig:
-    """What `sound.mnist` had for small ε when these rows were measured; it has a mixture of losses there now."""
-    former = {
-        "model.architecture": "squash 3, conv 32 7/3 *0.5, relu, linear *0.3",
-        "method.radius": 0.18,
-        "method.clip_norm": 1.0,
-        "method.average_decay": 0.0,
-        "method.natural_weight": 0.5,
-        "method.certified_weight": 0.5,
-        "method.box_loss": "box",
-    }
-    return sound.mnist(epsilon=0.2, radius=0.2).override_all({**former, "method.epsilon": epsilon})
-
-
 def with_prior(epsilon: float, aim: str, network: str, rate: float | None) -> RunConfig:
     """The recipe of MNIST for a training that begins where the prior ends: the whole box from the first step on."""
-    recipe = few_steps(epsilon) if epsilon < 0.5 else sound.mnist(epsilon=epsilon, radius=0.2)
+    recipe = sound.mnist(epsilon=epsilon, radius=0.2)
     return recipe.override_all(
         {
             "model.architecture": network,
@@ -87,8 +73,9 @@ def for_persons(config: RunConfig, epsilon: float, of_each: int, *, from_prior: 
     """The settings where a person has several records."""
     if of_each == 1:
         return config
-    persons = {"method.batch_size": 2000, "method.records_per_person": of_each, "training.steps": 146}
-    return (config if from_prior else few_steps(epsilon)).override_all(persons)
+    strict = sound.mnist(epsilon=0.2, radius=0.2).override("method.epsilon", epsilon)
+    few_steps = {"method.batch_size": 2000, "method.records_per_person": of_each, "training.steps": 146}
+    return (config if from_prior else strict).override_all(few_steps)
 
 
 def records(*, held_out: bool, of_each: int) -> Dataset:

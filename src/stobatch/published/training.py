@@ -250,8 +250,12 @@ class PublishedTrainable(Trainable):
         with frozen(self.network):
             return craft(
                 *(self._scores, ball, self.ensemble, generator),
-                chunk=self.chunk, piece=piece, batch_size=whole, concurrent=keeps_nothing(self.network), later=self.later,
-            )  # fmt: skip
+                chunk=self.chunk,
+                piece=piece,
+                batch_size=whole,
+                concurrent=keeps_nothing(self.network),
+                later=self.later,
+            )
 
     def _scores(self, noisy_inputs: Tensor) -> Tensor:
         return self.head(self.network.noisy_hidden(noisy_inputs))
