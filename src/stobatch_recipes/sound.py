@@ -2,7 +2,8 @@
 
 Settings were chosen on a part of the training data that was held out, never on test data; the guarantee says so. What
 was found: one hidden layer of wide windows, many passes in large batches, and for small budgets few steps from small
-first weights, or on a loss between attack and box. The radius that training aims at is near the one asked about; for small ones it is larger.
+first weights, or on a loss between attack and box. The radius that training aims at is near the one asked about; for
+small ones it is larger.
 """
 
 from __future__ import annotations
