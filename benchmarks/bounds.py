@@ -1,8 +1,8 @@
 """Certified images per second by linear bounds, beside a plain vectorised CROWN.
 
 Claim: more certified images per second than CROWN as one would write it in PyTorch (below: without a bound on memory,
-and rounding as it likes). Ours begins with cheaper, looser bounds (intervals between the layers) and improves slopes
-where they fail; rounding is part of what it proves. Both counts are shown.
+and rounding as it likes). Ours begins with cheaper, looser bounds (intervals between the layers); where they fail it
+follows hidden values back, then improves slopes; rounding is part of what it proves. Both counts are shown.
 auto_LiRPA's CROWN runs beside them where it is installed (`pip install --no-deps auto_LiRPA`).
 
     python benchmarks/bounds.py --rounds 5

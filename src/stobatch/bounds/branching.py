@@ -84,11 +84,13 @@ class Leads:
     owner: Tensor
     named: Tensor
     others: Tensor
+    known: dict[int, Box]
+    """Boxes of hidden values, by place of the operation, for each ball."""
 
     @classmethod
-    def of(cls, steps: list[Node], ball: Box, predictions: Tensor, classes: int) -> Leads:
+    def of(cls, steps: list[Node], ball: Box, predictions: Tensor, classes: int, known: dict[int, Box]) -> Leads:
         owner, others = other_classes(predictions, classes)
-        return cls(steps, ball, owner, predictions[owner], others)
+        return cls(steps, ball, owner, predictions[owner], others, known)
 
     def improved(self, margins: Tensor, effort: Effort, *, until_positive: bool, memory_mb: int) -> Tensor:
         """Return lower bounds of all rows that are at least these; `until_positive`: positive ones are good enough.
@@ -128,7 +130,7 @@ class Leads:
 
     def _start(self, memory_mb: int) -> tuple[dict[int, Tensor], int]:
         """Return the state of a branch that is not cut, and how many branches may be climbed in at once."""
-        *hidden, _ = passes(self.steps, Box(self.ball.low[:1], self.ball.high[:1]))
+        *hidden, _ = passes(self.steps, self.ball.of(slice(1)))
         shapes = {place: passed.before.low.shape[1:] for place, passed in _relus(hidden)}
         state = {place: self.ball.low.new_zeros(3, *shape) for place, shape in shapes.items()}
         largest = max([passed.after.low.numel() for passed in hidden], default=1)
@@ -142,8 +144,9 @@ class Leads:
         """Go through the branches, each with the best bound that a climb found for it, and what it is cut into."""
         rows = torch.tensor([branch.row for branch in several], device=self.owner.device)
         state = {place: torch.stack([branch.state[place] for branch in several]) for place in several[0].state}
-        ball = Box(self.ball.low[self.owner[rows]], self.ball.high[self.owner[rows]])
-        *hidden, head = passes(self.steps, ball, {place: found[:, 0] for place, found in state.items()})
+        examples = self.owner[rows]
+        ball, known = self.ball.of(examples), {place: box.of(examples) for place, box in self.known.items()}
+        *hidden, head = passes(self.steps, ball, {place: found[:, 0] for place, found in state.items()}, known)
         lead = leads(head, torch.arange(len(rows), device=rows.device), self.named[rows], self.others[rows])
         # In units of the row's own coefficients, so that one rate fits all.
         scale = lead.coefficients.abs().flatten(1).amax(1)

@@ -20,6 +20,7 @@ from stobatch.attacks import IFGSM, Ball, Goal, Plain
 from stobatch.bounds import graph
 from stobatch.bounds.arithmetic import require_plain_float32
 from stobatch.bounds.branching import PLAIN, Effort, Leads
+from stobatch.bounds.hidden_boxes import hidden_boxes
 from stobatch.bounds.linear import LOWER_SLOPES, Box, Join, Rows, lower_bounds
 from stobatch.bounds.passes import Node, leads, other_classes, passes, steps_of
 from stobatch.errors import DataError, ModelError, StobatchError, UnitError
@@ -185,8 +186,9 @@ class BoxCertifier:
     """Proves that no input within an l∞ radius changes the class that a network of known operations names.
 
     `interval` propagates boxes. `linear` also follows linear lower bounds of every lead back to the last squash or
-    tanh, or to the input, and keeps the better bound: slower, never worse. With `effort`, slopes are climbed on and
-    leads cut into branches (`bounds.branching`): slower, never worse.
+    tanh, or to the input, and keeps the better bound: slower, never worse. With `effort`, hidden values of deep
+    networks are followed back too (`bounds.hidden_boxes`), slopes are climbed on and leads cut into branches
+    (`bounds.branching`): slower, never worse.
 
     **Guarantee.** Where `margins` is positive, every float32 input in [-1, 1] within the radius of the given one gets
     the same prediction from the deployed float32 pass, on any device that keeps to the assumptions of
@@ -314,7 +316,34 @@ class BoxCertifier:
         effort: Effort,
     ) -> Tensor:
         ball = _ball(inputs, radii)
-        *hidden, head = passes(steps, ball)
+        margins = self._leads(steps, ball, predictions, {}, until_positive=until_positive)
+        if self.method == "interval" or effort == PLAIN:
+            return margins.amin(1)
+        todo = torch.arange(len(inputs), device=inputs.device)
+        if until_positive:
+            todo = _undecided(margins, todo)
+            if len(todo):
+                todo = todo[~self._broken(inputs[todo], predictions[todo], radii[todo])]
+        known = hidden_boxes(steps, ball.of(todo), self.memory_mb) if len(todo) else {}
+        if known:
+            better = self._leads(steps, ball.of(todo), predictions[todo], known, until_positive=until_positive)
+            margins[todo] = torch.maximum(margins[todo], better)
+            if until_positive:
+                still = _undecided(margins[todo], torch.arange(len(todo), device=todo.device))
+                todo, known = todo[still], {place: box.of(still) for place, box in known.items()}
+        if len(todo):
+            several = Leads.of(steps, ball.of(todo), predictions[todo], margins.shape[1] + 1, known)
+            found = several.improved(
+                margins[todo].flatten(), effort, until_positive=until_positive, memory_mb=self.memory_mb
+            )
+            margins[todo] = found.view(len(todo), -1)
+        return margins.amin(1)
+
+    def _leads(
+        self, steps: list[Node], ball: Box, predictions: Tensor, known: dict[int, Box], *, until_positive: bool
+    ) -> Tensor:
+        """Return lower bounds on the leads of each prediction over all other classes, as examples x others."""
+        *hidden, head = passes(steps, ball, known=known)
         owner, others = other_classes(predictions, head.after.low.shape[1])
         rows = leads(head, owner, predictions[owner], others)
         margins = rows.lowest(head.before)
@@ -323,21 +352,7 @@ class BoxCertifier:
                 todo = (~(until_positive & (margins > 0))).nonzero().squeeze(1)
                 part = Rows(rows.coefficients[todo], rows.constant[todo], rows.owner[todo])
                 margins[todo] = torch.maximum(margins[todo], lower_bounds(part, hidden, lower_slope))
-        margins = margins.view(len(inputs), -1)
-        if self.method == "interval" or effort == PLAIN:
-            return margins.amin(1)
-        todo = torch.arange(len(inputs), device=inputs.device)
-        if until_positive:
-            todo = (~(margins > 0).all(1)).nonzero().squeeze(1)
-            if len(todo):
-                todo = todo[~self._broken(inputs[todo], predictions[todo], radii[todo])]
-        if len(todo):
-            several = Leads.of(steps, Box(ball.low[todo], ball.high[todo]), predictions[todo], margins.shape[1] + 1)
-            found = several.improved(
-                margins[todo].flatten(), effort, until_positive=until_positive, memory_mb=self.memory_mb
-            )
-            margins[todo] = found.view(len(todo), -1)
-        return margins.amin(1)
+        return margins.view(len(predictions), -1)
 
     def _broken(self, inputs: Tensor, predictions: Tensor, radii: Tensor) -> Tensor:
         """Return where a short attack finds another class, so that nothing can be proved; it only saves time."""
@@ -372,6 +387,11 @@ class BoxCertifier:
         device = next(self.layers.parameters()).device
         require_plain_float32(self.layers.modules(), device)
         return inputs.to(device)
+
+
+def _undecided(margins: Tensor, examples: Tensor) -> Tensor:
+    """Return the examples with a lead that is not proved."""
+    return examples[~(margins > 0).all(1)]
 
 
 class RadiusSearch(Search):

@@ -65,6 +65,14 @@ class Box:
         """The largest size of each value."""
         return torch.maximum(self.low.abs(), self.high.abs())
 
+    def of(self, examples: Tensor | slice) -> Box:
+        """Return the boxes of some examples."""
+        return Box(self.low[examples], self.high[examples])
+
+    def within(self, other: Box) -> Box:
+        """Return what lies in both; values that nothing is known about in either are NaN."""
+        return Box(torch.maximum(self.low, other.low), torch.minimum(self.high, other.high))
+
     def half(self, signs: Tensor) -> Box:
         """Return the part in which values are at least 0 where the sign is 1, and at most 0 where it is -1."""
         low, high = torch.where(signs > 0, 0.0, -torch.inf), torch.where(signs < 0, 0.0, torch.inf)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -44,10 +44,16 @@ class Node(NamedTuple):
 _OF_MAPS = (Convolution, AveragePool, AdaptivePool, LargestPool)
 
 
-def passes(steps: list[Node], box: Box, signs: Mapping[int, Tensor] | None = None) -> Iterator[Passed]:
+def passes(
+    steps: Sequence[Node],
+    box: Box,
+    signs: Mapping[int, Tensor] | None = None,
+    known: Mapping[int, Box] | None = None,
+) -> Iterator[Passed]:
     """Go through what each operation makes of the boxes before it.
 
     `signs` holds, by place of a ReLU, what its values are assumed to be: at least 0 (1), at most 0 (-1), or free (0).
+    `known` holds, by place of an operation, boxes that its results lie in for another reason (`bounds.hidden_boxes`).
     """
     boxes = {graph.INPUT: box}
     for place, (step, inputs) in enumerate(steps):
@@ -70,6 +76,8 @@ def passes(steps: list[Node], box: Box, signs: Mapping[int, Tensor] | None = Non
             if signs is not None and place in signs:
                 box = box.half(signs[place])
             passed = replace(step.forward(box), inputs=inputs)
+        if known is not None and place in known:
+            passed = replace(passed, after=passed.after.within(known[place]))
         yield passed
         boxes[place] = passed.after
 
