@@ -165,7 +165,7 @@ def clipped_sum_by_example(network: nn.Module, losses: Losses, batch: Batch, cli
 
 
 def clipped_sum_one_by_one(network: nn.Module, losses: Losses, batch: Batch, clip_norm: float) -> ClippedSum:
-    """By a backward pass for each example: right wherever autograd is, and what the faster ways are compared with.
+    """By a backward pass for each example: right wherever autograd is, and an oracle for the other ways.
 
     Unlike `torch.func`, it does not import PyTorch's compiler, which takes a second and a half of every start.
     """
@@ -260,13 +260,16 @@ def clipped_sum_in_chunks(
     return ClippedSum(total, torch.cat(norms))
 
 
-def clipper_for(network: nn.Module, losses: Losses, probe: Batch) -> Clipper:
+def clipper_for(network: nn.Module, losses: Losses, probe: Batch, *, slow: Clipper = clipped_sum_by_example) -> Clipper:
     """Return the fast way where it is right, else the way that is always right.
 
     A weight that is used outside its layer's call, or shared, escapes the tape, and so do rows in another order than
     the examples'. So the fast way is tried on a public probe first, of several examples: its norms and its sum have to
-    agree with those of formed gradients. Nor does it serve networks that overwrite what layers were given. Parameters
+    agree with those of the `slow` way. Nor does it serve networks that overwrite what layers were given. Parameters
     that no layer of the tape holds are formed beside it.
+
+    By default that is forming gradients with `torch.func`, which also raises at code that branches on values and so
+    may let one example decide over another. Of layers that are known not to, a pass for each example will do.
     """
     trained = sum(p.requires_grad for p in network.parameters())
     left_over = len(unrecorded(network))
@@ -276,16 +279,12 @@ def clipper_for(network: nn.Module, losses: Losses, probe: Batch) -> Clipper:
         return clipped_sum_by_example
     way = clipped_sum_partly_formed if left_over else clipped_sum_in_one_pass
     with stirred(network):
-        slow = clipped_sum_one_by_one(network, losses, probe, 1.0)
+        right = slow(network, losses, probe, 1.0)
         try:
             fast = way(network, losses, probe, 1.0)
-            if _agree(fast, slow, slow, _TOLERANCE):
-                return way
         except ModelError:
-            pass
-        # It has to be able to follow them; if it is not, here is where to say so, before a step was made.
-        clipped_sum_by_example(network, losses, probe, 1.0)
-    return clipped_sum_by_example
+            return clipped_sum_by_example
+    return way if _agree(fast, right, right, _TOLERANCE) else clipped_sum_by_example
 
 
 def formed_at_once(network: nn.Module, way: Clipper) -> int:
@@ -300,7 +299,13 @@ def formed_at_once(network: nn.Module, way: Clipper) -> int:
 
 
 def is_right_in_full(
-    network: nn.Module, losses: Losses, batch: Batch, *, rough: bool, way: Clipper = clipped_sum_in_one_pass
+    network: nn.Module,
+    losses: Losses,
+    batch: Batch,
+    *,
+    rough: bool,
+    way: Clipper = clipped_sum_in_one_pass,
+    slow: Clipper = clipped_sum_by_example,
 ) -> bool:
     """Return whether the fast way is right for some examples of a batch as large as those of training.
 
@@ -313,9 +318,9 @@ def is_right_in_full(
     with stirred(network):
         whole = way(network, losses, batch, 1.0)
         others = way(network, losses, tuple(entry[rest] for entry in batch), 1.0)
-        slow = clipped_sum_one_by_one(network, losses, tuple(entry[few] for entry in batch), 1.0)
+        right = slow(network, losses, tuple(entry[few] for entry in batch), 1.0)
     taken = {name: value - others.gradients[name] for name, value in whole.gradients.items()}
-    return _agree(ClippedSum(taken, whole.norms[few]), slow, whole, _ROUGH_TOLERANCE if rough else _TOLERANCE)
+    return _agree(ClippedSum(taken, whole.norms[few]), right, whole, _ROUGH_TOLERANCE if rough else _TOLERANCE)
 
 
 _TOLERANCE, _ROUGH_TOLERANCE = 1e-2, 0.2

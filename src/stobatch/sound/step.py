@@ -28,6 +28,7 @@ from stobatch.dp.clipping import (
     Clipper,
     Losses,
     clipped_sum_by_example,
+    clipped_sum_one_by_one,
     clipper_for,
     formed_at_once,
     in_units,
@@ -40,7 +41,7 @@ from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import Classifier, Layered, rows_by_trial, rows_in_memory
 from stobatch.models.scattering import Scattering
-from stobatch.models.validators import unchanged
+from stobatch.models.validators import keeps_nothing, unchanged
 from stobatch.seeds import Seeds, Stream
 from stobatch.sound.averaged import make_descent
 from stobatch.sound.losses import NormalSampler, normal_sampler, sampler_by_blocks
@@ -139,7 +140,9 @@ class DpSgdTrainable(Trainable):
     def _clipper(self, precision: str, memory_mb: int) -> Clipper:
         """Return the fast clipping, if it is right for a few examples and for as many as pass at once."""
         with unchanged(self.network):
-            found, unit = clipper_for(self.network, *self._probe(FEW_ROWS)), self.per * self.views.num
+            # Layers that are known branch on no values; of others `torch.func` has to follow all they do.
+            slow = clipped_sum_one_by_one if keeps_nothing(self.network) else clipped_sum_by_example
+            found, unit = clipper_for(self.network, *self._probe(FEW_ROWS), slow=slow), self.per * self.views.num
             if self.network.device.type == "cuda":
 
                 def clip(units: int) -> None:
@@ -151,7 +154,7 @@ class DpSgdTrainable(Trainable):
             if found is not clipped_sum_by_example and units > FEW_ROWS:
                 rough = precision == "bfloat16"
                 with working_precision(precision, self.network.device):
-                    if not is_right_in_full(self.network, *self._probe(units), rough=rough, way=found):
+                    if not is_right_in_full(self.network, *self._probe(units), rough=rough, way=found, slow=slow):
                         return clipped_sum_by_example
             return found
 
