@@ -260,7 +260,7 @@ def test_statistics_of_reference_layers_follow_the_parameters(monkeypatch: pytes
 
 
 def test_formed_gradients_fit_the_memory(few_anchors: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sound_module, "clipper_for", lambda *_: per_example.clipped_sum_by_example)
+    monkeypatch.setattr(sound_module, "clipper_for", lambda *_, **__: per_example.clipped_sum_by_example)
     config = settings("mnist_cnn", **{"method.certified_weight": 0.0, "machine.memory_mb": 16})
     trainable = prepared(config, pictures(12))
     formed = sum(p.numel() * 4 for p in trainable.network.parameters())
