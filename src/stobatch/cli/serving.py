@@ -35,6 +35,9 @@ def serve(
     allow_void: Annotated[
         bool, typer.Option("--allow-void", help="Serve a run that is void or refuted, too; every answer says so.")
     ] = False,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Of one operation. More pay for large networks on machines with cores to spare.")
+    ] = 1,
     device: Device = None,
 ) -> None:
     """Answer with certified labels over HTTP: the Open Inference Protocol for programs, and a page for people."""
@@ -57,7 +60,7 @@ def serve(
         if name in named:
             raise SettingError(f"two runs are called {name}.", remedy="Give them names: NAME=RUN.")
         named[name] = Path(path)
-    models = {name: stobatch.load(path, device=device) for name, path in named.items()}
+    models = {name: stobatch.load(path, device=device, threads=threads) for name, path in named.items()}
     serve_models(
         models,
         host=host,
