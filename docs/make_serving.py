@@ -50,9 +50,10 @@ def _machine(load: dict[str, Any]) -> str:
     machine = load["machine"]
     return fill(
         f"On {machine['cores']} cores ({machine['cpu']}, torch {machine['torch']}), which clients and server share: "
-        f"the load average was {machine['load'][0]} at the end. One picture in a request, a run of the recipe `demo`, "
-        "one thread for the mathematics, a proof at one radius. Rates and waiting times hang on what else runs, "
-        "processor time hangs on it less, and shares of what was measured in turns least. Other records name their own load."
+        f"the load average was {machine['load'][0]} at the end. One picture in a request, a run of the recipe "
+        "`demo`, one thread for the mathematics, a proof at one radius. Rates and waiting times hang on what else "
+        "runs, processor time hangs on it less, and shares of what was measured in turns least. Other records name "
+        "their own load."
     )
 
 
