@@ -56,12 +56,13 @@ class Task:
     radii: tuple[float, ...]
     space: dict[str, tuple[Any, ...]]
 
-    def draw(self, number: int, seed: str) -> Values:
+    def draw(self, number: int, seed: str, changes: int | None) -> Values:
         """Return the first settings as they are in the recipe, and others at random, the same for the same seed."""
         if number == 0:
             return {}
         dice = random.Random(f"{seed} {number}")
-        return {key: dice.choice(values) for key, values in self.space.items()}
+        keys = list(self.space) if changes is None else dice.sample(list(self.space), changes)
+        return {key: dice.choice(self.space[key]) for key in keys}
 
 
 LOSSES = {
@@ -129,6 +130,20 @@ FEW_STEPS = {
     "training.learning_rate": (4.0, 8.0, 12.0),
 }
 """What a CPU can afford: about as many examples as `sound.mnist_strict` reads."""
+MARGINS = {
+    "method.radius": (0.2, 0.35, 0.5, 0.7, 1.0),
+    "method.clip_norm": (3.0, 6.0, 12.0, 24.0),
+    "method.ramp": (0.0, 0.3),
+    "method.momentum": (0.0, 0.9),
+    "method.average_decay": (0.9, 0.98),
+    "method.batch_size": (4096, 8192, 16384),
+    "method.augmentations": (None, ("flip",), ("crop", "flip")),
+    "method.augmented_views": (1, 2, 4),
+    "training.learning_rate": (0.04, 0.08, 0.16, 0.32, 0.64),
+    "training.schedule": ("constant", "linear"),
+    "training.steps": (200, 400, 800),
+}
+"""Searched for a linear layer behind scattering."""
 TASKS = {
     "mnist": around(sound.mnist(), (0.2,), MNIST_LAYERS),
     "mnist_0.4": around(sound.mnist(radius=0.4), (0.4,), MNIST_LAYERS),
@@ -144,6 +159,8 @@ TASKS = {
     "cifar10_wide": around(sound.cifar10_wide(), (16 / 255,), PHOTOGRAPHS),
     "cifar10_strict": around(sound.cifar10_strict(), (4 / 255,), PHOTOGRAPHS),
     "cifar10_strict_wide": around(sound.cifar10_strict_wide(), (16 / 255,), PHOTOGRAPHS),
+    "cifar10_scattering_strict": Task(sound.cifar10_scattering_strict(), (0.5,), MARGINS),
+    "cifar10_scattering": Task(sound.cifar10_scattering(), (32 / 255,), MARGINS),
 }
 
 
@@ -159,8 +176,10 @@ class Records:
 
 
 def weighed(config: RunConfig, settings: Values) -> RunConfig:
-    """The recipe with what was drawn; the weights of the losses have the sum 1."""
+    """The recipe with what was drawn; where there is a loss on boxes, its weight and the natural one have the sum 1."""
     changed = config.override_all(settings)
+    if not changed.method.to_dict()["certified_weight"]:
+        return changed
     natural = changed.method.to_dict()["natural_weight"]
     return changed.override("method.certified_weight", round(1 - natural, 6))
 
@@ -223,7 +242,8 @@ def search(name: str, options: argparse.Namespace, log: Log, seconds: float) -> 
     task, machine = TASKS[name], {"machine.device": options.device, "machine.memory_mb": options.memory_mb}
     dataset = Records(task.start.data.name, options.held_out).dataset
     shares = options.shares
-    candidates, rung = [task.draw(number, f"{name} {options.draw}") for number in range(options.settings)], []
+    candidates = [task.draw(number, f"{name} {options.draw}", options.changes) for number in range(options.settings)]
+    rung: list[Values] = []
     for share in shares:
         ends, done = time.monotonic() + seconds / len(shares), []
         for settings in candidates:
@@ -259,6 +279,7 @@ def main() -> None:
     parser.add_argument("--task", nargs="+", choices=TASKS, required=True)
     parser.add_argument("--settings", type=int, default=64, help="drawn for the first rung")
     parser.add_argument("--draw", type=int, default=1, help="another number draws others")
+    parser.add_argument("--changes", type=int, help="settings of the recipe that a draw changes; all if not given")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the cost, a rung each")
     parser.add_argument("--held-out", type=int, default=5000)

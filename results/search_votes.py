@@ -72,23 +72,28 @@ WIDER = (
     "avgpool 7, linear"
 )
 BLOCKS = "centred 32 5/2+2, residual 64 8, residual 64 8/2, groupnorm 8, relu, avgpool 7, linear"
+HEAD = "scatter 8 2 3, groupnorm 9, linear"
 FEATURES = "scatter 8 2 3, groupnorm 9, centred 64 3+1, groupnorm 8, relu, linear"
+MORE_FEATURES = (
+    "scatter 8 2 3, groupnorm 9, centred 128 3+1, groupnorm 8, relu, centred 64 3+1, groupnorm 8, relu, linear"
+)
+SCATTERED_DIGITS = {"model.architecture": FEATURES, "training.learning_rate": 1.0, "method.momentum": 0.0}
 
 CIFAR10 = Task(
     sound.cifar10_smoothed_strict(),
     (
-        {"model.architecture": SMALL, "training.learning_rate": 2.0},
-        {"model.architecture": SMALL, "training.learning_rate": 4.0},
-        {"model.architecture": SMALL, "training.learning_rate": 1.0},
-        {"model.architecture": SMALL, "training.learning_rate": 2.0, "method.views_radius": 0.25},
-        {"model.architecture": DEEPER, "training.learning_rate": 2.0},
-        {"model.architecture": SCATTERED, "training.learning_rate": 1.0},
+        {"training.schedule": "cosine", "method.views_radius": 0.25},
+        {"model.architecture": DEEPER, "training.schedule": "cosine"},
+        {"training.schedule": "cosine", "method.smoothing_stddev": 0.4},
+        {"training.schedule": "cosine"},
+        {"training.learning_rate": 8.0, "training.schedule": "cosine"},
+        {"model.architecture": SCATTERED, "training.learning_rate": 2.0, "training.schedule": "cosine"},
     ),
     {
         "model.architecture": (SMALL, DEEPER, SCATTERED),
         "training.learning_rate": (0.5, 1.0, 2.0, 4.0, 8.0),
         "training.schedule": ("constant", "cosine"),
-        "training.steps": (400, 800),
+        "training.steps": (800, 1600),
         "method.clip_norm": (0.3, 1.0),
         "method.smoothing_stddev": (0.3, 0.4, 0.5, 0.6),
         "method.views_radius": (0.0, 0.25, 0.5),
@@ -100,18 +105,26 @@ CIFAR10 = Task(
 MNIST = Task(
     sound.mnist_l2(),
     (
-        {},
-        {"model.architecture": BLOCKS, "training.learning_rate": 2.0, "method.momentum": 0.0},
-        {"model.architecture": FEATURES, "training.learning_rate": 1.0, "method.momentum": 0.0},
+        SCATTERED_DIGITS,
+        SCATTERED_DIGITS | {"method.smoothing_stddev": 0.7},
+        SCATTERED_DIGITS | {"training.learning_rate": 2.0},
+        SCATTERED_DIGITS | {"method.num_views": 4},
+        SCATTERED_DIGITS | {"model.architecture": MORE_FEATURES},
+        SCATTERED_DIGITS | {"model.architecture": HEAD, "training.learning_rate": 2.0},
         {"model.architecture": WIDER, "training.learning_rate": 2.0, "method.momentum": 0.0},
+        {"method.batch_size": 8192, "training.schedule": "cosine"},
+        {},
     ),
     {
-        "model.architecture": (PLAIN, WIDER, BLOCKS, FEATURES),
+        "model.architecture": (PLAIN, BLOCKS, FEATURES, MORE_FEATURES, HEAD),
         "training.learning_rate": (0.5, 1.0, 2.0, 4.0),
-        "method.momentum": (0.0,),
+        "method.smoothing_stddev": (0.5, 0.6, 0.7),
+        "method.momentum": (0.0, 0.9),
+        "method.batch_size": (4096, 8192),
+        "training.steps": (586, 1172),
         "training.schedule": ("constant", "cosine"),
         "method.clip_norm": (0.1, 0.3, 1.0),
-        "method.num_views": (1, 2),
+        "method.num_views": (1, 2, 4),
         "method.augmentations": (None, ("crop",)),
         "method.augmented_views": (1, 4),
         "method.crop_shift": (1, 2),
