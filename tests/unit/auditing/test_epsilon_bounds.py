@@ -343,7 +343,7 @@ def test_an_audit_can_be_repeated_and_written_down() -> None:
     )
     assert first == again
     assert first[0].details != other[0].details
-    written = json.loads(json.dumps(first[1].to_document().to_dict()))
+    written = json.loads(json.dumps(first[1].to_dict()))
     assert written["epsilon_at_least"] == first[1].epsilon
     assert "threshold" not in json.dumps(written)
 

@@ -335,7 +335,7 @@ def test_all_tests_share_the_failure_probability(family: CurveFamily, name: str)
     guesses = bounds[0].details.guesses
     (alone,) = one_run_bounds(scores, coins, delta=DELTA, confidence=1 - 0.05 / DEFAULT_TESTS, guess_counts=[guesses])
     assert alone.epsilon == pytest.approx(bounds[0].epsilon)
-    assert json.loads(json.dumps(bounds[1].to_document().to_dict()))["epsilon_at_least"] == bounds[1].epsilon
+    assert json.loads(json.dumps(bounds[1].to_dict()))["epsilon_at_least"] == bounds[1].epsilon
 
 
 @pytest.mark.parametrize("family", [GaussianFamily(), PoissonGaussianFamily(RATE, STEPS)])
