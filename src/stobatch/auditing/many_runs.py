@@ -222,7 +222,7 @@ class Trials:
         for world, each in zip(worlds, seeds, strict=True):
             trainable = self._start_training(world, each)
             attack = StepAttack(curve, self._contribution(trainable), known)
-            train_one(trainable, self.audited.config, attack)
+            train_one(trainable, self.audited.config, attack.see)
             scores.append(attack.total)
             tick(1 / len(worlds))
         return np.array(scores)
