@@ -110,6 +110,7 @@ from stobatch.results.training import (
     PlanDocument,
     PlannedNumber,
     StartedRun,
+    Statement,
     Training,
     is_old,
 )
