@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom
+from support.gaussian_family import GaussianFamily
 
 from stobatch.auditing.lower_bounds import (
     area_under_curve,
@@ -25,7 +26,7 @@ from stobatch.auditing.lower_bounds import (
     trainings_needed,
     two_sided_bounds,
 )
-from stobatch.auditing.tradeoff_curves import AnyMechanism, Family, GaussianFamily, PoissonGaussianFamily
+from stobatch.auditing.tradeoff_curves import AnyMechanism, Family, PoissonGaussianFamily
 from stobatch.dp.accounting import PoissonGaussian, gaussian_epsilon
 from stobatch.errors import DataError, SettingError
 from stobatch.votes.confidence import clopper_pearson
