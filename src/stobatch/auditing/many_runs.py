@@ -104,11 +104,12 @@ def many_runs_finding(
     bounds = two_sided_bounds(
         without, with_, delta=guarantee.delta, confidence=confidence, family=family, threshold=threshold
     )
+    person = "" if pair.pool.groups is None else f" that differ in a person of {pair.canary_records} records"
     return privacy_finding(
         "many_runs",
         guarantee,
         bounds,
-        tried=f"{len(without)} + {len(with_)} models trained on two {pair.relation} neighbours{_words_of(pair)}:",
+        tried=f"{len(without)} + {len(with_)} models trained on two {pair.relation} neighbours{person}:",
         threat_model=THREATS[view],
         attack=ATTACKS[view, canary],
         confidence=confidence,
@@ -122,11 +123,6 @@ def many_runs_finding(
 def _persons_of(examples: Examples) -> tuple[Tensor, ...]:
     """Return the persons' numbers as a further argument, where there are any."""
     return () if examples.groups is None else (examples.groups,)
-
-
-def _words_of(pair: Pair) -> str:
-    """Say in what neighbours differ, where it is a person."""
-    return "" if pair.pool.groups is None else f" that differ in a person of {pair.canary_records} records"
 
 
 def histogram(without: Floats, with_: Floats, bins: int = 40) -> Histogram:

@@ -284,8 +284,10 @@ def judge_claims(privacy: str, kinds: Iterable[Kind], findings: Sequence[Finding
     >>> [claim.to_dict() for claim in judge_claims("proved", [], [])]
     [{'about': 'privacy', 'status': 'proved', 'verdict': 'not tested', 'reason': 'no instrument was used on it'}]
     """
-    claims = [] if privacy == Status.NONE else [_judge(PRIVACY, Status(privacy), _about_privacy(findings))]
-    return claims + [_judge(kind.name, kind.status, _about_kind(findings, kind.name)) for kind in kinds]
+    balls = [finding for finding in findings if finding.instrument == CERTIFICATES]
+    others = [finding for finding in findings if finding.instrument != CERTIFICATES and finding.about == PRIVACY]
+    claims = [] if privacy == Status.NONE else [_judge(PRIVACY, Status(privacy), others)]
+    return claims + [_judge(kind.name, kind.status, [f for f in balls if f.about == kind.name]) for kind in kinds]
 
 
 def recheck(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -341,11 +343,3 @@ def _judge(about: str, status: Status, findings: list[Finding]) -> Claim:
     reasons = [finding.details.could_not_refute or finding.statement for finding in findings]
     reason = "; ".join(reasons) or "no instrument was used on it"
     return Claim(about=about, status=status, verdict=verdict, reason=reason)
-
-
-def _about_privacy(findings: Sequence[Finding]) -> list[Finding]:
-    return [f for f in findings if f.about == PRIVACY and f.instrument != CERTIFICATES]
-
-
-def _about_kind(findings: Sequence[Finding], name: str) -> list[Finding]:
-    return [f for f in findings if f.about == name and f.instrument == CERTIFICATES]
