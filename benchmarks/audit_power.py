@@ -64,7 +64,7 @@ def one_run(job: tuple[str, int]) -> tuple[bool, list[float]]:
     stobatch.train(config, out / "run", quiet=True)
     (finding,) = stobatch.audit(out / "run", quiet=True).findings
     shutil.rmtree(out)
-    return finding.verdict is Verdict.REFUTED, [bound.epsilon_at_least for bound in finding.bounds]
+    return finding.verdict is Verdict.REFUTED, [bound.epsilon for bound in finding.bounds]
 
 
 FALSIFIER = FalsifierSettings(
@@ -144,7 +144,7 @@ def main() -> None:
             line(
                 instrument="many_runs", recipe=f"audit.{name}", trainings=trainings, audits=given.audits,
                 refuted=sum(finding.verdict is Verdict.REFUTED for finding in findings), claimed_epsilon=3.0,
-                **summary([[bound.epsilon_at_least for bound in f.bounds] for f in findings]),
+                **summary([[bound.epsilon for bound in f.bounds] for f in findings]),
                 seconds=round(time.monotonic() - started, 1),
             )  # fmt: skip
 

@@ -144,11 +144,9 @@ def _text_of(epsilon: float) -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One training, or one search, in a book."""
+class PendingTraining:
+    """A training, or a search, that asks to be entered."""
 
-    number: int
-    date: str
     mark: str
     """A name that only this very run has."""
     run: str
@@ -156,9 +154,17 @@ class Entry:
     data: str
     described: str
     """A digest of the settings that name the data, known before they are read."""
+    cost: Cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(PendingTraining):
+    """One training, or one search, in a book."""
+
+    number: int
+    date: str
     records: str
     """The name of the set of its records."""
-    cost: Cost
     settled: bool = False
     about_persons: bool = False
 
@@ -186,18 +192,6 @@ class Limit:
 
     epsilon: float | None
     delta: float
-
-
-@dataclass(frozen=True)
-class PendingTraining:
-    """A training that asks to be entered."""
-
-    mark: str
-    run: str
-    method: str
-    data: str
-    described: str
-    cost: Cost
 
 
 @dataclass
@@ -267,7 +261,10 @@ class Book:
         elif kind in _KINDS.values():
             named = {name: line[name] for name in ("date", "mark", "run", "method", "data", "described", "records")}
             self.entries[line["mark"]] = Entry(
-                len(self.entries) + 1, **named, cost=cost_from_dict(line["cost"]), about_persons=kind == _KINDS[True]
+                **named,
+                number=len(self.entries) + 1,
+                cost=cost_from_dict(line["cost"]),
+                about_persons=kind == _KINDS[True],
             )
         elif kind == "cost":
             known, cost = self.entries[line["mark"]], cost_from_dict(line["cost"])

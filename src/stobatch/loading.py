@@ -23,7 +23,7 @@ from stobatch.methods import can_certify, method_of, verifiers_of
 from stobatch.models import Classifier, HandedOver, Network, build, hand_over
 from stobatch.models.handed_over import PROBES, public_points
 from stobatch.models.parts import choose_parts, describe_parts, last_layer
-from stobatch.prediction import best_kind, describe_kind, name_pictures, predictions
+from stobatch.prediction import best_kind, describe_kind, name_pictures, picture_rule, predictions
 from stobatch.results import (
     CERTIFICATES,
     Audit,
@@ -135,7 +135,9 @@ class TrainedModel:
         verifier = self.verifier_for(radius, norm)
         named = name_pictures(pictures, self.network.input_shape)
         kind = describe_kind(best_kind(verifier.kinds), self.refuted_kinds()) if verifier else None
-        return kind, predictions(self, verifier, named, radius=radius, rule=rule, seeds=seeds)
+        rule = rule or picture_rule(self.config)
+        rows = predictions(self.network, self.class_names, verifier, named, rule, radius=radius, seeds=seeds)
+        return kind, rows
 
     def verifier_for(self, radius: float | None = None, norm: str | None = None) -> Verifier | None:
         """Return the way to certify that answers a question about this radius, over [-1, 1]; None: there is none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,17 +32,6 @@ Named = tuple[str, Picture]
 _ROWS = 64
 """Pictures that pass at once: few enough for large ones, enough to fill the machine."""
 _PIXEL = PAPER_RANGE.width / 255
-
-
-class Predictor(Protocol):
-    """What predicting needs of a trained model."""
-
-    @property
-    def network(self) -> Classifier: ...
-    @property
-    def config(self) -> RunConfig: ...
-    @property
-    def class_names(self) -> tuple[str, ...]: ...
 
 
 def picture_rule(config: RunConfig) -> PictureRule:
@@ -134,12 +123,13 @@ def describe_kind(kind: CertificateKind, refuted: frozenset[str] = frozenset()) 
 
 
 def predictions(
-    model: Predictor,
+    network: Classifier,
+    class_names: Sequence[str],
     verifier: Verifier | None,
     pictures: Iterable[Named],
+    rule: PictureRule,
     *,
     radius: float | None = None,
-    rule: PictureRule | None = None,
     seeds: Seeds | None = None,
 ) -> Iterator[Prediction]:
     """Answer picture by picture, a few read at a time: any number of them fits into memory.
@@ -148,13 +138,12 @@ def predictions(
     within it, in the kind's norm, gets another label from the function that the kind names. With `radius` given, the
     verifier must have been made for it.
     """
-    shape = model.network.input_shape
     generator = (seeds or Seeds.secret()).generator("predict")
     rest = iter(pictures)
     while part := list(islice(rest, _ROWS)):
-        read = [_read(picture, shape, rule or picture_rule(model.config)) for _, picture in part]
+        read = [_read(picture, network.input_shape, rule) for _, picture in part]
         good = [values for values in read if isinstance(values, Tensor)]
-        answers = iter(_answer(model, verifier, torch.stack(good), radius, generator) if good else ())
+        answers = iter(_answer(network, class_names, verifier, torch.stack(good), radius, generator) if good else ())
         for (name, _), values in zip(part, read, strict=True):
             is_read = isinstance(values, Tensor)
             yield next(answers).replace(name=name) if is_read else Prediction(name=name, error=str(values))
@@ -191,15 +180,19 @@ def _require_readable(file: Path, shape: tuple[int, ...], rule: PictureRule) -> 
 
 
 def _answer(
-    model: Predictor, verifier: Verifier | None, inputs: Tensor, radius: float | None, generator: torch.Generator
+    network: Classifier,
+    class_names: Sequence[str],
+    verifier: Verifier | None,
+    inputs: Tensor,
+    radius: float | None,
+    generator: torch.Generator,
 ) -> list[Prediction]:
-    network = model.network
     with torch.no_grad():
         scores = network(inputs.to(network.device, network.dtype)).double().cpu()
     if verifier is None:
         labels = scores.argmax(1).tolist()
         return [
-            Prediction(name="", label=label, class_name=_class(model, label), scores=tuple(row.tolist()))
+            Prediction(name="", label=label, class_name=_class(class_names, label), scores=tuple(row.tolist()))
             for label, row in zip(labels, scores, strict=True)
         ]
     found = verifier.verify(inputs, generator) if radius is not None else verifier.verify_farthest(inputs, generator)
@@ -212,7 +205,7 @@ def _answer(
             Prediction(
                 name="",
                 label=label,
-                class_name=_class(model, label),
+                class_name=_class(class_names, label),
                 abstains=abstains,
                 scores=tuple(scores[place].tolist()),
                 radius=size,
@@ -223,5 +216,5 @@ def _answer(
     return answers
 
 
-def _class(model: Predictor, label: int) -> str:
-    return model.class_names[label] if label < len(model.class_names) else str(label)
+def _class(class_names: Sequence[str], label: int) -> str:
+    return class_names[label] if label < len(class_names) else str(label)

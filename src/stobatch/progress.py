@@ -152,6 +152,12 @@ def _bar(title: str, total: int, start: int) -> Iterator[Progress]:
         yield Bar()
 
 
+def say(line: str, *, quiet: bool = False) -> None:
+    """Print a line for a person who waits, unless nothing is to be shown."""
+    if not quiet:
+        print(line, file=sys.stderr, flush=True)
+
+
 Tick = Callable[[float], None]
 """Told the share of the work that was done since it was told last."""
 

@@ -24,7 +24,7 @@ def read(text: str | bytes) -> Any:
         text = text.decode("utf-8")
     try:
         value = json.loads(
-            text, parse_float=_require_finite, parse_constant=_require_finite, object_pairs_hook=_require_distinct_keys
+            text, parse_float=_require_finite, parse_constant=_require_finite, object_pairs_hook=require_distinct_keys
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -39,7 +39,7 @@ def _require_finite(digits: str) -> float:
     return number
 
 
-def _require_distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def require_distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         raise ValueError("a key is there twice")

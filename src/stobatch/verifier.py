@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from torch.nn.modules import module as torch_module
 from stobatch.attacks.expectation import Sample
 from stobatch.errors import ModelError
 from stobatch.models import Classifier, Layered
+from stobatch.models.classifier import in_mode
 from stobatch.types import Radius, Status
 
 ASSUMPTIONS = (
@@ -223,7 +223,7 @@ def require_same_scores(
         allowed = _AGREEMENT * expected.abs().max()
         computed = {"the network that is called": network(part.clone())}
         if any(module.training for module in network.modules()):
-            with _evaluation_mode(network):
+            with in_mode(network, training=False):
                 computed["the network in evaluation mode"] = network(part.clone())
         for which, scores in computed.items():
             if scores.shape != expected.shape or not bool(((scores.nan_to_num() - expected).abs() <= allowed).all()):
@@ -232,14 +232,3 @@ def require_same_scores(
                     why="A forward of its own, a hook or a mode makes it another function than its parts.",
                     remedy="Certify the network whose calls are deployed, without hooks, in evaluation mode.",
                 )
-
-
-@contextmanager
-def _evaluation_mode(network: nn.Module) -> Iterator[None]:
-    before = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training

@@ -68,15 +68,33 @@ def mnist_strict() -> RunConfig:
 
 
 def _mnist(method: SoundConfig, layers: str, steps: int, learning_rate: float, radius: float) -> RunConfig:
+    radii = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    return _recipe("mnist", method, layers, steps=steps, learning_rate=learning_rate, radius=radius, radii=radii)
+
+
+def _recipe(
+    data: str,
+    method: SoundConfig,
+    layers: str,
+    *,
+    steps: int,
+    learning_rate: float,
+    radius: float,
+    radii: tuple[float, ...],
+    norm: str = "linf",
+) -> RunConfig:
+    """Return a recipe for certificates of a single pass; with noise on its inputs, of a vote."""
+    certification = CertificationConfig(attack_radius=radius)
+    if method.smoothing_stddev:
+        certification = certification.replace(noise_draws=10_000, failure_probability=0.001)
+    function = "vote" if method.smoothing_stddev else "single_pass"
     return RunConfig(
         method=method,
-        data=DataConfig(name="mnist"),
+        data=DataConfig(name=data),
         model=ModelConfig(architecture=layers),
         training=TrainingConfig(steps=steps, learning_rate=learning_rate, optimiser="sgd"),
-        certification=CertificationConfig(attack_radius=radius),
-        evaluation=EvaluationConfig(
-            radii=(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6), protocols=("adaptive",), functions=("single_pass",)
-        ),
+        certification=certification,
+        evaluation=EvaluationConfig(norm=norm, radii=radii, protocols=("adaptive",), functions=(function,)),
     )
 
 
@@ -102,47 +120,30 @@ def fashion_mnist(epsilon: float = 1.0) -> RunConfig:
 
 def mnist_l2(epsilon: float = 3.0, stddev: float = 0.5) -> RunConfig:
     """MNIST for l2 by votes under Gaussian noise; radii 0.5 and 1.0 over [-1, 1] are 0.25 and 0.5 over [0, 1]."""
-    return RunConfig(
-        method=SoundConfig(
-            epsilon=epsilon,
-            radius=0.5,
-            clip_norm=0.3,
-            momentum=0.9,
-            natural_weight=0.0,
-            certified_weight=0.0,
-            views_weight=1.0,
-            smoothing_stddev=stddev,
-            warm_up=0.0,
-            ramp=0.1,
-        ),
-        data=DataConfig(name="mnist"),
-        model=ModelConfig(
-            architecture="conv 32 5/2+2, groupnorm 8, relu, conv 64 3/2+1, groupnorm 8, relu, linear",
-        ),
-        training=TrainingConfig(steps=586, learning_rate=0.3, optimiser="sgd"),
-        certification=CertificationConfig(noise_draws=10_000, failure_probability=0.001, attack_radius=0.5),
-        evaluation=EvaluationConfig(norm="l2", radii=(0.5, 1.0), protocols=("adaptive",), functions=("vote",)),
+    method = SoundConfig(
+        epsilon=epsilon,
+        radius=0.5,
+        clip_norm=0.3,
+        momentum=0.9,
+        natural_weight=0.0,
+        certified_weight=0.0,
+        views_weight=1.0,
+        smoothing_stddev=stddev,
+        warm_up=0.0,
+        ramp=0.1,
     )
+    layers = "conv 32 5/2+2, groupnorm 8, relu, conv 64 3/2+1, groupnorm 8, relu, linear"
+    return _recipe("mnist", method, layers, steps=586, learning_rate=0.3, radius=0.5, radii=(0.5, 1.0), norm="l2")
 
 
 def cifar10(epsilon: float = 8.0, radius: float = 4 / 255) -> RunConfig:
     """CIFAR-10 for l-infinity; 4/255 over [-1, 1] is 2/255 over [0, 1]. Settings for ε near 8 and near 3."""
     small, strict = radius < 8 / 255, epsilon < 5
     aim, natural, layers, steps, learning_rate, rest = _CIFAR10[small, strict]
-    return RunConfig(
-        method=SoundConfig(
-            epsilon=epsilon,
-            radius=round(aim * radius, 6),
-            natural_weight=natural,
-            certified_weight=1 - natural,
-            **rest,
-        ),
-        data=DataConfig(name="cifar10"),
-        model=ModelConfig(architecture=layers),
-        training=TrainingConfig(steps=steps, learning_rate=learning_rate, optimiser="sgd"),
-        certification=CertificationConfig(attack_radius=radius),
-        evaluation=EvaluationConfig(radii=(4 / 255, 16 / 255), protocols=("adaptive",), functions=("single_pass",)),
-    )
+    weights = rest | {"natural_weight": natural, "certified_weight": 1 - natural}
+    method = SoundConfig(epsilon=epsilon, radius=round(aim * radius, 6), **weights)
+    radii = (4 / 255, 16 / 255)
+    return _recipe("cifar10", method, layers, steps=steps, learning_rate=learning_rate, radius=radius, radii=radii)
 
 
 def cifar10_wide() -> RunConfig:
@@ -188,27 +189,20 @@ def cifar10_scattering(epsilon: float = 8.0, radius: float = 32 / 255) -> RunCon
     extrapolated from a simulation on held-out training data, not searched with this recipe.
     """
     strict = epsilon < 5
-    return RunConfig(
-        method=SoundConfig(
-            epsilon=epsilon,
-            radius=round(radius if strict else 1.5 * radius, 6),
-            clip_norm=12.0,
-            momentum=0.9,
-            average_decay=0.98,
-            natural_weight=0.0,
-            certified_weight=0.0,
-            margin_weight=1.0,
-            warm_up=0.0,
-            ramp=0.3,
-        ),
-        data=DataConfig(name="cifar10"),
-        model=ModelConfig(architecture="scatter_even 8 2 3, linear *0"),
-        training=TrainingConfig(steps=200, learning_rate=0.16 if strict else 0.32, optimiser="sgd"),
-        certification=CertificationConfig(attack_radius=radius),
-        evaluation=EvaluationConfig(
-            norm="l2", radii=(32 / 255, 0.5), protocols=("adaptive",), functions=("single_pass",)
-        ),
+    method = SoundConfig(
+        epsilon=epsilon,
+        radius=round(radius if strict else 1.5 * radius, 6),
+        clip_norm=12.0,
+        momentum=0.9,
+        average_decay=0.98,
+        natural_weight=0.0,
+        certified_weight=0.0,
+        margin_weight=1.0,
+        warm_up=0.0,
+        ramp=0.3,
     )
+    layers, rate, radii = "scatter_even 8 2 3, linear *0", 0.16 if strict else 0.32, (32 / 255, 0.5)
+    return _recipe("cifar10", method, layers, steps=200, learning_rate=rate, radius=radius, radii=radii, norm="l2")
 
 
 def cifar10_scattering_strict() -> RunConfig:
@@ -222,33 +216,26 @@ def cifar10_smoothed(epsilon: float = 8.0, stddev: float = 0.5) -> RunConfig:
     The first layer is a fixed mean of 2 x 2 pixels: noise at the input is half as large behind it, and so is every
     perturbation. What is asked at 0.7608 is an l2 ball around the l-infinity ball of 4/255.
     """
-    return RunConfig(
-        method=SoundConfig(
-            epsilon=epsilon,
-            radius=0.5,
-            clip_norm=1.0,
-            average_decay=0.99,
-            natural_weight=0.0,
-            certified_weight=0.0,
-            views_weight=1.0,
-            num_views=1,
-            smoothing_stddev=stddev,
-            attack_steps=1,
-            augmentations=("crop", "flip"),
-            augmented_views=4,
-            crop_shift=3,
-            warm_up=0.0,
-            ramp=0.1,
-        ),
-        data=DataConfig(name="cifar10"),
-        model=ModelConfig(
-            architecture="avgpool 2, centred 32 3+1, residual 64 16, residual 128 16/2, groupnorm 16, relu, avgpool 7, "
-            "linear",
-        ),
-        training=TrainingConfig(steps=400, learning_rate=4.0, optimiser="sgd"),
-        certification=CertificationConfig(noise_draws=10_000, failure_probability=0.001, attack_radius=0.5),
-        evaluation=EvaluationConfig(norm="l2", radii=(0.5, 0.7608, 1.0), protocols=("adaptive",), functions=("vote",)),
+    method = SoundConfig(
+        epsilon=epsilon,
+        radius=0.5,
+        clip_norm=1.0,
+        average_decay=0.99,
+        natural_weight=0.0,
+        certified_weight=0.0,
+        views_weight=1.0,
+        num_views=1,
+        smoothing_stddev=stddev,
+        attack_steps=1,
+        augmentations=("crop", "flip"),
+        augmented_views=4,
+        crop_shift=3,
+        warm_up=0.0,
+        ramp=0.1,
     )
+    layers = "avgpool 2, centred 32 3+1, residual 64 16, residual 128 16/2, groupnorm 16, relu, avgpool 7, linear"
+    radii = (0.5, 0.7608, 1.0)
+    return _recipe("cifar10", method, layers, steps=400, learning_rate=4.0, radius=0.5, radii=radii, norm="l2")
 
 
 def cifar10_smoothed_strict() -> RunConfig:

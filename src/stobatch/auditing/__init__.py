@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from stobatch.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from stobatch.auditing.lower_bounds import EpsilonBound, two_sample_bound
+    from stobatch.auditing.lower_bounds import two_sample_bound
     from stobatch.auditing.one_run_bounds import canaries_needed, one_run_bound
+    from stobatch.results import EpsilonBound
 
 __all__ = ["EpsilonBound", "canaries_needed", "one_run_bound", "two_sample_bound"]
 

@@ -153,11 +153,12 @@ def finding_of(
     powerless = _why_untestable(kind, settings, attacked, num_kinds)
     by_attack = Counter(name for name, hit in zip(columns["attack"], broken, strict=True) if hit)
     exact = [flag for flag in columns["broken_float64"] if flag is not None]
+    chance = f", but for a chance of {kind.failure_probability:g}" if kind.failure_probability else ""
     return Finding(
         instrument="certificates",
         about=kind.name,
         claim=f"{kind.status}: within its radius ({kind.unit.norm} over {kind.unit.range}) no input gets another label "
-        f"from the {kind.function.replace('_', ' ')}{_failure_words(kind)} ({kind.source})",
+        f"from the {kind.function.replace('_', ' ')}{chance} ({kind.source})",
         claim_status=kind.status,
         verdict=Verdict.REFUTED if refuted else Verdict.NOT_TESTED if powerless else Verdict.CONSISTENT,
         statement=_statement(kind, certified, attacked, int(broken.sum()), sum(exact), retests, overclaims, allowed),
@@ -238,10 +239,6 @@ def _certify_again(
         tried[row] += 1
         past[row] += again.label[0] == certificates.label[row] and again.radius[0] >= distance[row]
     return tried, past
-
-
-def _failure_words(kind: CertificateKind) -> str:
-    return f", but for a chance of {kind.failure_probability:g}" if kind.failure_probability else ""
 
 
 def _statement(

@@ -9,7 +9,6 @@ bound: a weak one only finds less.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,54 +19,13 @@ from stobatch.auditing.tradeoff_curves import MOST_EPSILON, AnyMechanism, Family
 from stobatch.dp.accounting import check_delta
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import DataError, SettingError
-from stobatch.results import Bound, BoundCounts, Finding, PrivacyDetails
+from stobatch.results import BoundCounts, EpsilonBound, Finding, PrivacyDetails
 from stobatch.types import Verdict
 from stobatch.votes.confidence import clopper_pearson
 
 _CHOOSING_SHARE = 0.1
 """The best of many thresholds is best by luck in part: asked for more confidence, luck wins less often."""
 _ROUNDING = 1e-12
-
-
-@dataclass(frozen=True)
-class EpsilonBound:
-    """The mechanism is not (ε', δ)-differentially private for any ε' below `epsilon`.
-
-    **Guarantee.** All bounds that one call returns hold at once with probability at least `confidence`, over the
-    trainings and over the audit's own coins, for any mechanism that is as `assumes` says.
-    """
-
-    epsilon: float
-    """0 where nothing was found."""
-    delta: float
-    confidence: float
-    name: str
-    """clopper_pearson, gaussian_family, poisson_family, one_run, one_run_gaussian, one_run_poisson or membership"""
-    assumes: str = ""
-    """What must be true of the mechanism; empty where nothing is assumed."""
-    details: BoundCounts = field(default_factory=BoundCounts)
-    """Counts and rates behind the bound; no score and no threshold."""
-
-    def __str__(self) -> str:
-        """Return the bound in words, never without δ, confidence and what it assumes."""
-        assuming = f", assuming {self.assumes}" if self.assumes else ""
-        return f"ε ≥ {self.epsilon:.3g} at δ = {self.delta:g} with {100 * self.confidence:.3g}% confidence{assuming}"
-
-    def to_document(self) -> Bound:
-        """Return the bound as documents hold it, under names that cannot be mistaken for a guarantee."""
-        return Bound(
-            epsilon_at_least=self.epsilon,
-            at_delta=self.delta,
-            confidence=self.confidence,
-            name=self.name,
-            assumes=self.assumes,
-            details=self.details,
-        )
-
-    @classmethod
-    def from_document(cls, bound: Bound) -> EpsilonBound:
-        """Return the inverse of `to_document`."""
-        return cls(bound.epsilon_at_least, bound.at_delta, bound.confidence, bound.name, bound.assumes, bound.details)
 
 
 def two_sided_bounds(
@@ -125,7 +83,14 @@ def two_sided_bounds(
             chosen_on="the other half of the trainings" if threshold is None else "nothing: fixed beforehand",
             direction="with" if fpr <= fnr else "without",
         )
-        return EpsilonBound(member.epsilon(fpr, fnr, delta), delta, confidence, member.name, member.assumes, counts)
+        return EpsilonBound(
+            epsilon=member.epsilon(fpr, fnr, delta),
+            delta=delta,
+            confidence=confidence,
+            name=member.name,
+            assumes=member.assumes,
+            details=counts,
+        )
 
     return tuple(bound(member, cut) for member, cut in zip(families, cuts, strict=True))
 
@@ -297,6 +262,6 @@ def privacy_finding(
             claimed_delta=claim.delta,
             neighbours=claim.neighbours,
             **details,
-            bounds=tuple(bound.to_document() for bound in bounds),
+            bounds=bounds,
         ),
     )

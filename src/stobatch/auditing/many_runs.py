@@ -104,11 +104,12 @@ def many_runs_finding(
     bounds = two_sided_bounds(
         without, with_, delta=guarantee.delta, confidence=confidence, family=family, threshold=threshold
     )
+    person = "" if pair.pool.groups is None else f" that differ in a person of {pair.canary_records} records"
     return privacy_finding(
         "many_runs",
         guarantee,
         bounds,
-        tried=f"{len(without)} + {len(with_)} models trained on two {pair.relation} neighbours{_words_of(pair)}:",
+        tried=f"{len(without)} + {len(with_)} models trained on two {pair.relation} neighbours{person}:",
         threat_model=THREATS[view],
         attack=ATTACKS[view, canary],
         confidence=confidence,
@@ -122,11 +123,6 @@ def many_runs_finding(
 def _persons_of(examples: Examples) -> tuple[Tensor, ...]:
     """Return the persons' numbers as a further argument, where there are any."""
     return () if examples.groups is None else (examples.groups,)
-
-
-def _words_of(pair: Pair) -> str:
-    """Say in what neighbours differ, where it is a person."""
-    return "" if pair.pool.groups is None else f" that differ in a person of {pair.canary_records} records"
 
 
 def histogram(without: Floats, with_: Floats, bins: int = 40) -> Histogram:
@@ -222,7 +218,7 @@ class Trials:
         for world, each in zip(worlds, seeds, strict=True):
             trainable = self._start_training(world, each)
             attack = StepAttack(curve, self._contribution(trainable), known)
-            train_one(trainable, self.audited.config, attack)
+            train_one(trainable, self.audited.config, attack.see)
             scores.append(attack.total)
             tick(1 / len(worlds))
         return np.array(scores)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp
 from typing import NoReturn
 
@@ -25,7 +24,7 @@ from scipy.special import logsumexp
 from scipy.stats import binom, chi2
 from scipy.stats import t as student
 
-from stobatch.auditing.lower_bounds import EpsilonBound, area_under_curve, check_epsilon, check_request
+from stobatch.auditing.lower_bounds import area_under_curve, check_epsilon, check_request
 from stobatch.auditing.subject import Audited
 from stobatch.auditing.tradeoff_curves import MOST_EPSILON
 from stobatch.dp.guarantee import PrivacyGuarantee
@@ -33,7 +32,7 @@ from stobatch.errors import DataError, SettingError
 from stobatch.files import Columns
 from stobatch.methods import method_of
 from stobatch.progress import Tick
-from stobatch.results import BoundCounts, Finding, MembershipDetails, Rate, Roc
+from stobatch.results import BoundCounts, EpsilonBound, Finding, MembershipDetails, MembershipRates, Rate, Roc
 from stobatch.training.loop import OneByOne
 from stobatch.types import Neighbours, Status, Verdict
 from stobatch.votes.confidence import clopper_pearson
@@ -58,58 +57,6 @@ _DIRECTIONS = 2
 _BISECTIONS = 60
 _UNBELIEVABLE = 1e-9
 _ROUNDING = 1e-12
-
-
-@dataclass(frozen=True)
-class MembershipResult:
-    """How well membership was inferred, over targets drawn like these and attacked with these shadows.
-
-    **Guarantee.** The bound on ε holds as `infer` proves. The intervals are Student's over the targets: exact where a
-    target's rate is normal, as a mean over many examples nearly is. Each holds at `confidence` alone, not all at once.
-    An area whose interval has no width was the same for every target.
-    """
-
-    auroc: float
-    """The mean over targets of the probability that a member scores above a non-member."""
-    auroc_interval: tuple[float, float]
-    tpr_at: dict[float, Measured]
-    """True-positive rate at the threshold with which the shadows have this false-positive rate, or less."""
-    fpr_at: dict[float, Measured]
-    """What the false-positive rate at that threshold is on the targets."""
-    epsilon_bound: EpsilonBound
-    variance: str
-    """`per_example`, or `pooled` over the examples where shadows are too few for that"""
-    confidence: float
-    num_shadows: int
-    num_targets: int
-    num_examples: int
-    roc: tuple[list[float], list[float]]
-    """For a figure: false-positive rates on a log grid, and the true-positive rates of all targets' pairs together."""
-
-    def details(self, claimed: tuple[float | None, float], needed: int | None, reason: str | None) -> MembershipDetails:
-        """Return the numbers as documents hold them, held against these ε and δ, and why they could not refute them."""
-
-        def named(rates: dict[float, Measured]) -> dict[str, Rate]:
-            return {f"{rate:g}": Rate(value=value, low=low, high=high) for rate, (value, low, high) in rates.items()}
-
-        return MembershipDetails(
-            auroc=self.auroc,
-            auroc_interval=self.auroc_interval,
-            tpr_at=named(self.tpr_at),
-            fpr_at=named(self.fpr_at),
-            variance=self.variance,
-            confidence=self.confidence,
-            num_shadows=self.num_shadows,
-            num_targets=self.num_targets,
-            num_examples=self.num_examples,
-            roc=Roc(false_positive_rate=tuple(self.roc[0]), true_positive_rate=tuple(self.roc[1])),
-            bounds=(self.epsilon_bound.to_document(),),
-            claimed_epsilon=claimed[0],
-            claimed_delta=claimed[1],
-            targets_needed=needed,
-            could_not_refute=reason,
-            neighbours=Neighbours.REPLACE_ONE,
-        )
 
 
 def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Floats:
@@ -189,7 +136,7 @@ def infer(
     confidence: float,
     false_positive_rates: Sequence[float] = (0.001, 0.01, 0.1),
     target_share: float = 0.5,
-) -> MembershipResult:
+) -> MembershipRates:
     """Attack the last models, the targets, with what the first ones show, and bound ε by how well it went.
 
     `member` [models, examples] says which model trained on which example, `scores` how confident it is in the label
@@ -201,7 +148,7 @@ def infer(
     All thresholds come from the shadows alone, each of which is attacked by the others. So, given the shadows, what
     happens to one target is independent of the other targets and has the same law.
 
-    **Guarantee.** `epsilon_bound` exceeds the ε of an (ε, δ)-private training with probability at most
+    **Guarantee.** The bound returned exceeds the ε of an (ε, δ)-private training with probability at most
     1 - confidence, however dependent the examples of one target are, and however the training works otherwise.
 
     *Proof.* Fix the shadows and an example p. Let A_p say that p is guessed to be a member: a function of the trained
@@ -257,18 +204,18 @@ def infer(
         )
         for positive, sign in ((True, 1), (False, -1))
     ]
-    return MembershipResult(
+    return MembershipRates(
         auroc=auroc,
         auroc_interval=(low, high),
         tpr_at=_rates(false_positive_rates, right, of_target.sum(axis=1), confidence),
         fpr_at=_rates(false_positive_rates, wrong, (~of_target).sum(axis=1), confidence),
-        epsilon_bound=max(bounds, key=lambda bound: bound.epsilon),
         variance="pooled" if pooled else "per_example",
         confidence=confidence,
         num_shadows=num_shadows,
         num_targets=num_targets,
         num_examples=values.shape[1],
         roc=_curve(ratios[~of_target], ratios[of_target]),
+        bounds=(max(bounds, key=lambda bound: bound.epsilon),),
     )
 
 
@@ -323,7 +270,9 @@ def _epsilon_bound(
         most_that_could_show=_most_epsilon(num_targets, delta, log_failure),
         failure_of_each_direction=(1 - confidence) / _DIRECTIONS,
     )
-    return EpsilonBound(epsilon, delta, confidence, "membership", details=counts)
+    return EpsilonBound(
+        epsilon=epsilon, delta=delta, confidence=confidence, name="membership", assumes="", details=counts
+    )
 
 
 def largest_refuted(x: Floats, y: Floats, num_targets: int, delta: float, log_failure: float) -> tuple[Floats, Floats]:
@@ -382,7 +331,7 @@ def _mean_over_targets(values: Floats, confidence: float) -> Measured:
     return mean, max(mean - reach, 0.0), min(mean + reach, 1.0)
 
 
-def _rates(rates: Sequence[float], counts: Floats, totals: Indices, confidence: float) -> dict[float, Measured]:
+def _rates(rates: Sequence[float], counts: Floats, totals: Indices, confidence: float) -> dict[str, Rate]:
     """Return the mean of each target's rate.
 
     Its interval is no narrower than that of as many independent pairs: rare guesses may be right in no target at all,
@@ -392,14 +341,16 @@ def _rates(rates: Sequence[float], counts: Floats, totals: Indices, confidence: 
     for rate, column in zip(rates, counts.T, strict=True):
         mean, low, high = _mean_over_targets(column / totals, confidence)
         lower, upper = clopper_pearson(column.sum(keepdims=True), int(totals.sum()), (1 - confidence) / 2)
-        measured[rate] = mean, min(low, float(lower[0])), max(high, float(upper[0]))
+        low, high = min(low, float(lower[0])), max(high, float(upper[0]))
+        measured[f"{rate:g}"] = Rate(value=mean, low=low, high=high)
     return measured
 
 
-def _curve(negatives: Floats, positives: Floats) -> tuple[list[float], list[float]]:
+def _curve(negatives: Floats, positives: Floats) -> Roc:
     rates = np.geomspace(1 / len(negatives), 1, _CURVE_POINTS)
     above = len(positives) - np.searchsorted(np.sort(positives), _cuts(negatives, rates), side="right")
-    return rates.tolist(), (above / len(positives)).tolist()
+    hits = (above / len(positives)).tolist()
+    return Roc(false_positive_rate=tuple(rates.tolist()), true_positive_rate=tuple(hits))
 
 
 def _check_models(member: ArrayLike, scores: ArrayLike) -> tuple[Bools, Floats]:
@@ -494,9 +445,9 @@ def membership_finding(
     elif claim.neighbours is Neighbours.ADD_REMOVE:
         epsilon, delta = 2 * epsilon, (1 + exp(epsilon)) * delta
     result = infer(member, scores, delta=delta, confidence=confidence)
-    low, high = result.auroc_interval
+    (low, high), (bound,) = result.auroc_interval, result.bounds
     rates = ", ".join(
-        f"{measured[0]:.2%} at a false-positive rate of {rate:g}" for rate, measured in result.tpr_at.items()
+        f"{measured.value:.2%} at a false-positive rate of {rate}" for rate, measured in result.tpr_at.items()
     )
     against, needed, powerless = "nothing is claimed", None, "nothing is claimed"
     if claim.status is not Status.NONE:
@@ -505,7 +456,7 @@ def membership_finding(
         powerless = f"fewer than {needed} attacked models can never refute it" if too_few else ""
         reach = f", which fewer than {needed} attacked models can never refute" if too_few else ""
         against = f"{epsilon:.4g} is {claim.status} for replacing one{reach}"
-    refuted = result.epsilon_bound.epsilon > epsilon
+    refuted = bound.epsilon > epsilon
     return Finding(
         instrument="membership",
         about="privacy",
@@ -513,12 +464,17 @@ def membership_finding(
         claim_status=claim.status,
         verdict=Verdict.REFUTED if refuted else Verdict.NOT_TESTED if powerless else Verdict.CONSISTENT,
         statement=f"members are told from others with an AUROC of {result.auroc:.3f} ({low:.3f} to {high:.3f}); true "
-        f"positives: {rates}; {result.epsilon_bound}, where {against}",
+        f"positives: {rates}; {bound}, where {against}",
         threat_model="the attacker queries the trained model, and trains models of its own on records like these",
         attack=f"likelihood ratio with {result.num_shadows} shadow models on {result.num_targets} others",
         confidence=confidence,
-        details=result.details(
-            (None if claim.status is Status.NONE else epsilon, delta), needed, None if refuted else powerless or None
+        details=MembershipDetails(
+            **dict(result),
+            claimed_epsilon=None if claim.status is Status.NONE else epsilon,
+            claimed_delta=delta,
+            targets_needed=needed,
+            could_not_refute=None if refuted else powerless or None,
+            neighbours=Neighbours.REPLACE_ONE,
         ),
     )
 

@@ -86,10 +86,6 @@ def one_run_finding(
     )
 
 
-def _canary_words(audited: Audited) -> str:
-    return "canaries" if audited.info.num_persons is None else f"canary persons of {audited.canary_records} records"
-
-
 def of_one_run(audited: Audited) -> list[Finding]:
     """Bound ε by the canaries that were planted in this very training."""
     model, config, claim = audited.trained(), audited.config, audited.claim
@@ -112,9 +108,10 @@ def of_one_run(audited: Audited) -> list[Finding]:
         with torch.no_grad():
             logits = torch.cat([model.network(part) for part in torch.split(inputs, 500)])
         scores = input_scores(logits, canaries, relation)
+    persons = audited.info.num_persons is not None
+    called = f"canary persons of {audited.canary_records} records" if persons else "canaries"
     finding = one_run_finding(
         scores, canaries.included, claim, audited.plan.curve,
-        kind=config.canaries.kind, confidence=audited.confidence,
-        called=_canary_words(audited),
+        kind=config.canaries.kind, confidence=audited.confidence, called=called,
     )  # fmt: skip
     return [finding]

@@ -26,11 +26,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, log_expit
 from scipy.stats import binom
 
-from stobatch.auditing.lower_bounds import EpsilonBound, check_epsilon, check_request, check_scores, refuse_too_few
+from stobatch.auditing.lower_bounds import check_epsilon, check_request, check_scores, refuse_too_few
 from stobatch.auditing.tradeoff_curves import Curve, CurveFamily, most_refuted
 from stobatch.dp.accounting import check_delta
 from stobatch.errors import DataError, SettingError
-from stobatch.results import BoundCounts
+from stobatch.results import BoundCounts, EpsilonBound
 
 GUESSED_SHARES = (1.0, 0.2, 0.05)
 """Of the canaries, where no numbers of guesses are given: against little noise many guesses are right, and show most;
@@ -139,7 +139,9 @@ def bounds_of_guesses(
             correct_guesses_of_each=tuple(correct),
             failure_of_each_test=failure,
         )
-        return EpsilonBound(epsilon, delta, confidence, name, assumes, behind)
+        return EpsilonBound(
+            epsilon=epsilon, delta=delta, confidence=confidence, name=name, assumes=assumes, details=behind
+        )
 
     def impossible_for_any(epsilon: float, guesses: int, right: int) -> bool:
         return _p_value(canaries, guesses, right, epsilon, delta) < failure

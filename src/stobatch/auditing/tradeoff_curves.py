@@ -14,9 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri
 
-from stobatch.dp.accounting import LEAST_NOISE, PoissonGaussian, check_delta, gaussian_epsilon
+from stobatch.dp.accounting import LEAST_NOISE, PoissonGaussian, check_delta
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +29,6 @@ MOST_EPSILON = 100.0
 """The largest ε that one may ask about: no audit counts e^100 trainings."""
 
 _ROUNDING = 1e-12
-_LEAST_MU = 1e-9
 _BISECTIONS = 40
 
 
@@ -98,37 +96,6 @@ class AnyMechanism(Family):
     def strongest(self, fpr: Floats, fnr: Floats, delta: float) -> int:
         kept = np.maximum(1 - delta - np.maximum(fpr, fnr), 0)
         return int(np.argmax(kept / np.minimum(fpr, fnr)))
-
-
-class GaussianFamily(CurveFamily):
-    """μ-GDP: D and D' are no easier to tell apart than N(0, 1) and N(μ, 1), for which Φ^-1(1 - FPR) - Φ^-1(FNR) = μ.
-
-    It is the family of Gaussian noise on batches that are fixed, or that take every record (`gaussian_epsilon`).
-
-    >>> round(GaussianFamily().epsilon(0.3, 0.3, delta=1e-5), 2)  # μ = 1.05
-    4.63
-    """
-
-    name = "gaussian_family"
-    assumes = "the trade-off is that of Gaussian noise (μ-GDP for some μ), as the mechanism's proof says"
-
-    def epsilon(self, fpr: float, fnr: float, delta: float) -> float:
-        check_delta(delta)
-        if fpr + fnr >= 1:
-            return 0.0
-        if min(fpr, fnr) == 0:
-            return math.inf
-        mu = -float(ndtri(fpr) + ndtri(fnr))
-        return gaussian_epsilon(1 / mu, 1, delta) if mu > _ROUNDING else 0.0
-
-    def strongest(self, fpr: Floats, fnr: Floats, delta: float) -> int:
-        return int(np.argmin(ndtri(fpr) + ndtri(fnr)))
-
-    def most_refuted(self, refuted: Callable[[Curve], bool], delta: float) -> float:
-        check_delta(delta)
-        # Φ(Φ⁻¹(tpr) - μ) is f(1 - tpr): the best test of N(0, 1) against N(μ, 1) with this true-positive rate.
-        mu = most_refuted(lambda mu: refuted(lambda tpr: float(ndtr(ndtri(tpr) - mu))))
-        return gaussian_epsilon(1 / mu, 1, delta) if mu > _LEAST_MU else 0.0
 
 
 @dataclass(frozen=True)

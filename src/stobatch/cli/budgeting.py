@@ -74,7 +74,8 @@ def _parts(document: Budget) -> list[Any]:
             for share in document.spent
         ),
     )
-    lines = [f"in all: {epsilon_words(document.proved_epsilon)}; limit: {_limit(document)}"]
+    limit = "none" if document.limit is None else f"ε = {document.limit:g}"
+    lines = [f"in all: {epsilon_words(document.proved_epsilon)}; limit: {limit}"]
     if document.planned is not None:
         one = document.planned
         lines.append(
@@ -88,7 +89,3 @@ def _parts(document: Budget) -> list[Any]:
 def _readers(share: SpentShare) -> str:
     sizes = zip(share.runs, share.records, strict=True)
     return ", ".join(f"{run} (up to {size} of each, one by one)" if size > 1 else str(run) for run, size in sizes)
-
-
-def _limit(document: Budget) -> str:
-    return "none" if document.limit is None else f"ε = {document.limit:g}"

@@ -52,21 +52,11 @@ def settings(
         cells = [(row["key"], row["default"] or "", row["doc"]) for row in shown]
         _print_rows("`stobatch settings KEY` says more of one", ("setting", "default", "meaning"), cells)
     else:
-        full = [
-            (
-                row["key"],
-                row["type"],
-                row["allowed"],
-                row["default"] or "",
-                f"{row['doc']}.{_methods_words(row['methods'])}",
-            )
-            for row in shown
-        ]
+        full = []
+        for row in shown:
+            methods = f" Of the methods {', '.join(row['methods'])}." if row["methods"] else ""
+            full.append((row["key"], row["type"], row["allowed"], row["default"] or "", f"{row['doc']}.{methods}"))
         _print_rows("", ("setting", "type", "allowed", "default", "meaning"), full)
-
-
-def _methods_words(methods: list[str] | None) -> str:
-    return f" Of the methods {', '.join(methods)}." if methods else ""
 
 
 @app.command(rich_help_panel="Look up")

@@ -15,6 +15,7 @@ from stobatch.data import Dataset
 from stobatch.evaluation.attack import evaluate
 from stobatch.evaluation.certify import certify
 from stobatch.files import as_written, write_json
+from stobatch.progress import say, spoken_time
 from stobatch.reporting.comparison_document import build_comparison
 from stobatch.reporting.summary import Facts
 from stobatch.results import CertificateSummary, Comparison, Scores, Training
@@ -56,8 +57,9 @@ def compare(
         write_json(where / f"{TEST_DATA}.json", TEST_DATA, {"sha256": dataset.test.fingerprint()})
     started = time.monotonic()
     for place, one in enumerate(compared):
-        if not quiet:
-            _announce(one, place, len(compared), time.monotonic() - started)
+        seconds = (time.monotonic() - started) / max(1, place) * (len(compared) - place)
+        left = f", about {spoken_time(seconds)} left" if place else ""
+        say(f"{place + 1} of {len(compared)}: {one}{left}", quiet=quiet)
         make(one, dataset, quiet=quiet)
     with as_written(where):
         document = build_comparison(_by_name(compared), compared[0].config.evaluation.radii, where)
@@ -126,14 +128,3 @@ def _is_evaluated(one: Compared) -> bool:
     certificates = CertificateSummary.read_if_there(one.run)
     made_with = (scores.training_hash, scores.settings, scores.certificates)
     return made_with == (one.config.training_hash, one.config.evaluation.to_dict(), certificates)
-
-
-def _announce(one: Compared, place: int, total: int, elapsed: float) -> None:
-    """Say which training comes now, and how long the rest will take if it is like what was done."""
-    from rich.console import Console
-
-    left = ""
-    if place:
-        seconds = elapsed / place * (total - place)
-        left = f", about {seconds:.0f} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
-    Console(stderr=True, highlight=False).print(f"{place + 1} of {total}: {one}{left}", markup=False)

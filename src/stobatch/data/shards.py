@@ -26,7 +26,7 @@ from stobatch.data.persons import Persons, check_codes
 from stobatch.data.pixels import scale
 from stobatch.data.sources import Source
 from stobatch.errors import DataError, RunError
-from stobatch.files import read_json, write_json
+from stobatch.files import read_json, sha256_of, write_json
 
 FILE = "manifest.json"
 KIND = "shards"
@@ -346,8 +346,7 @@ def check_sums(manifest: Manifest, shard: Shard) -> None:
     """Raise unless both files have their checksums. The sums stay out of the message: they tell about the data."""
     for file in shard.files:
         try:
-            with (manifest.folder / file.file).open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = sha256_of(manifest.folder / file.file)
         except OSError as error:
             raise _damaged_error(manifest.folder, shard, file, f"cannot be read: {error.strerror}") from None
         if digest != file.sha256:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stobatch.evaluation.protocols import attacked_column
-from stobatch.evaluation.statistics import Proportion, paired_difference, proportion
+from stobatch.evaluation.statistics import paired_difference, share_of
 from stobatch.files import Columns
-from stobatch.results import WORST, AttackedShare, Gap, VerifiedAccuracy
+from stobatch.results import WORST, AttackedShare, Gap, Share, VerifiedAccuracy
 from stobatch.types import Radius
 from stobatch.verifier import CertificateKind
 
@@ -72,7 +72,7 @@ class AttackedTable:
             radius=radius.size,
             norm=radius.norm,
             input_range=str(radius.range),
-            **dict(proportion(right).share()),
+            **dict(share_of(right)),
         )
 
     def certified_at_attacked(self, rule: str) -> list[AttackedShare]:
@@ -95,14 +95,14 @@ class AttackedTable:
 
 def certified_accuracy(
     records: Columns, kinds: Sequence[CertificateKind], radii: Sequence[float]
-) -> dict[str, dict[float, Proportion]]:
+) -> dict[str, dict[float, Share]]:
     """Return the share that is correct *and* robust at each radius, on clean inputs, for each kind of certificate.
 
     The published rule depends on the attack size it is asked about, so its column is the largest size that passes.
     """
     correct = np.asarray(records["prediction"]) == np.asarray(records["label"])
     return {
-        kind.name: {radius: proportion(correct & (np.asarray(records[kind.column]) >= radius)) for radius in radii}
+        kind.name: {radius: share_of(correct & (np.asarray(records[kind.column]) >= radius)) for radius in radii}
         for kind in kinds
     }
 
@@ -112,9 +112,9 @@ def verified_accuracy(records: Columns) -> VerifiedAccuracy:
     right = np.asarray(records["prediction"]) == np.asarray(records["label"])
     abstain = np.asarray(records["abstain"], dtype=bool)
     return VerifiedAccuracy(
-        correct=proportion(right).share(),
-        correct_without_abstaining=proportion(right & ~abstain).share(),
-        abstained=proportion(abstain).share(),
+        correct=share_of(right),
+        correct_without_abstaining=share_of(right & ~abstain),
+        abstained=share_of(abstain),
     )
 
 
@@ -123,6 +123,6 @@ def gaps(published: AttackedTable, adaptive: AttackedTable) -> list[Gap]:
     rows = []
     for radius in published.radii:
         first, second = published.survives(WORST, radius), adaptive.survives(WORST, radius)
-        shares = {"published": proportion(first).share(), "adaptive": proportion(second).share()}
+        shares = {"published": share_of(first), "adaptive": share_of(second)}
         rows.append(Gap(radius=radius.size, gap=paired_difference(first, second), **shares))
     return rows

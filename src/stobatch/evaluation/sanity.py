@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from stobatch.evaluation.accuracy import AttackedTable
-from stobatch.evaluation.statistics import proportion, sign_test
+from stobatch.evaluation.statistics import share_of, sign_test
 from stobatch.files import Columns
 from stobatch.results import WORST, Kind, SanityFlag
 from stobatch.types import Radius, Status
@@ -34,21 +34,9 @@ class Rule:
     explanation: str
     remedy: str
 
-
-@dataclass(frozen=True)
-class Flag:
-    """A rule that was raised, with what raised it."""
-
-    rule: Rule
-    evidence: str
-    refutes: str | None = None
-    """The status of the certificates that it refutes, if it does."""
-
-    def to_document(self) -> SanityFlag:
-        """Return the flag as documents hold it."""
-        return SanityFlag(
-            **vars(self.rule), evidence=self.evidence, refutes=Status(self.refutes) if self.refutes else None
-        )
+    def flag(self, evidence: str, refutes: str | None = None) -> SanityFlag:
+        """Return the sign as raised; `refutes` is the status of the certificates that it refutes, if it does."""
+        return SanityFlag(**vars(self), evidence=evidence, refutes=Status(refutes) if refutes else None)
 
 
 @dataclass(frozen=True)
@@ -189,12 +177,12 @@ RULES = (
 )
 
 
-def flags(evidence: Evidence, *, lowest_input: float | None = None) -> list[Flag]:
+def flags(evidence: Evidence, *, lowest_input: float | None = None) -> list[SanityFlag]:
     """Return every sign that the evidence gives, errors first."""
     flags = [flag for check in _CHECKS for flag in check(evidence)]
     if lowest_input is not None and lowest_input >= 0:
-        flags.append(Flag(ONE_SIDED_INPUTS, f"the smallest value is {lowest_input:g}"))
-    return sorted(flags, key=lambda flag: flag.rule.level != "error")
+        flags.append(ONE_SIDED_INPUTS.flag(f"the smallest value is {lowest_input:g}"))
+    return sorted(flags, key=lambda flag: flag.level != "error")
 
 
 def _significantly_more(first: NDArray[Any], second: NDArray[Any], *, looks: int = 1) -> bool:
@@ -202,41 +190,40 @@ def _significantly_more(first: NDArray[Any], second: NDArray[Any], *, looks: int
     return sign_test(int((first & ~second).sum()), int((second & ~first).sum())) < FALSE_ALARM_RATE / looks
 
 
-def _steps(evidence: Evidence) -> Iterable[Flag]:
+def _steps(evidence: Evidence) -> Iterable[SanityFlag]:
     probe = evidence.probe
     if probe is None:
         return
     one, usual, more = (points != probe.label for points in (probe.one_step, probe.usual_steps, probe.more_steps))
     shown = f"at {probe.radius}, of {len(one)}: one step breaks {one.sum()}, the usual {usual.sum()}, 4x {more.sum()}"
     if more.sum() <= one.sum() and not more.all():
-        yield Flag(MORE_STEPS, shown)
+        yield MORE_STEPS.flag(shown)
     if _significantly_more(more, usual):
-        yield Flag(NOT_CONVERGED, shown)
+        yield NOT_CONVERGED.flag(shown)
 
 
-def _widest(evidence: Evidence) -> Iterable[Flag]:
+def _widest(evidence: Evidence) -> Iterable[SanityFlag]:
     probe = evidence.probe
     if probe is None:
         return
-    right = proportion(probe.widest == probe.label)
-    if right.interval_at(1 - 2 * FALSE_ALARM_RATE)[0] > 1 / probe.num_classes:
-        yield Flag(WIDEST_BALL, f"accuracy {right} in the widest ball, chance is {1 / probe.num_classes:.1%}")
+    right = probe.widest == probe.label
+    if share_of(right, 1 - 2 * FALSE_ALARM_RATE).low > 1 / probe.num_classes:
+        yield WIDEST_BALL.flag(f"accuracy {share_of(right)} in the widest ball, chance is {1 / probe.num_classes:.1%}")
 
 
-def _single_step(evidence: Evidence) -> Iterable[Flag]:
+def _single_step(evidence: Evidence) -> Iterable[SanityFlag]:
     for table in evidence.tables:
         if {"fgsm", "ifgsm"} <= set(table.attacks):
             for radius in table.radii:
                 single, iterated = ~table.survives("fgsm", radius), ~table.survives("ifgsm", radius)
                 if _significantly_more(single, iterated, looks=len(table.radii)):
-                    yield Flag(
-                        SINGLE_STEP,
+                    yield SINGLE_STEP.flag(
                         f"{table.protocol} protocol, {table.function}, {radius}: FGSM breaks {single.sum()}, "
                         f"I-FGSM {iterated.sum()} of {len(single)}",
                     )
 
 
-def _transfer(evidence: Evidence) -> Iterable[Flag]:
+def _transfer(evidence: Evidence) -> Iterable[SanityFlag]:
     for adaptive in evidence.adaptive():
         published = evidence.table("published", adaptive.function)
         if published is None:
@@ -244,40 +231,38 @@ def _transfer(evidence: Evidence) -> Iterable[Flag]:
         for radius in adaptive.radii:
             copy, white_box = ~published.survives(WORST, radius), ~adaptive.survives(WORST, radius)
             if _significantly_more(copy, white_box, looks=len(adaptive.radii)):
-                yield Flag(
-                    TRANSFER,
+                yield TRANSFER.flag(
                     f"{adaptive.function}, {radius}: the copy's attacks break {copy.sum()}, white-box ones "
                     f"{white_box.sum()} of {len(copy)}",
                 )
 
 
-def _gradients(evidence: Evidence) -> Iterable[Flag]:
+def _gradients(evidence: Evidence) -> Iterable[SanityFlag]:
     for table in evidence.adaptive():
         if "gradient" in table.records:
-            zero = proportion(np.asarray(table.records["gradient"]) == 0)
+            zero = share_of(np.asarray(table.records["gradient"]) == 0)
             if zero.value > _ZERO_GRADIENTS:
-                yield Flag(NO_GRADIENT, f"{zero} of the test inputs")
+                yield NO_GRADIENT.flag(f"{zero} of the test inputs")
 
 
-def _units(evidence: Evidence) -> Iterable[Flag]:
+def _units(evidence: Evidence) -> Iterable[SanityFlag]:
     for certified in evidence.certified:
         for table in evidence.adaptive():
             if certified.function == table.function and not certified.comparable(table.radii[0]):
-                yield Flag(
-                    OTHER_UNITS,
+                yield OTHER_UNITS.flag(
                     f"{certified.kind} certificates are {certified.norm} over {certified.input_range}, attacks on "
                     f"the {table.function} are {table.radii[0].norm} over {table.radii[0].range}",
                 )
 
 
-def _broken(evidence: Evidence) -> Iterable[Flag]:
+def _broken(evidence: Evidence) -> Iterable[SanityFlag]:
     for certified in evidence.certified:
         for table in evidence.tables:
             if certified.function == table.function and certified.comparable(table.radii[0]):
                 yield from _broken_certificates(certified, table)
 
 
-def _broken_certificates(certified: Certified, table: AttackedTable) -> Iterable[Flag]:
+def _broken_certificates(certified: Certified, table: AttackedTable) -> Iterable[SanityFlag]:
     """Yield a flag for certified inputs whose attacked point, within the radius, gets another label with confidence.
 
     On a vote both the certificate and the attacked answer may be wrong with the stated probability, so a few breaks
@@ -297,15 +282,14 @@ def _broken_certificates(certified: Certified, table: AttackedTable) -> Iterable
         least = min(least, float(stats.binom.sf(other.sum() - 1, inside.sum(), chance)))
     if least < FALSE_ALARM_RATE / len(looks):
         rows = ", ".join(str(row) for row in np.flatnonzero(broken)[:10])
-        yield Flag(
-            BROKEN_CERTIFICATE,
+        yield BROKEN_CERTIFICATE.flag(
             f"{certified.kind} certificates ({certified.status}), {table.function}, {table.protocol} attacks: "
             f"{broken.sum()} of {checked.sum()} certified inputs broken (rows {rows})",
             refutes=certified.status,
         )
 
 
-def _more_certified(evidence: Evidence) -> Iterable[Flag]:
+def _more_certified(evidence: Evidence) -> Iterable[SanityFlag]:
     for certified in evidence.certified:
         for table in evidence.tables:
             same = certified.function == table.function and certified.comparable(table.radii[0])
@@ -314,14 +298,13 @@ def _more_certified(evidence: Evidence) -> Iterable[Flag]:
                 for radius in few.radii:
                     held, left = certified.holds(few, radius).sum(), few.survives(WORST, radius).sum()
                     if held > left:
-                        yield Flag(
-                            MORE_CERTIFIED,
+                        yield MORE_CERTIFIED.flag(
                             f"{certified.kind} certificates, {table.function}, {table.protocol} attacks, {radius}: "
                             f"{held} of {len(few.label)} certified, {left} right",
                         )
 
 
-_CHECKS: tuple[Callable[[Evidence], Iterable[Flag]], ...] = (
+_CHECKS: tuple[Callable[[Evidence], Iterable[SanityFlag]], ...] = (
     _steps,
     _widest,
     _single_step,

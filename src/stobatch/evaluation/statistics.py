@@ -1,10 +1,9 @@
-"""Proportions with confidence intervals, paired differences, and t-tests over seeds."""
+"""Shares with confidence intervals, paired differences, and t-tests over seeds."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from stobatch.errors import DataError
-from stobatch.results import Difference, Share, ShareAt, TTest
+from stobatch.results import Difference, Share, TTest
 from stobatch.votes.confidence import clopper_pearson
 
 CONFIDENCE = 0.95
@@ -21,46 +20,16 @@ _ROUNDING = 1e-12
 """Accuracies that differ by less are equal: they are counts over totals."""
 
 
-@dataclass(frozen=True)
-class Proportion:
-    """A count out of a total, with a two-sided 95% Clopper-Pearson interval over the choice of test examples.
+def share_of(flags: Any, confidence: float = CONFIDENCE) -> Share:
+    """Return the share of true entries, with its two-sided Clopper-Pearson interval over the choice of test examples.
 
-    >>> str(Proportion(945, 1000))
+    >>> str(share_of([True] * 945 + [False] * 55))
     '94.5% [92.9, 95.8]'
     """
-
-    count: int
-    total: int
-
-    @property
-    def value(self) -> float:
-        return self.count / self.total
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return self.interval_at(CONFIDENCE)
-
-    def interval_at(self, confidence: float) -> tuple[float, float]:
-        lower, upper = clopper_pearson(np.array([float(self.count)]), self.total, (1 - confidence) / 2)
-        return float(lower[0]), float(upper[0])
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{100 * self.value:.1f}% [{100 * low:.1f}, {100 * high:.1f}]"
-
-    def share(self) -> Share:
-        """Return the share with its interval, as documents hold it."""
-        low, high = self.interval
-        return Share(value=self.value, count=self.count, total=self.total, low=low, high=high)
-
-    def share_at(self, radius: float) -> ShareAt:
-        return ShareAt(radius=radius, **dict(self.share()))
-
-
-def proportion(flags: Any) -> Proportion:
-    """Return the share of true entries."""
     values = np.asarray(flags, dtype=bool)
-    return Proportion(int(values.sum()), len(values))
+    count, total = int(values.sum()), len(values)
+    lower, upper = clopper_pearson(np.array([float(count)]), total, (1 - confidence) / 2)
+    return Share(value=count / total, count=count, total=total, low=float(lower[0]), high=float(upper[0]))
 
 
 def paired_difference(first: Any, second: Any) -> Difference:

@@ -12,7 +12,7 @@ import numpy as np
 from stobatch.evaluation.accuracy import AttackedTable, certified_accuracy, gaps, verified_accuracy
 from stobatch.evaluation.protocols import PROTOCOLS
 from stobatch.evaluation.sanity import Certified, Evidence, Probe, flags
-from stobatch.evaluation.statistics import Proportion, proportion
+from stobatch.evaluation.statistics import share_of
 from stobatch.files import Columns
 from stobatch.prediction import describe_kind
 from stobatch.results import (
@@ -24,6 +24,7 @@ from stobatch.results import (
     ProtocolTable,
     SameImages,
     ScoreSummary,
+    Share,
     ShareAt,
 )
 from stobatch.types import Radius
@@ -55,7 +56,7 @@ def attack_summary(table: AttackedTable) -> ProtocolTable:
         records=table.identity,
         attacks=table.attacks,
         rows=len(table.label),
-        clean_accuracy=proportion(table.clean()).share(),
+        clean_accuracy=share_of(table.clean()),
         accuracy=tuple(table.conventional()),
         certified_at_attacked={rule: tuple(table.certified_at_attacked(rule)) for rule in table.rules},
     )
@@ -69,21 +70,19 @@ def score_summary(evidence: Evidence, lowest_input: float) -> ScoreSummary:
     return ScoreSummary(
         norm=unit.norm,
         input_range=str(unit.range),
-        clean_accuracy=proportion(first.clean()).share(),
+        clean_accuracy=share_of(first.clean()),
         accuracy_by_class=_class_shares(first),
         under_attack=tuple(attack_summary(table) for table in evidence.tables),
         gaps={name: _gaps(evidence.tables, name) for name in functions},
         same_images=same_images(evidence.tables, evidence.certified),
-        flags=tuple(flag.to_document() for flag in flags(evidence, lowest_input=lowest_input)),
+        flags=tuple(flags(evidence, lowest_input=lowest_input)),
     )
 
 
 def _class_shares(table: AttackedTable) -> tuple[ClassShare, ...]:
     """Return clean accuracy, a row for each class that occurs."""
     right, label = table.clean(), table.label
-    return tuple(
-        ClassShare(label=int(one), **dict(proportion(right[label == one]).share())) for one in np.unique(label)
-    )
+    return tuple(ClassShare(label=int(one), **dict(share_of(right[label == one]))) for one in np.unique(label))
 
 
 def _gaps(tables: Sequence[AttackedTable], function: str) -> tuple[Gap, ...]:
@@ -123,18 +122,18 @@ def _function_shares(tables: Sequence[AttackedTable], certified: Sequence[Certif
     return SameImages(
         function=function,
         rows=count,
-        clean_accuracy=proportion(first.clean()).share(),
+        clean_accuracy=share_of(first.clean()),
         attacked={
-            table.protocol: _rows((radius.size, proportion(table.survives(WORST, radius))) for radius in table.radii)
+            table.protocol: _rows((radius.size, share_of(table.survives(WORST, radius))) for radius in table.radii)
             for table in tables
         },
         gaps=_gaps(tables, function),
         certified={
-            one.kind: _rows((radius.size, proportion(one.holds(first, radius))) for radius in first.radii)
+            one.kind: _rows((radius.size, share_of(one.holds(first, radius))) for radius in first.radii)
             for one in certified
         },
     )
 
 
-def _rows(shares: Iterable[tuple[float, Proportion]]) -> tuple[ShareAt, ...]:
-    return tuple(share.share_at(radius) for radius, share in shares)
+def _rows(shares: Iterable[tuple[float, Share]]) -> tuple[ShareAt, ...]:
+    return tuple(ShareAt(radius=radius, **dict(share)) for radius, share in shares)

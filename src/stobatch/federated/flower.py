@@ -23,9 +23,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from stobatch.federated.party import Answer, Party, Refused, Spent, Statement
+from stobatch.federated.party import Answer, Party, Refused, Spent
 from stobatch.federated.rounds import converse
 from stobatch.federated.server import Federation, FederationError, Said, statement_of
+from stobatch.results import Statement
 
 PATIENCE = 600.0
 """Seconds that the server waits for parties to appear."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from stobatch.errors import DataError, ModelError, RunError, StobatchError
 from stobatch.federated.plan import Account, PartySizes, party_config, party_info, party_of, party_plan, terms_hash
 from stobatch.files import PRIVATE, as_written, open_private, read_tensors, remove_temporaries, write_tensors
 from stobatch.loading import make_network
-from stobatch.results import Participation
+from stobatch.results import Participation, Statement
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 from stobatch.sound.method import Sound
@@ -51,23 +50,6 @@ class Refused(StobatchError):  # noqa: N818
 
 class Spent(Refused):
     """A party has given all the answers that its noise was chosen for. The others may go on."""
-
-
-@dataclass(frozen=True)
-class Statement:
-    """What a party says of itself in public: what it agreed to, and how often it has answered."""
-
-    name: str
-    terms: str
-    sizes: dict[str, Any]
-    noise_multiplier: float
-    rounds: int
-    epsilon: float
-    seed_mark: str
-    """A digest of its seeds, to find two parties with the same ones; it tells nothing of a root of 128 secret bits."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -169,9 +151,14 @@ class Party:
 
     def _statement(self) -> Statement:
         rounds = self.rounds
-        mark = format(self.root.child("mark").root, "064x")[:32]
         statement = Statement(
-            self.name, self.agreed, self.plan.sizes(), self.plan.noise_multiplier, rounds, self.plan.spent(rounds), mark
+            name=self.name,
+            terms=self.agreed,
+            sizes=self.plan.sizes(),
+            noise_multiplier=self.plan.noise_multiplier,
+            rounds=rounds,
+            epsilon=self.plan.spent(rounds),
+            seed_mark=format(self.root.child("mark").root, "064x")[:32],
         )
         Participation(**statement.to_dict(), guarantee=self.guarantee).write(self.run)
         return statement

@@ -17,13 +17,14 @@ from stobatch.data import Dataset, Examples, describe
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.errors import SettingError
 from stobatch.evaluation.tables import data_root, read_data
-from stobatch.federated.party import Party, Spent, Statement
+from stobatch.federated.party import Party, Spent
 from stobatch.federated.plan import sizes_of
 from stobatch.federated.server import Federation, Said
 from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel, load
 from stobatch.prior import take_prior
 from stobatch.progress import progress
+from stobatch.results import Statement
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 

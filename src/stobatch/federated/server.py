@@ -10,6 +10,7 @@ from math import log, sqrt
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 from scipy.stats import binom
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, Examples
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, StobatchError
-from stobatch.federated.party import Answer, Statement, read_examples, write_examples
+from stobatch.federated.party import Answer, read_examples, write_examples
 from stobatch.federated.plan import FederatedPlan, method_of_terms, sizes_of, terms_hash
 from stobatch.files import (
     PRIVATE,
@@ -30,7 +31,8 @@ from stobatch.files import (
     write_tensors,
 )
 from stobatch.loading import TrainedModel, describe_network, load, make_network, make_plan, read_start, seeds_of
-from stobatch.results import DataDigests, FederationAccount, HistoryRow, StartedRun, Training
+from stobatch.results import DataDigests, FederationAccount, HistoryRow, StartedRun, Statement, Training
+from stobatch.results.document import describe
 from stobatch.runs import Run, seal
 from stobatch.sound.averaged import make_descent
 from stobatch.training.checkpoint import load_optimiser, named_after, optimiser_tensors
@@ -55,24 +57,13 @@ Said = Answer | FederationError | None
 
 def statement_of(text: str) -> Statement:
     """Return what a party says of itself, from the text that came by the network; refuse what is malformed."""
-    kinds = {"name": str, "terms": str, "sizes": dict, "noise_multiplier": float, "rounds": int, "epsilon": float,
-             "seed_mark": str}  # fmt: skip
     try:
-        content = strict_json.read(text)
-        if not isinstance(content, dict) or content.keys() != kinds.keys():
-            raise ValueError("it does not say what a statement says")
-        for key, kind in kinds.items():
-            value = content[key]
-            whole = kind is float and isinstance(value, int)
-            if not (whole or isinstance(value, kind)) or isinstance(value, bool):
-                raise ValueError(f"{key} is not of type {kind.__name__}")
-            if isinstance(value, int | float) and not 0 <= value < 2**63:
-                raise ValueError(f"{key} is no such number")
+        return Statement.model_validate(strict_json.read(text))
     except ValueError as error:
+        fault = describe(error) if isinstance(error, ValidationError) else str(error)
         raise FederationError(
-            f"a party's statement cannot be read: {error}.", remedy="Start all parties with this version."
+            f"a party's statement cannot be read: {fault}.", remedy="Start all parties with this version."
         ) from None
-    return Statement(**content)
 
 
 class Federation:

@@ -20,6 +20,7 @@ from stobatch.figures.plan import Asked, PlannedRun, begin_with_prior, plan_figu
 from stobatch.figures.records import CURVES, add_curves, file_of, merged, read_paper, read_points, write_points
 from stobatch.files import write_atomically
 from stobatch.pretraining.pretrain import pretrain
+from stobatch.progress import say
 from stobatch.reporting.format import unit
 from stobatch.reporting.summary import Facts
 from stobatch.results import AttackedShare, FigureMade, FigurePoint, FiguresMade, Kind, LearningCurve, ShareAt, Training
@@ -109,12 +110,11 @@ def _train(opened: Sequence[_Opened], minutes: float | None, quiet: bool) -> Non
     for place, (one, run) in enumerate(wanted):
         spent = (time.monotonic() - started) / 60
         if minutes is not None and spent + run.minutes > minutes:
-            _say(f"left out, {minutes - spent:.1f} minutes are left: {run.label}, {run.minutes:.1f} minutes", quiet)
+            left = f"left out, {minutes - spent:.1f} minutes are left: {run.label}, {run.minutes:.1f} minutes"
+            say(left, quiet=quiet)
             continue
-        _say(
-            f"{place + 1} of {len(wanted)}: Figure {one.figure.number}, {run.label}, about {run.minutes:.1f} minutes",
-            quiet,
-        )
+        number = f"{place + 1} of {len(wanted)}: Figure {one.figure.number}"
+        say(f"{number}, {run.label}, about {run.minutes:.1f} minutes", quiet=quiet)
         for points in _measure(run, quiet):
             before = read_points(one.own_file, one.figure, one.asked.scale)
             write_points(one.own_file, merged(before, points))
@@ -136,13 +136,6 @@ def _require_enough(wanted: Sequence[tuple[_Opened, PlannedRun]], minutes: float
             f"minutes on this machine, all together {sum(costs):.0f}.",
             remedy=f"Give --minutes {ceil(min(costs))} or more, fewer test images with --limit, or --device cuda.",
         )
-
-
-def _say(line: str, quiet: bool) -> None:
-    if not quiet:
-        from rich.console import Console
-
-        Console(stderr=True, highlight=False).print(line, markup=False)
 
 
 def _measure(planned: PlannedRun, quiet: bool) -> Iterator[list[FigurePoint]]:

@@ -116,19 +116,19 @@ class AffineEncoder(nn.Module, ABC):
         num_inputs, num_hidden = prod(self.input_shape), prod(self.hidden_shape)
         l1, linf = float(column_sums.max()), float(row_sums.max())
         schur = sqrt(l1 * linf)
-        gram = self._gram() if num_inputs <= EXACT_SPECTRUM_UP_TO else None
+        gram = self.gram() if num_inputs <= EXACT_SPECTRUM_UP_TO else None
         rounding = 1 + 1e-9
         l2 = min(schur, sqrt(float(torch.linalg.eigvalsh(gram)[-1]))) * rounding if gram is not None else schur
         l1_to_l2 = sqrt(float(gram.diagonal().max())) * rounding if gram is not None else l2
         linf_to_l1 = min(float(row_sums.sum()), num_hidden * linf, num_inputs * l1, sqrt(num_inputs * num_hidden) * l2)
         return OperatorNorms(l1, linf, l2, l1_to_l2, linf_to_l1)
 
-    def _gram(self) -> Tensor:
-        """AᵀA, built in slices of the identity so that A itself is never in memory."""
+    def gram(self, weights: Tensor | float = 1.0) -> Tensor:
+        """AᵀWA for hidden values of these weights, built in slices of the identity: A itself is never in memory."""
         encoder = self.copy().double().cpu()
         size = prod(self.input_shape)
         basis = torch.eye(size, dtype=torch.float64).reshape(size, *self.input_shape)
-        return torch.cat([encoder.decode(encoder(part)).flatten(1) for part in torch.split(basis, 256)])
+        return torch.cat([encoder.decode(encoder(part) * weights).flatten(1) for part in torch.split(basis, 256)])
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import NoReturn
 
@@ -18,26 +19,6 @@ from stobatch.models.layered import build_layered, require_size
 from stobatch.models.network import NORMALISATIONS, Head, Network, require_fit
 from stobatch.models.residual import Norm, ResidualBlock, Shape
 from stobatch.registry import ARCHITECTURES
-
-
-def mnist_encoder(input_shape: Shape) -> ConvEncoder:
-    """32 maps of 5x5 patches: d = 25 and β = 14² on 28x28 images, so Δ_R = (14² + 2) x 25."""
-    return ConvEncoder(input_shape, 32, 5, stride=2, padding=2)
-
-
-def cifar10_encoder(input_shape: Shape) -> ConvEncoder:
-    """128 maps of 4x4 patches: d = 3 x 16 and β = 14² on 28x28 crops."""
-    return ConvEncoder(input_shape, 128, 4, stride=2, padding=1)
-
-
-def resnet18_encoder(input_shape: Shape) -> ConvEncoder:
-    """64 maps of 7x7 patches: d = 3 x 49 and β = 32² on 64x64 images."""
-    return ConvEncoder(input_shape, 64, 7, stride=2, padding=3)
-
-
-def small_encoder(input_shape: Shape) -> ConvEncoder:
-    """Four maps of 3x3 patches: d = 9 and β = 16 on 8x8 images."""
-    return ConvEncoder(input_shape, 4, 3, stride=2, padding=1)
 
 
 def mnist_body(hidden: Shape, norm: Norm, last_hidden_size: int) -> nn.Module:
@@ -124,10 +105,18 @@ def _handed_over(*_: object) -> NoReturn:
     )
 
 
-MNIST_CNN = Architecture(mnist_encoder, mnist_body)
-CIFAR10_CNN = Architecture(cifar10_encoder, cifar10_body)
-RESNET18 = Architecture(resnet18_encoder, resnet18_body)
-SMALL_CNN = Architecture(small_encoder, small_body)
+def _patches(num_maps: int, kernel: int, *, padding: int) -> Callable[[Shape], ConvEncoder]:
+    return partial(ConvEncoder, num_maps=num_maps, kernel=kernel, stride=2, padding=padding)
+
+
+MNIST_CNN = Architecture(_patches(32, 5, padding=2), mnist_body)
+"""d = 25 and β = 14² on 28x28 images, so Δ_R = (14² + 2) x 25."""
+CIFAR10_CNN = Architecture(_patches(128, 4, padding=1), cifar10_body)
+"""d = 3 x 16 and β = 14² on 28x28 crops."""
+RESNET18 = Architecture(_patches(64, 7, padding=3), resnet18_body)
+"""d = 3 x 49 and β = 32² on 64x64 images."""
+SMALL_CNN = Architecture(_patches(4, 3, padding=1), small_body)
+"""d = 9 and β = 16 on 8x8 images."""
 HANDED_OVER = Architecture(_handed_over, _handed_over)
 
 

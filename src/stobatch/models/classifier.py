@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,18 @@ class Classifier(nn.Module, ABC):
 
     def calibrate(self) -> None:
         """Refresh what depends on the parameters alone; most networks have nothing of the kind."""
+
+
+@contextmanager
+def in_mode(network: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put all modules into training or evaluation for the block; afterwards each has the mode that it had."""
+    before = {module: module.training for module in network.modules()}
+    network.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before.items():
+            module.training = mode
 
 
 _CPU_MB = 512

@@ -6,16 +6,13 @@ function that changes between training and evaluation, and inputs that are decla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
 from stobatch.dp.clipping import stirred
 from stobatch.dp.mixing import FEW_ROWS, SAME_SCORES, require_no_mixing_layers
 from stobatch.errors import ModelError
-from stobatch.models.classifier import Classifier
+from stobatch.models.classifier import Classifier, in_mode
 from stobatch.models.handed_over import HandedOver, public_points
 from stobatch.models.replacements import refuse_dropout
 from stobatch.models.validators import require_per_example, unchanged
@@ -35,7 +32,7 @@ def require_function(network: HandedOver, rows: int) -> None:
     require_no_mixing_layers(network.module, remedy="Replace it: stobatch.models.fix(module).")
     _refuse_dropout(network)
     for training in (True, False):
-        with _in_mode(network, training=training):
+        with in_mode(network, training=training):
             for count in _sizes(rows):
                 require_per_example(network, count)
     with torch.no_grad(), unchanged(network):
@@ -58,17 +55,6 @@ def _refuse_dropout(network: Classifier) -> None:
             refuse_dropout(name.removeprefix("module."), layer, "stobatch.models.fix(module, dropout='remove')")
 
 
-@contextmanager
-def _in_mode(network: nn.Module, *, training: bool) -> Iterator[None]:
-    before = {module: module.training for module in network.modules()}
-    network.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in before.items():
-            module.training = mode
-
-
 def _differ(one: Tensor, other: Tensor) -> bool:
     one, other = one.nan_to_num(), other.nan_to_num()
     return one.shape != other.shape or not bool((one - other).abs().max() <= SAME_SCORES * 10 * one.abs().max())
@@ -77,7 +63,7 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 def _require_same_in_modes(network: Classifier) -> None:
     points, scores = public_points(network, 2 * FEW_ROWS), []
     for training in (True, False):
-        with _in_mode(network, training=training):
+        with in_mode(network, training=training):
             scores.append(network(points.clone()))
     if _differ(*scores):
         raise ModelError(

@@ -19,7 +19,7 @@ from stobatch.data.mnist import shrink_to_small
 from stobatch.data.pixels import PictureRule, in_turn, list_images, read_images
 from stobatch.data.rendered_digits import SHEET, Glyphs, RenderedDigits, list_fonts, read_font_glyphs
 from stobatch.data.sources import is_public
-from stobatch.data.stroke_digits import WAYS, make_stroke_glyphs
+from stobatch.data.stroke_digits import make_stroke_glyphs, read_ways
 from stobatch.errors import DataError, SettingError
 from stobatch.files import sha256_of
 from stobatch.registry import DATA_SETS
@@ -103,7 +103,7 @@ def _font_facts() -> PriorSource:
 
 
 def _stroke_facts(count: int) -> PriorSource:
-    ways = sum(map(len, WAYS))
+    ways = sum(map(len, read_ways()))
     return PriorSource(
         name=STROKES,
         what=f"digits as strokes of a pen, in {ways} ways, their points moved at random, {_DRAWN}",

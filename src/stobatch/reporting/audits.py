@@ -147,8 +147,8 @@ def _finding_cells(finding: Finding) -> Sequence[Cell]:
         return [Cell(broken, f"{details.certified} certified")]
     return [
         Cell(
-            f"ε ≥ {bound.epsilon_at_least:.3g}",
-            f"δ = {bound.at_delta:.3g}, {100 * bound.confidence:.4g}% confidence"
+            f"ε ≥ {bound.epsilon:.3g}",
+            f"δ = {bound.delta:.3g}, {100 * bound.confidence:.4g}% confidence"
             f"{', under an assumption' if bound.assumes else ''}",
         )
         for bound in finding.bounds
@@ -181,7 +181,7 @@ def _figures(facts: Facts, name: str) -> Iterator[Chart]:
 def _bounds_figure(facts: Facts, findings: list[Finding], name: str) -> Chart:
     rows = []
     for finding in findings:
-        bounds = [(bound.epsilon_at_least, bool(bound.assumes)) for bound in finding.bounds]
+        bounds = [(bound.epsilon, bool(bound.assumes)) for bound in finding.bounds]
         budget = finding.claimed_budget
         rows.append(Bounded(_instrument(finding), finding.verdict, bounds, budget[0] if budget else None))
     caption = "What attacks showed ε to be at least."
@@ -239,8 +239,8 @@ def _bounds_table(finding: Finding) -> Table:
     rows = [
         [
             bound.name.replace("_", " "),
-            f"ε ≥ {bound.epsilon_at_least:.4g}",
-            f"{bound.at_delta:.3g}",
+            f"ε ≥ {bound.epsilon:.4g}",
+            f"{bound.delta:.3g}",
             f"{100 * bound.confidence:.4g}%",
             bound.assumes or "nothing",
             _value(bound.details.to_dict()),

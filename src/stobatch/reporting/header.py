@@ -129,48 +129,35 @@ def one_line(facts: Facts) -> str:
     return " · ".join(parts)
 
 
-def _was_probed(facts: Facts) -> bool:
-    return facts.entry("adaptive", "single_pass") is not None
-
-
-def _single_and_iterated(facts: Facts) -> bool:
-    return any({"fgsm", "ifgsm"} <= set(entry.attacks) for entry in facts.scores.under_attack)
-
-
-def _both_protocols(facts: Facts) -> bool:
-    return any(facts.entry("published", f) and facts.entry("adaptive", f) for f in facts.functions)
-
-
-def _was_attacked_adaptively(facts: Facts) -> bool:
-    return "adaptive" in facts.protocols
-
-
-def _was_certified(facts: Facts) -> bool:
-    return any(facts.kinds(function) for function in facts.functions)
-
-
-def _has_certificates(facts: Facts) -> bool:
-    return bool(facts.all_kinds) and _was_attacked_adaptively(facts)
-
-
-def _always(facts: Facts) -> bool:
-    return True
-
-
-CHECKS: dict[str, tuple[Callable[[Facts], bool], str]] = {
-    "more steps do not help": (_was_probed, "the adaptive protocol on the single pass"),
-    "attack has not converged": (_was_probed, "the adaptive protocol on the single pass"),
-    "the widest ball does not reach chance": (_was_probed, "the adaptive protocol on the single pass"),
-    "single-step beats iterative": (_single_and_iterated, "the attacks fgsm and ifgsm"),
-    "transfer beats white-box": (_both_protocols, "both protocols on one function"),
-    "zero gradients": (_was_attacked_adaptively, "the adaptive protocol"),
-    "a certified input was broken inside its radius": (
-        _was_certified,
-        "certificates for an attacked function, same units",
+Check = tuple[Callable[[Facts], bool], str]
+_PROBED: Check = (
+    lambda facts: facts.entry("adaptive", "single_pass") is not None,
+    "the adaptive protocol on the single pass",
+)
+_CERTIFIED: Check = (
+    lambda facts: any(map(facts.kinds, facts.functions)),
+    "certificates for an attacked function, same units",
+)
+CHECKS: dict[str, Check] = {
+    "more steps do not help": _PROBED,
+    "attack has not converged": _PROBED,
+    "the widest ball does not reach chance": _PROBED,
+    "single-step beats iterative": (
+        lambda facts: any({"fgsm", "ifgsm"} <= set(entry.attacks) for entry in facts.scores.under_attack),
+        "the attacks fgsm and ifgsm",
     ),
-    "more is certified than survives": (_was_certified, "certificates for an attacked function, same units"),
-    "units of radius differ": (_has_certificates, "certificates and the adaptive protocol"),
-    "inputs look like [0, 1]": (_always, ""),
+    "transfer beats white-box": (
+        lambda facts: any(facts.entry("published", f) and facts.entry("adaptive", f) for f in facts.functions),
+        "both protocols on one function",
+    ),
+    "zero gradients": (lambda facts: "adaptive" in facts.protocols, "the adaptive protocol"),
+    "a certified input was broken inside its radius": _CERTIFIED,
+    "more is certified than survives": _CERTIFIED,
+    "units of radius differ": (
+        lambda facts: bool(facts.all_kinds) and "adaptive" in facts.protocols,
+        "certificates and the adaptive protocol",
+    ),
+    "inputs look like [0, 1]": (lambda _: True, ""),
 }
 """Each flag of stobatch.evaluation.sanity (which needs torch), whether a run could raise it, and what it takes."""
 

@@ -51,15 +51,27 @@ class BoundCounts(Part):
     failure_of_each_direction: Number | None = None
 
 
-class Bound(Part):
-    """ε is at least this large at δ, with this confidence; never a guarantee."""
+class EpsilonBound(Part):
+    """The mechanism is not (ε', δ)-differentially private for any ε' below `epsilon`; files call it `epsilon_at_least`.
 
-    epsilon_at_least: Number
-    at_delta: Number
+    **Guarantee.** All bounds that one call of an audit returns hold at once with probability at least `confidence`,
+    over the trainings and over the audit's own coins, for any mechanism that is as `assumes` says.
+    """
+
+    epsilon: Number = Field(validation_alias="epsilon_at_least", serialization_alias="epsilon_at_least")
+    """0 where nothing was found."""
+    delta: Number = Field(validation_alias="at_delta", serialization_alias="at_delta")
     confidence: Number
     name: Text
+    """clopper_pearson, poisson_family, one_run, one_run_poisson or membership"""
     assumes: Text
+    """What must be true of the mechanism; empty where nothing is assumed."""
     details: BoundCounts
+
+    def __str__(self) -> str:
+        """Return the bound in words, never without δ, confidence and what it assumes."""
+        assuming = f", assuming {self.assumes}" if self.assumes else ""
+        return f"ε ≥ {self.epsilon:.3g} at δ = {self.delta:g} with {100 * self.confidence:.3g}% confidence{assuming}"
 
 
 class Histogram(Part):
@@ -100,25 +112,39 @@ class PrivacyDetails(Part):
     canaries: Count | None = None
     kind: Text | None = None
     histogram: Histogram | None = None
-    bounds: tuple[Bound, ...]
+    bounds: tuple[EpsilonBound, ...]
     could_not_refute: Text | None = None
 
 
-class MembershipDetails(Part):
-    """Of membership inference: how well members were told from others, and a bound on ε."""
+class MembershipRates(Part):
+    """How well membership was inferred, over targets drawn like these and attacked with these shadows.
+
+    **Guarantee.** The bound on ε holds as `auditing.membership.infer` proves. The intervals are Student's over the
+    targets: exact where a target's rate is normal, as a mean over many examples nearly is. Each holds at `confidence`
+    alone, not all at once. An area whose interval has no width was the same for every target.
+    """
 
     auroc: Number
+    """The mean over targets of the probability that a member scores above a non-member."""
     auroc_interval: tuple[Number, Number]
     tpr_at: dict[Text, Rate]
-    """True-positive rate by the false-positive rate that was wanted."""
+    """True-positive rate at the threshold with which the shadows have this false-positive rate, or less."""
     fpr_at: dict[Text, Rate]
+    """What the false-positive rate at that threshold is on the targets."""
     variance: Text
+    """`per_example`, or `pooled` over the examples where shadows are too few for that"""
     confidence: Number
     num_shadows: Count
     num_targets: Count
     num_examples: Count
     roc: Roc
-    bounds: tuple[Bound, ...]
+    """Of all targets' pairs together, with false-positive rates on a log grid."""
+    bounds: tuple[EpsilonBound, ...]
+
+
+class MembershipDetails(MembershipRates):
+    """Of membership inference: how well members were told from others, held against a claim."""
+
     claimed_epsilon: Number | None
     """None where nothing is claimed."""
     claimed_delta: Number
@@ -187,7 +213,7 @@ class Finding(Part):
         return kinds.get(info.data.get("instrument"), PrivacyDetails).model_validate(value)
 
     @property
-    def bounds(self) -> tuple[Bound, ...]:
+    def bounds(self) -> tuple[EpsilonBound, ...]:
         """Return the lower bounds on ε; none for a finding about certificates."""
         return () if isinstance(self.details, CertificateDetails) else self.details.bounds
 
@@ -258,8 +284,10 @@ def judge_claims(privacy: str, kinds: Iterable[Kind], findings: Sequence[Finding
     >>> [claim.to_dict() for claim in judge_claims("proved", [], [])]
     [{'about': 'privacy', 'status': 'proved', 'verdict': 'not tested', 'reason': 'no instrument was used on it'}]
     """
-    claims = [] if privacy == Status.NONE else [_judge(PRIVACY, Status(privacy), _about_privacy(findings))]
-    return claims + [_judge(kind.name, kind.status, _about_kind(findings, kind.name)) for kind in kinds]
+    balls = [finding for finding in findings if finding.instrument == CERTIFICATES]
+    others = [finding for finding in findings if finding.instrument != CERTIFICATES and finding.about == PRIVACY]
+    claims = [] if privacy == Status.NONE else [_judge(PRIVACY, Status(privacy), others)]
+    return claims + [_judge(kind.name, kind.status, [f for f in balls if f.about == kind.name]) for kind in kinds]
 
 
 def recheck(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -315,11 +343,3 @@ def _judge(about: str, status: Status, findings: list[Finding]) -> Claim:
     reasons = [finding.details.could_not_refute or finding.statement for finding in findings]
     reason = "; ".join(reasons) or "no instrument was used on it"
     return Claim(about=about, status=status, verdict=verdict, reason=reason)
-
-
-def _about_privacy(findings: Sequence[Finding]) -> list[Finding]:
-    return [f for f in findings if f.about == PRIVACY and f.instrument != CERTIFICATES]
-
-
-def _about_kind(findings: Sequence[Finding], name: str) -> list[Finding]:
-    return [f for f in findings if f.about == name and f.instrument == CERTIFICATES]

@@ -265,18 +265,30 @@ class FederationAccount(Document):
         return [str(self.guarantee), *spent]
 
 
-class Participation(Document):
-    """participation.json: what one party has said of itself, and its own guarantee."""
-
-    kind: ClassVar[str] = "participation"
+class _PublicNumbers(Part):
+    """What a party agreed to, and how often it has answered."""
 
     name: Text
     terms: Text
     sizes: Settings
-    noise_multiplier: Number
+    noise_multiplier: Size
     rounds: Count
-    epsilon: Number
+    epsilon: Size
     """To be shown with the status of the guarantee only."""
+
+
+class Statement(_PublicNumbers):
+    """What a party says of itself in public."""
+
+    seed_mark: Text
+    """A digest of its seeds, to find two parties with the same ones; it tells nothing of a root of 128 secret bits."""
+
+
+class Participation(_PublicNumbers, Document):
+    """participation.json: what one party has said of itself, and its own guarantee."""
+
+    kind: ClassVar[str] = "participation"
+
     seed_mark: Text | None = None
     guarantee: Guarantee
 

@@ -24,6 +24,7 @@ from stobatch.prediction import as_batch, picture_rule
 from stobatch.results import Kind
 from stobatch.serving.batching import Answer, Question, ServedModel
 from stobatch.serving.pictures import read_uploads, rule_for
+from stobatch.strict_json import require_distinct_keys
 from stobatch.types import PAPER_RANGE
 
 INPUT = "pictures"
@@ -95,13 +96,6 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
-    return found
-
-
 def _split(body: bytes, header: bytes | None) -> tuple[bytes, bytes]:
     """Return the JSON of a body and the bytes of its tensors."""
     if header is None:
@@ -166,7 +160,7 @@ def _outputs(document: dict[str, Any], binary: bool) -> dict[str, bool] | None:
 
 
 # As strict_json reads, but for a check of each number, of which there are thousands: ranges are checked later.
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_distinct)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=require_distinct_keys)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stobatch.errors import RunError
-from stobatch.files import PRIVATE, read_json, read_tensors, write_json, write_tensors
+from stobatch.files import PRIVATE, read_json, read_tensors, sha256_of, write_json, write_tensors
 from stobatch.models import Classifier
 from stobatch.training.engines import Engine
 
@@ -78,7 +78,7 @@ class TrainingState:
             drifted()
             raise
         if engine.leads:
-            parts = {TENSORS: _digest(folder / TENSORS)}
+            parts = {TENSORS: sha256_of(folder / TENSORS)}
             write_json(folder / LIST, "checkpoint", {**identity, "parts": parts}, private=True)
             # Those of now are complete and durable; older ones than the last two would never be read again.
             for old in sorted((run / FOLDER).glob("step-*"), reverse=True)[KEPT:]:
@@ -179,7 +179,7 @@ def _complete_checkpoints(folders: list[Path]) -> Iterator[tuple[dict[str, Any],
             tensors: dict[str, Tensor] = {}
             for name, digest in document["parts"].items():
                 part, recorded = read_tensors(folder / name)
-                if recorded != identity or _digest(folder / name) != digest:
+                if recorded != identity or sha256_of(folder / name) != digest:
                     break
                 tensors |= part
             else:
@@ -188,11 +188,6 @@ def _complete_checkpoints(folders: list[Path]) -> Iterator[tuple[dict[str, Any],
         except (RunError, OSError, KeyError, AttributeError, TypeError, ValueError):
             # Not what `save` writes: damaged, or edited.
             continue
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -119,11 +118,8 @@ def train(
     return state
 
 
-class Watcher(Protocol):
-    """Sees what a training releases at each step."""
-
-    def see(self, step: int, trainable: Trainable, released: Gradients) -> None:
-        """Take note of a release, before the parameters move."""
+Watcher = Callable[[int, Trainable, Gradients], None]
+"""Sees what a training releases at each step, before the parameters move."""
 
 
 def train_one(trainable: Trainable, config: RunConfig, watcher: Watcher | None = None) -> Classifier:
@@ -133,7 +129,7 @@ def train_one(trainable: Trainable, config: RunConfig, watcher: Watcher | None =
     for step in range(config.training.steps):
         released = trainable.release(step, engine).gradients
         if watcher is not None:
-            watcher.see(step, trainable, released)
+            watcher(step, trainable, released)
         descent.step(step, released)
         trainable.after_update()
     trainable.use_average()

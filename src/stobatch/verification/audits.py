@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from stobatch.auditing.lower_bounds import EpsilonBound
 from stobatch.auditing.one_run_bounds import bounds_of_guesses
 from stobatch.auditing.tradeoff_curves import AnyMechanism, Family, PoissonGaussianFamily
 from stobatch.config import INSTRUMENTS
@@ -17,6 +16,7 @@ from stobatch.results import (
     CertificateDetails,
     CertificateSummary,
     Check,
+    EpsilonBound,
     Evidence,
     Finding,
     PrivacyDetails,
@@ -81,15 +81,14 @@ def _privacy(subject: Subject, finding: Finding) -> Iterator[str]:
     words = f"{WITH_SECRET_SEEDS}: {claim}" if public else str(claim)
     if finding.claim != words or finding.claim_status is not claim.status:
         yield f"it is held against '{finding.claim[:60]}', the run's claim is '{words[:60]}'"
-    bounds = [EpsilonBound.from_document(bound) for bound in details.bounds]
-    for bound in bounds:
+    for bound in details.bounds:
         if bound.confidence != finding.confidence:
             yield f"a bound has confidence {bound.confidence}, its finding {finding.confidence}"
         yield from _bound(subject, bound)
     held = details.claimed_epsilon
     if isinstance(details, PrivacyDetails) and (held, details.claimed_delta) != (claim.epsilon, claim.delta):
         yield f"ε = {held} was held against, the run's is {claim.epsilon}"
-    best = max(bounds, key=lambda bound: bound.epsilon)
+    best = max(details.bounds, key=lambda bound: bound.epsilon)
     refuted = held is not None and best.epsilon > held
     if (finding.verdict is Verdict.REFUTED) != refuted:
         yield f"its verdict is {finding.verdict}, where ε >= {best.epsilon:.4g} was found and {held} is claimed"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.gaussian_family import GaussianFamily
 
 from stobatch.auditing.lower_bounds import EpsilonBound, two_sided_bounds
 from stobatch.auditing.one_run_bounds import one_run_bounds
-from stobatch.auditing.tradeoff_curves import GaussianFamily
 
 auditing: Any = pytest.importorskip("jax_privacy.auditing")
 

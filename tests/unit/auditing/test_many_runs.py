@@ -112,7 +112,7 @@ class Trainings:
         found = []
         for index in range(count):
             attack = self.attack()
-            train_one(self.trainable(world, Seeds.reproducible(index).child(world)), self.config, attack)
+            train_one(self.trainable(world, Seeds.reproducible(index).child(world)), self.config, attack.see)
             found.append(attack.total)
         return np.array(found)
 
@@ -121,7 +121,7 @@ class Trainings:
         found = []
         for index in range(count):
             watch = _EachStep(self.attack())
-            train_one(self.trainable(world, Seeds.reproducible(index).child(world)), self.config, watch)
+            train_one(self.trainable(world, Seeds.reproducible(index).child(world)), self.config, watch.see)
             found += watch.gains
         return np.array(found)
 

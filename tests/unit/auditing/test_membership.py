@@ -21,7 +21,6 @@ from scipy.stats import binom, norm
 
 from stobatch.auditing.lower_bounds import area_under_curve
 from stobatch.auditing.membership import (
-    MembershipResult,
     infer,
     largest_refuted,
     likelihood_ratios,
@@ -29,6 +28,7 @@ from stobatch.auditing.membership import (
     targets_needed,
 )
 from stobatch.errors import DataError, SettingError
+from stobatch.results import MembershipRates
 from stobatch.votes.confidence import clopper_pearson
 
 Floats = NDArray[np.float64]
@@ -126,7 +126,7 @@ def test_scores_that_never_vary_are_told_apart_or_tie() -> None:
     apart, same = (
         infer(member, scores, delta=DELTA, confidence=0.95) for scores in (member.astype(float), np.ones(member.shape))
     )
-    assert (apart.auroc, same.auroc, same.epsilon_bound.epsilon) == (1.0, 0.5, 0.0)
+    assert (apart.auroc, same.auroc, same.bounds[0].epsilon) == (1.0, 0.5, 0.0)
 
 
 # --- closed forms ---
@@ -146,7 +146,8 @@ def test_with_many_shadows_the_attack_is_as_good_as_any_can_be() -> None:
     assert (result.num_shadows, result.num_targets, result.variance) == (1400, targets, "per_example")
     pairs = targets * examples / 2
     assert result.auroc == pytest.approx(ndtr(apart / math.sqrt(2)), abs=5 * 0.41 / math.sqrt(pairs) + 0.001)
-    for rate, (found, _, _) in result.tpr_at.items():
+    for name, measured in result.tpr_at.items():
+        rate, found = float(name), measured.value
         best = float(ndtr(apart + ndtri(rate)))
         # The threshold's own error: its quantile is of 140 000 scores, and moves the TPR by the ratio of densities.
         slope = float(norm.pdf(apart + ndtri(rate)) / norm.pdf(ndtri(rate)))
@@ -163,9 +164,9 @@ def test_a_model_that_memorises_is_caught() -> None:
     scores = generator.normal(0, 1, member.shape) + 10 * member + generator.normal(0, 3, 100)
     result = infer(member, scores, delta=DELTA, confidence=0.95)
     assert result.auroc == pytest.approx(1.0, abs=1e-6)
-    assert result.tpr_at[0.001][0] > 0.999
-    assert result.fpr_at[0.001][2] < 0.01
-    assert 2 < result.epsilon_bound.epsilon < result.epsilon_bound.details.most_that_could_show
+    assert result.tpr_at["0.001"].value > 0.999
+    assert result.fpr_at["0.001"].high < 0.01
+    assert 2 < result.bounds[0].epsilon < result.bounds[0].details.most_that_could_show
 
 
 @pytest.mark.parametrize(
@@ -181,9 +182,9 @@ def test_the_bound_is_maurer_and_pontils(revealing: float, members: int, guessed
     log_failure, width = margin_width(300, 0.9)
     mean, variance = tells[300:].mean(), tells[300:].var(ddof=1)
     expected = math.log((mean - math.sqrt(2 * variance * log_failure / 300) - DELTA - width) / width)
-    assert result.epsilon_bound.epsilon == pytest.approx(expected, rel=1e-9)
-    assert result.epsilon_bound.details.guessed_rightly == pytest.approx(mean)
-    assert result.epsilon_bound.details.guesses_of == guessed
+    assert result.bounds[0].epsilon == pytest.approx(expected, rel=1e-9)
+    assert result.bounds[0].details.guessed_rightly == pytest.approx(mean)
+    assert result.bounds[0].details.guesses_of == guessed
 
 
 def test_every_epsilon_below_the_bound_is_refuted_and_none_above() -> None:
@@ -204,7 +205,7 @@ def test_every_epsilon_below_the_bound_is_refuted_and_none_above() -> None:
 def test_with_coins_at_most_half_of_the_examples_are_guessed() -> None:
     """Else X, which is divided by half of the examples, could exceed the 1 that the proof needs."""
     member = coins(np.random.default_rng(0), 200, 40)
-    details = infer(member, member.astype(float), delta=DELTA, confidence=0.95).epsilon_bound.details
+    details = infer(member, member.astype(float), delta=DELTA, confidence=0.95).bounds[0].details
     right = (member if details.guesses_of == "members" else ~member)[100:].sum(axis=1)
     assert right.max() > 20
     assert details.guessed_rightly == pytest.approx(np.minimum(right, 20).mean() / 20)
@@ -217,9 +218,9 @@ def test_the_mirrored_direction_is_found() -> None:
     member = halves(generator, 600, 40)
     betrayed = ~member & (generator.random(member.shape) < 0.5)
     result = infer(member, -betrayed.astype(float), delta=DELTA, confidence=0.95)
-    assert result.epsilon_bound.details.guesses_of == "non-members"
-    assert result.epsilon_bound.details.guessed_wrongly == 0
-    assert result.epsilon_bound.epsilon > 2
+    assert result.bounds[0].details.guesses_of == "non-members"
+    assert result.bounds[0].details.guessed_wrongly == 0
+    assert result.bounds[0].epsilon > 2
 
 
 # --- coverage ---
@@ -240,7 +241,7 @@ def test_no_signal_is_found_where_there_is_none() -> None:
             result = infer(member, scores, delta=DELTA, confidence=confidence)
             low, high = result.auroc_interval
             missed[index] += not low <= 0.5 <= high
-            bounded[index] += result.epsilon_bound.epsilon > 0
+            bounded[index] += result.bounds[0].epsilon > 0
         means = [np.where(kind, scores, 0).sum(axis=0) / kind.sum(axis=0) for kind in (member, ~member)]
         ratios = (scores - means[1]) ** 2 - (scores - means[0]) ** 2
         areas = [area_under_curve(row[~own], row[own]) for row, own in zip(ratios, member, strict=True)]
@@ -258,13 +259,13 @@ def targets_that_differ(generator: np.random.Generator, models: int) -> tuple[Bo
     return member, generator.normal(0, 1, member.shape) + shift + strength * member
 
 
-def pairs_as_units(result: MembershipResult, members: int, rate: float) -> tuple[tuple[float, float], ...]:
+def pairs_as_units(result: MembershipRates, members: int, rate: float) -> tuple[tuple[float, float], ...]:
     """A broken twin: intervals as if every pair of a target and an example were a trial (Hanley and McNeil, 1982)."""
     area = result.auroc
     first, second = area / (2 - area), 2 * area**2 / (1 + area)
     variance = (area * (1 - area) + (members - 1) * (first + second - 2 * area**2)) / members**2
     reach = 1.96 * math.sqrt(variance)
-    lower, upper = clopper_pearson(np.array([result.tpr_at[rate][0] * members]), members, 0.025)
+    lower, upper = clopper_pearson(np.array([result.tpr_at[f"{rate:g}"].value * members]), members, 0.025)
     return (area - reach, area + reach), (float(lower[0]), float(upper[0]))
 
 
@@ -274,7 +275,7 @@ def test_intervals_cover_what_more_targets_would_show() -> None:
     generator, rate, share = np.random.default_rng(2), 0.1, 25 / 85
     shadows = targets_that_differ(generator, 60)
 
-    def attack(targets: int) -> MembershipResult:
+    def attack(targets: int) -> MembershipRates:
         member, scores = (
             np.concatenate(parts) for parts in zip(shadows, targets_that_differ(generator, targets), strict=True)
         )
@@ -284,11 +285,12 @@ def test_intervals_cover_what_more_targets_would_show() -> None:
         )
 
     truth = attack(4000)
-    truths = truth.auroc, truth.tpr_at[rate][0], truth.fpr_at[rate][0]
+    truths = truth.auroc, truth.tpr_at["0.1"].value, truth.fpr_at["0.1"].value
     missed, twins_missed = np.zeros(3), np.zeros(2)
     for _ in range(200):
         result = attack(round(share * 85))
-        intervals = result.auroc_interval, result.tpr_at[rate][1:], result.fpr_at[rate][1:]
+        both = (result.tpr_at["0.1"], result.fpr_at["0.1"])
+        intervals = result.auroc_interval, *((measured.low, measured.high) for measured in both)
         missed += [not low <= true <= high for true, (low, high) in zip(truths, intervals, strict=True)]
         twins = pairs_as_units(result, 25 * 20, rate)
         twins_missed += [not low <= true <= high for true, (low, high) in zip(truths[:2], twins, strict=True)]
@@ -305,7 +307,7 @@ def test_the_bound_never_exceeds_a_known_epsilon(draw: Draw) -> None:
     for _ in range(60):
         member = draw(generator, 400, 40)
         scores = np.where(generator.random(member.shape) < honest, member, ~member).astype(float)
-        bounds.append(infer(member, scores, delta=0.0, confidence=0.95).epsilon_bound)
+        bounds.append(infer(member, scores, delta=0.0, confidence=0.95).bounds[0])
     assert sum(bound.epsilon > 1 for bound in bounds) <= allowed(60, 0.05)
     assert np.median([bound.epsilon for bound in bounds]) > 0.3
     twins = [math.log(bound.details.guessed_rightly / bound.details.guessed_wrongly) for bound in bounds]
@@ -326,10 +328,10 @@ def test_targets_that_tell_all_at_once_are_no_epsilon() -> None:
         tells = generator.random((2 * targets, 1)) < 0.6
         scores = 5.0 * (member & tells) + generator.normal(0, 0.1, member.shape)
         result = infer(member, scores, delta=0.6, confidence=0.95)
-        found += result.epsilon_bound.epsilon > 0
+        found += result.bounds[0].epsilon > 0
         if repetition < 20:
-            without_delta += infer(member, scores, delta=0.0, confidence=0.95).epsilon_bound.epsilon > 0
-        rightly, wrongly = (getattr(result.epsilon_bound.details, f"guessed_{how}") for how in ("rightly", "wrongly"))
+            without_delta += infer(member, scores, delta=0.0, confidence=0.95).bounds[0].epsilon > 0
+        rightly, wrongly = (getattr(result.bounds[0].details, f"guessed_{how}") for how in ("rightly", "wrongly"))
         trials, variance = targets * examples, 2 * (rightly + wrongly) - (rightly - wrongly) ** 2
         margin = math.sqrt(2 * variance * log_failure / trials) + 7 * 4 * log_failure / (3 * (trials - 1))
         pairs += rightly - wrongly - margin > 0.6
@@ -355,14 +357,15 @@ def test_thresholds_come_from_the_shadows_and_rates_from_the_targets() -> None:
     negatives = sorted(loo[~member[:40]], reverse=True)
     for rate in (0.02, 0.2):
         threshold = negatives[math.floor(rate * len(negatives))]
-        for kind, measured in ((member, result.tpr_at[rate]), (~member, result.fpr_at[rate])):
+        for kind, measured in ((member, result.tpr_at[f"{rate:g}"]), (~member, result.fpr_at[f"{rate:g}"])):
             each = [(row[own] > threshold).mean() for row, own in zip(ratios, kind[40:], strict=True)]
-            assert measured[0] == pytest.approx(np.mean(each))
-            assert measured[1] < measured[0] < measured[2]
-    assert result.fpr_at[0.2][1] > 0.2
+            assert measured.value == pytest.approx(np.mean(each))
+            assert measured.low < measured.value < measured.high
+    assert result.fpr_at["0.2"].low > 0.2
     with_, without = ratios[member[40:]], ratios[~member[40:]]
-    assert len(result.roc[0]) == len(result.roc[1]) == 100
-    for rate, found in zip(*result.roc, strict=True):
+    curve = (result.roc.false_positive_rate, result.roc.true_positive_rate)
+    assert [len(rates) for rates in curve] == [100, 100]
+    for rate, found in zip(*curve, strict=True):
         assert found == pytest.approx(best_rate(without, with_, rate))
 
 
@@ -379,9 +382,9 @@ def test_no_success_in_any_target_is_no_proof_of_zero() -> None:
     member = coins(generator, 60, 40)
     scores = generator.normal(0, 1, member.shape)
     scores[:30] *= 100
-    value, low, high = infer(member, scores, delta=DELTA, confidence=0.95).tpr_at[0.001]
-    assert (value, low) == (0, 0)
-    assert high == pytest.approx(1 - 0.025 ** (1 / member[30:].sum()))
+    measured = infer(member, scores, delta=DELTA, confidence=0.95).tpr_at["0.001"]
+    assert (measured.value, measured.low) == (0, 0)
+    assert measured.high == pytest.approx(1 - 0.025 ** (1 / member[30:].sum()))
 
 
 def test_variances_are_per_example_with_enough_shadows() -> None:
@@ -401,9 +404,9 @@ def test_a_result_can_be_repeated_and_written_down() -> None:
     scores = generator.normal(0, 1, member.shape) + member
     first, again = (infer(member.astype(int), scores.tolist(), delta=DELTA, confidence=0.9) for _ in range(2))
     assert first == again
-    written = json.loads(json.dumps(first.details((1.0, DELTA), None, None).to_dict()))
-    assert written["tpr_at"]["0.01"]["value"] == first.tpr_at[0.01][0]
-    assert written["bounds"][0]["epsilon_at_least"] == first.epsilon_bound.epsilon
+    written = json.loads(json.dumps(first.to_dict()))
+    assert written["tpr_at"]["0.01"]["value"] == first.tpr_at["0.01"].value
+    assert written["bounds"][0]["epsilon_at_least"] == first.bounds[0].epsilon
     assert written["roc"]["false_positive_rate"][-1] == pytest.approx(1)
     assert written["num_shadows"] == written["num_targets"] == 30
 
@@ -424,8 +427,8 @@ def test_so_many_targets_and_no_fewer_can_show_an_epsilon(epsilon: float) -> Non
         infer(rows, rows.astype(float), delta=DELTA, confidence=0.95, target_share=(len(rows) - 60) / len(rows))
         for rows in (member[:-1], member)
     )
-    assert few.epsilon_bound.epsilon <= epsilon < enough.epsilon_bound.epsilon
-    assert enough.epsilon_bound.details.most_that_could_show == pytest.approx(enough.epsilon_bound.epsilon)
+    assert few.bounds[0].epsilon <= epsilon < enough.bounds[0].epsilon
+    assert enough.bounds[0].details.most_that_could_show == pytest.approx(enough.bounds[0].epsilon)
 
 
 def test_models_that_share_a_draw_are_refused() -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch.config import DataConfig
 from stobatch.data import load
 from stobatch.data.rendered_digits import FOLDER, Distortion, Glyphs, RenderedDigits, list_fonts, read_font_glyphs
-from stobatch.data.stroke_digits import WAYS, make_stroke_glyphs, smooth
+from stobatch.data.stroke_digits import make_stroke_glyphs, read_ways, smooth
 
 
 def strokes(seed: int = 0) -> Glyphs:
@@ -34,7 +34,9 @@ def test_strokes_repeat_and_are_of_every_digit_in_every_way() -> None:
     assert not torch.equal(first.distances, other.distances)
     assert first.labels.bincount().tolist() == [20] * 10
     stiff = make_stroke_glyphs(12, torch.Generator(), looseness=0.0)
-    assert [len(stiff.distances[stiff.labels == digit].unique(dim=0)) for digit in range(10)] == [*map(len, WAYS)]
+    assert [len(stiff.distances[stiff.labels == digit].unique(dim=0)) for digit in range(10)] == [
+        *map(len, read_ways())
+    ]
 
 
 def test_a_stroke_passes_through_its_points() -> None:

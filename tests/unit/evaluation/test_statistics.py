@@ -19,10 +19,9 @@ from scipy import stats
 
 from stobatch.errors import DataError
 from stobatch.evaluation.statistics import (
-    Proportion,
     compare_over_seeds,
     paired_difference,
-    proportion,
+    share_of,
     sign_test,
 )
 from stobatch.results import Difference
@@ -37,25 +36,25 @@ def allowed(trials: int, lowest_rate: float, highest_rate: float) -> tuple[float
 
 @given(total=st.integers(1, 2000), share=st.floats(0, 1), confidence=st.sampled_from([0.9, 0.95, 0.998]))
 def test_a_proportions_interval_is_the_exact_one(total: int, share: float, confidence: float) -> None:
-    found = Proportion(round(share * total), total)
-    expected = stats.binomtest(found.count, total).proportion_ci(confidence, method="exact")
-    assert found.interval_at(confidence) == pytest.approx((expected.low, expected.high), abs=1e-9)
-    assert found.value == found.count / total
+    count = round(share * total)
+    found = share_of(np.arange(total) < count, confidence)
+    expected = stats.binomtest(count, total).proportion_ci(confidence, method="exact")
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert (found.value, found.count, found.total) == (count / total, count, total)
 
 
 def test_a_proportion_says_all_it_knows() -> None:
-    found = proportion([True, False, True, True])
+    found = share_of([True, False, True, True])
     low, high = stats.binomtest(3, 4).proportion_ci(0.95, method="exact")
-    assert found.share().to_dict() == {
+    assert found.to_dict() == {
         "value": 0.75,
         "count": 3,
         "total": 4,
         "low": pytest.approx(low),
-        "high": found.interval[1],
+        "high": pytest.approx(high),
     }
-    assert found.interval[1] == pytest.approx(high)
-    assert proportion([0, 0]).interval[0] == 0
-    assert proportion([1, 1]).interval[1] == 1
+    assert share_of([0, 0]).low == 0
+    assert share_of([1, 1]).high == 1
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
