@@ -532,7 +532,7 @@ def test_a_vote_that_claims_far_too_much_is_refuted(digits: Path, monkeypatch: p
     asked |= {"certification.stop_early": False, "evaluation.vote_limit": 30, "evaluation.adaptive_steps": 20}
     honest = GaussianNoise.factors
     with monkeypatch.context() as broken:
-        broken.setattr(GaussianNoise, "reach", lambda self, norm, d: honest(GaussianNoise(10 * self.stddev), norm, d))
+        broken.setattr(GaussianNoise, "factors", lambda self, norm, d: honest(GaussianNoise(10 * self.stddev), norm, d))
         stobatch.certify(digits, overrides=asked, quiet=True)
     scores = stobatch.evaluate(digits, overrides=asked, quiet=True).to_dict()
     assert [flag["refutes"] for flag in scores["flags"] if flag["refutes"]] == ["proved"]
