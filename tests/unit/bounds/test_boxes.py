@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.bounds import boxes as bounds
-from stobatch.bounds.boxes import Box, spread, spread_from_label, through, worst_case_scores
+from stobatch.bounds.boxes import Box, affine_radius, difference_radius, propagate, worst_case_scores
 from stobatch.dp.layer_gradients import absolute, class_pairs, sign
 from stobatch.errors import ModelError
 from stobatch.models.layered import Layered, Squash, build_layered
@@ -37,7 +37,7 @@ def points_of(box: Box, count: int, seed: int = 0) -> Tensor:
 def escapes(layer: nn.Module, box: Box, count: int = 300) -> float:
     """How far images get out of the layer's box."""
     with torch.no_grad():
-        image = through(layer, box)
+        image = propagate(layer, box)
         found = layer(points_of(box, count).flatten(0, 1)).unflatten(0, (count, -1))
     return float(torch.maximum(found - image.high, image.low - found).max())
 
@@ -71,7 +71,7 @@ def test_boxes_hold_the_images_of_corners_and_points(name: str) -> None:
         layer, inputs = layer_and_inputs(name, seed)
         box = around(inputs, radius)
         assert escapes(layer, box) <= SLACK
-        assert bool((through(layer, box).radius >= -SLACK).all())
+        assert bool((propagate(layer, box).radius >= -SLACK).all())
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -79,7 +79,7 @@ def test_every_end_of_a_box_is_reached(name: str) -> None:
     """Value by value no smaller box would do: the sign of a value's gradient points at the corner."""
     layer, inputs = layer_and_inputs(name)
     box = around(inputs[:2], 0.3)
-    image = through(layer, box)
+    image = propagate(layer, box)
     for place in range(image.high[0].numel()):
         centre = box.centre.clone().requires_grad_()
         (slope,) = torch.autograd.grad(layer(centre).flatten(1)[:, place].sum(), centre)
@@ -100,13 +100,13 @@ def test_a_box_stays_in_the_range_of_inputs() -> None:
 @pytest.mark.parametrize("layer", [nn.GroupNorm(1, 2), nn.Sigmoid(), nn.BatchNorm2d(2), nn.Softmax(1)], ids=repr)
 def test_layers_without_bounds_are_refused(layer: nn.Module) -> None:
     with pytest.raises(ModelError, match=f"no interval bounds for a {type(layer).__name__} layer") as caught:
-        through(layer, Box(torch.zeros(1, *PICTURE), torch.zeros(1, *PICTURE)))
+        propagate(layer, Box(torch.zeros(1, *PICTURE), torch.zeros(1, *PICTURE)))
     assert "train without the certified loss" in caught.value.remedy
 
 
 def test_padding_that_repeats_values_is_refused() -> None:
     with pytest.raises(ModelError, match="padding_mode='reflect'"):
-        through(
+        propagate(
             nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"),
             Box(torch.zeros(1, *PICTURE), torch.ones(1, *PICTURE)),
         )
@@ -185,7 +185,7 @@ def test_it_is_tighter_than_bounding_the_scores() -> None:
     box = around(inputs, 0.3)
     apart = box
     for layer in network.layers:
-        apart = through(layer, apart)
+        apart = propagate(layer, apart)
     loose = apart.high - apart.low.gather(1, labels[:, None])
     tight = worst_case_scores(network.layers, box, labels)
     assert bool((tight <= loose + SLACK).all())
@@ -200,7 +200,7 @@ def test_the_spread_from_the_label_is_the_formula_term_by_term(classes: int, siz
     layer.weight.data.copy_(torch.randn(classes, size, generator=generator).round(decimals=1))
     radius = torch.rand(4, size, generator=generator).double()
     labels = torch.randint(classes, (4,), generator=generator)
-    found, weight = spread_from_label(layer, radius, labels).detach(), layer.weight.detach()
+    found, weight = difference_radius(layer, radius, labels).detach(), layer.weight.detach()
     for row, label in enumerate(labels.tolist()):
         for other in range(classes):
             gaps = [abs(float(weight[other, k] - weight[label, k])) for k in range(size)]
@@ -277,4 +277,4 @@ def test_the_spread_of_a_convolution_is_that_of_its_matrix() -> None:
     layer, radius = nn.Conv2d(2, 3, 3, stride=2, padding=1).double(), torch.rand(1, *PICTURE).double()
     basis = torch.eye(32).double().unflatten(1, PICTURE)
     matrix = F.conv2d(basis, layer.weight, None, 2, 1).flatten(1).abs()
-    assert torch.allclose(spread(layer, radius).flatten(), radius.flatten() @ matrix, rtol=0, atol=SLACK)
+    assert torch.allclose(affine_radius(layer, radius).flatten(), radius.flatten() @ matrix, rtol=0, atol=SLACK)

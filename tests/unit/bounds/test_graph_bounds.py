@@ -17,7 +17,7 @@ from stobatch.bounds.boxes import Box as TrainingBox
 from stobatch.bounds.boxes import worst_case_scores
 from stobatch.bounds.branching import PLAIN, Effort
 from stobatch.bounds.certifier import BoxCertifier
-from stobatch.bounds.linear import AdaptivePool, Box, ChannelScaling, LargestPool
+from stobatch.bounds.linear import AdaptivePool, Box, ChannelScaling, MaxPool
 from stobatch.errors import ModelError
 from stobatch.models import FrozenAffine, hand_over
 
@@ -235,8 +235,8 @@ def other_order(self: linear.Concatenation, coefficients: Tensor, parts: Sequenc
 TWINS: dict[str, tuple[type, str, Callable[..., object]]] = {
     "a sum that forgets a branch": (linear.Sum, "split", one_branch),
     "a largest value that is always the same one": (
-        LargestPool,
-        "_highest_of_others",
+        MaxPool,
+        "_upper_of_others",
         lambda self, high, chosen: torch.full_like(chosen, -torch.inf, dtype=high.dtype),
     ),
     "values that change places": (linear.Concatenation, "split", other_order),
@@ -382,7 +382,7 @@ def test_sums_that_may_overflow_prove_nothing() -> None:
     assert bool(rounding.isnan().all())
 
 
-# What cannot be followed.
+# What cannot be traced.
 
 
 class Forward(nn.Module):
@@ -425,18 +425,18 @@ def add_in_place_to_shared(module: nn.Module, values: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("between", "reason"),
     [
-        (branch, "cannot be followed"),
+        (branch, "cannot be traced"),
         (lambda module, values: values * values, "'mul'"),
         (lambda module, values: values - values, "'sub'"),
         (lambda module, values: values + 1, "no value of an earlier operation"),
         (lambda module, values: values + module.weight, "outside of a layer"),
         (lambda module, values: torch.add(values, values, alpha=2), "'add' with .*alpha=2"),
-        (lambda module, values: torch.cat([values, values], 0)[: len(values)], "cannot be followed"),
+        (lambda module, values: torch.cat([values, values], 0)[: len(values)], "cannot be traced"),
         (lambda module, values: values.view(-1, 4), "'view'"),
         (lambda module, values: values.mean(1, keepdim=True) + values, "'mean'"),
         (overwrite_shared, "'relu' overwrites a value that is read elsewhere"),
         (overwrite_view, "overwrites a value that is read elsewhere"),
-        (overwrite_unseen, "does nothing with it"),
+        (overwrite_unseen, "does not use it"),
         (lambda module, values: F.gelu(values), "'gelu'"),
         (lambda module, values: values[:, :4], "'getitem'"),
     ],
@@ -510,7 +510,7 @@ def test_three_examples_are_not_taken_for_three_channels(layer: nn.Module) -> No
 
 def test_windows_of_different_sizes_are_refused() -> None:
     module = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, 3))
-    with pytest.raises(ModelError, match="windows of different sizes of 5x5"):
+    with pytest.raises(ModelError, match="windows of 5x5 values have different sizes"):
         bounds.certify(module, torch.zeros(1, 1, 5, 5), 0.1)
 
 

@@ -29,7 +29,7 @@ from slow_loop import (
 )
 from torch import Tensor, nn
 
-from stobatch.bounds.boxes import spread
+from stobatch.bounds.boxes import affine_radius
 from stobatch.dp import layer_gradients
 from stobatch.dp.clipping import (
     Batch,
@@ -93,7 +93,7 @@ def in_one_call(network: nn.Module, batch: Batch) -> Tensor:
 def spread_against_centre(network: nn.Module, batch: Batch) -> Tensor:
     """W a - |W| r with r all but equal to |a|: the gradient is short, its two parts are long."""
     assert isinstance(network, nn.Linear)
-    return (network(batch[0][:, 0].abs()) - spread(network, batch[0][:, 1].abs())).sum(1) * batch[1]
+    return (network(batch[0][:, 0].abs()) - affine_radius(network, batch[0][:, 1].abs())).sum(1) * batch[1]
 
 
 CANCELLING = [

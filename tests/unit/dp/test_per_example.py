@@ -25,7 +25,7 @@ from slow_loop import (
 )
 from torch import Tensor, nn
 
-from stobatch.bounds.boxes import spread
+from stobatch.bounds.boxes import affine_radius
 from stobatch.dp import layer_gradients
 from stobatch.dp.clipping import (
     Batch,
@@ -44,7 +44,7 @@ def spread_alone(network: nn.Module, batch: Batch) -> Tensor:
     assert isinstance(network, Layered)
     first = network.layers[0]
     assert isinstance(first, nn.Conv2d | nn.Linear)
-    return spread(first, batch[0].abs()).square().flatten(1).sum(1)
+    return affine_radius(first, batch[0].abs()).square().flatten(1).sum(1)
 
 
 def whole_output_layer(network: nn.Module, batch: Batch) -> Tensor:
@@ -52,7 +52,9 @@ def whole_output_layer(network: nn.Module, batch: Batch) -> Tensor:
     assert isinstance(network, Layered)
     last = network.layers[-1]
     assert isinstance(last, nn.Linear)
-    return certified(network, batch) + spread(last, batch[0].flatten(1)[:, : last.in_features].abs()).square().sum(1)
+    return certified(network, batch) + affine_radius(
+        last, batch[0].flatten(1)[:, : last.in_features].abs()
+    ).square().sum(1)
 
 
 @pytest.mark.parametrize("losses", [natural, views])
