@@ -67,7 +67,7 @@ $(FLOWER)/.installed: $(STAMP) constraints-flower.txt
 	$(BIN)/python -m venv $(FLOWER)
 	for python in $(BIN) $(FLOWER)/bin; do $$python/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"; \
 	done | { read base; read own; printf '%s\n%s\n' "$$base" "$$PWD/src" > $$own/base.pth; }
-	$(FLOWER)/bin/pip install --quiet -c constraints-flower.txt flwr
+	$(FLOWER)/bin/pip install --quiet --no-compile -c constraints-flower.txt flwr
 	touch $@
 
 # The documentation as a site, in build/docs/index.html. An environment of its own: nothing else needs MkDocs.
@@ -87,9 +87,11 @@ benchmarks: $(STAMP)
 	$(BIN)/pip install --quiet --no-deps -c constraints.txt torchattacks opacus opt_einsum
 	$(BIN)/python benchmarks/measure.py $(SMALL)
 
+# Compiled on all cores, which pip does not do; a package may ship files that no version of Python can read.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
 	touch $@
 
 clean:

@@ -39,7 +39,6 @@ def call(*arguments: object) -> Result:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "240")
-        patch.setattr(sys, "excepthook", sys.excepthook)
         patch.setattr(sys, "argv", ["stobatch", *map(str, arguments)])
         with (
             contextlib.redirect_stdout(out),

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import typer
 
-from stobatch.cli.app import app
+from stobatch.cli.app import parser
 from stobatch.settings import dotted_keys
 from stobatch_recipes import RECIPES, recipe
 
@@ -112,13 +111,13 @@ def misread(command: str) -> str | None:
     if "stobatch" not in words:
         return None
     verb, *arguments = words[words.index("stobatch") + 1 :]
-    program = typer.main.get_command(app)
-    known = program.get_command(click.Context(program), verb)  # type: ignore[attr-defined]
+    program = parser()
+    known = program.get_command(click.Context(program), verb)
     if known is None:
         return f"verb {verb}"
     if arguments and arguments[0] in getattr(known, "commands", {}):
         verb, *arguments = arguments
-        known = known.commands[verb]  # type: ignore[attr-defined]
+        known = known.commands[verb]
     options = {name for parameter in known.params for name in parameter.opts}
     for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
         if option.startswith("--") and option not in options:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 
 def prepare(*modules: str) -> None:
-    """Import, unpack the embedded images, ask git for the commit, and leave all that out of garbage collections."""
+    """Import, unpack the embedded images, ask git for the commit, make the parser; leave all that to no collector."""
     import torch
 
     torch.set_num_threads(1)
@@ -22,12 +22,14 @@ def prepare(*modules: str) -> None:
         importlib.import_module(module)
 
     from stobatch import data, runs
+    from stobatch.cli.app import parser
     from stobatch.config import DataConfig
     from stobatch.data.idx_files import IdxSet
 
     IdxSet.unpack = functools.cache(IdxSet.unpack)
     data.load(DataConfig(train_limit=1, test_limit=1))
     runs.source()
+    parser()
     gc.freeze()
 
 
@@ -40,8 +42,8 @@ def plan_before(arguments: Sequence[str]) -> None:
 
 @functools.cache
 def _plan(*options: str) -> None:
-    from stobatch.cli.app import app
+    from stobatch.cli.app import parser
 
     # A mistake is told by the child that makes it.
     with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stdout(io.StringIO()):
-        app(["plan", "--json", *options], standalone_mode=False)
+        parser()(["plan", "--json", *options], standalone_mode=False)

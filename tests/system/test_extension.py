@@ -7,12 +7,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.command_line import call
-from support.disturbed import Ended, Server
+from support.command_line import Result, call
 from support.installed import EXTENSION, install_extension
 
 ROOT = Path(__file__).parents[2]
@@ -20,29 +19,56 @@ PACKAGE = EXTENSION / "stobatch_example"
 PAGES = {"method": "method.py", "attack": "attack.py", "certificate": "certificate.py", "dataset": "dataset.py"}
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """As if the package were installed."""
-    site = install_extension(tmp_path_factory.mktemp("site"))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(site))), "COLUMNS": "200"}
+@dataclass(frozen=True)
+class Installed:
+    """What one process gave in which the package is installed: a finished run, other calls, the conformance suite."""
+
+    run: Path
+    calls: dict[str, Result]
+    suite: subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module")
-def stobatch_process(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"), environment)
-    yield server
-    server.close()
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Plan, train, certify, evaluate, audit, report and verify, through the command line; and all that is asked."""
+    folder = tmp_path_factory.mktemp("installed")
+    site, run, out = install_extension(folder / "site"), folder / "bars", folder / "calls.json"
+    attack = ["attack", str(run), "--radius", "0.1", "--attack"]
+    conformance = ROOT / "tests" / "system" / "conformance"
+    asked = {
+        "calls": {
+            "demo": ["demo", "--recipe", "bars", "--out", str(run)],
+            "attack": [*attack, "shrinking_steps", "--json"],
+            "misspelt": [*attack, "shrinking_step"],
+            "named": ["plan", "--json", "--recipe", "bars"],
+            "placed": ["plan", "--json", "--recipe", "stobatch_example.recipe:bars"],
+        },
+        "suite": [
+            *("-p", "no:cacheprovider", str(conformance)),
+            *("--ignore", str(conformance / "test_conformance_access_twins.py")),
+        ],
+        "out": str(out),
+    }
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(site))),
+        "STOBATCH_CONFORMANCE": "bars",
+    }
+    command = [sys.executable, str(ROOT / "tests" / "support" / "with_extension.py")]
+    suite = subprocess.run(
+        command, input=json.dumps(asked), env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert out.exists(), suite.stderr
+    return Installed(run, {name: Result(**found) for name, found in json.loads(out.read_text()).items()}, suite)
 
 
 @pytest.fixture(scope="module")
-def finished(stobatch_process: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Plan, train, certify, evaluate, audit, report and verify, through the command line."""
-    out = tmp_path_factory.mktemp("runs") / "bars"
-    done = stobatch_process("demo", "--recipe", "bars", "--out", out)
+def finished(installed: Installed) -> Path:
+    done = installed.calls["demo"]
     assert done.code == 0, done.err[-3000:]
     assert "lipschitz" in done.out
     assert "proved: ε = 3" in done.out
-    return out
+    return installed.run
 
 
 def document(run_directory: Path, name: str) -> dict:
@@ -72,16 +98,11 @@ def test_the_certificate_holds_under_attack(finished: Path) -> None:
     assert (finding["instrument"], finding["verdict"]) == ("certificates", "consistent")
 
 
-def test_its_attack_is_named_on_the_command_line(stobatch_process: Server, finished: Path) -> None:
-    def attacked(name: str, *more: str) -> Ended:
-        return stobatch_process("attack", finished, "--attack", name, "--radius", "0.1", *more)
-
-    done = attacked("shrinking_steps", "--json")
+def test_its_attack_is_named_on_the_command_line(installed: Installed) -> None:
+    done = installed.calls["attack"]
     assert done.code == 0, done.err
-    assert json.loads(done.out)["attacks"] == ["shrinking_steps"]
-    done = attacked("shrinking_step")
-    assert done.code == 2
-    assert "Did you mean shrinking_steps?" in done.err
+    assert done.json()["attacks"] == ["shrinking_steps"]
+    assert "Did you mean shrinking_steps?" in installed.calls["misspelt"].refusal()
 
 
 def test_without_the_package_its_names_are_refused_with_what_there_is(finished: Path) -> None:
@@ -89,21 +110,15 @@ def test_without_the_package_its_names_are_refused_with_what_there_is(finished: 
         assert re.search("Nearest: |There are |Use one of ", call(*arguments).refusal())
 
 
-def test_a_recipe_is_named_by_its_place(stobatch_process: Server) -> None:
-    found = [stobatch_process("plan", "--json", "--recipe", name) for name in ("bars", "stobatch_example.recipe:bars")]
-    assert found[0].code == 0, found[0].err
-    assert found[0].out == found[1].out
+def test_a_recipe_is_named_by_its_place(installed: Installed) -> None:
+    assert installed.calls["named"].code == 0, installed.calls["named"].err
+    assert installed.calls["named"].out == installed.calls["placed"].out
 
 
 @pytest.mark.slow
-def test_its_method_passes_the_conformance_suite(environment: dict[str, str]) -> None:
-    suite = ROOT / "tests" / "system" / "conformance"
-    twins = suite / "test_conformance_access_twins.py"
-    wanted = {**environment, "STOBATCH_CONFORMANCE": "bars"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(suite), "--ignore", str(twins)]
-    done = subprocess.run(command, env=wanted, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 80
+def test_its_method_passes_the_conformance_suite(installed: Installed) -> None:
+    assert installed.suite.returncode == 0, installed.suite.stdout[-3000:]
+    assert int(re.findall(r"(\d+) passed", installed.suite.stdout)[-1]) > 80
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -62,13 +63,19 @@ def _main_options(
         )
 
 
+@cache
+def parser() -> Any:
+    """Make the parser once: reading the signatures of all verbs takes longer than most calls."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line and turn every expected failure into one line and an exit code."""
     try:
         with obey_stops():
             try:
                 _require_encodable(sys.argv[1:])
-                code = app(standalone_mode=False)
+                code = parser()(standalone_mode=False)
                 raise SystemExit(code if isinstance(code, int) else 0)
             finally:
                 sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -73,7 +74,6 @@ class VerifiedInference(Verifier):
         self.rows_at_once = rows_in_memory(network, memory_mb, most=CPU_ROWS)
         with torch.no_grad():
             require_per_example(network, self.rows_at_once)
-        self.nominal_scales = {"input_noise_scale": input_noise_scale, "hidden_noise_scale": hidden_noise_scale}
         self.attack_radius = Radius(config.attack_radius, Norm.LINF, PAPER_RANGE)
         self.noise = FreshNoise.shrunk(input_noise_scale, hidden_noise_scale, config.resampling_shrinkage)
         self.published = PublishedRule.of(network.encoder, input_noise_scale, hidden_noise_scale)
@@ -101,8 +101,10 @@ class VerifiedInference(Verifier):
     passes_per_draw = PASSES_PER_DRAW
 
     def with_draws(self, draws: int) -> VerifiedInference:
-        config = self.config.replace(noise_draws=draws)
-        return VerifiedInference(self.network, config, memory_mb=self.memory_mb, **self.nominal_scales)
+        # A copy: the trial of the network and the norms of its encoder are the same.
+        other = copy(self)
+        other.config = self.config.replace(noise_draws=draws)
+        return other
 
     def samples(self) -> dict[str, Sample]:
         votes = SoftVotes(self.network, self.noise)

@@ -15,7 +15,8 @@ from stobatch.types import Status
 from stobatch_recipes import recipe
 
 RELEASES = ["--recipe", "audit.published", "--instrument", "release", "--set", "audit.release_trials=200"]
-STRICT = ["--recipe", "audit.sound_strict", "--trainings", "40", "--set", "audit.models_at_once=16"]
+SHORT = {"audit.models_at_once": 16, "training.steps": 2}
+STRICT = ["--recipe", "audit.sound_strict", "--trainings", "40", *as_arguments(SHORT)]
 """ε = 0.2 can be refuted by 30 trainings, were the attacker never wrong."""
 QUICK = {
     "data.test_limit": 20,

@@ -192,8 +192,8 @@ def test_the_installed_program_and_the_module_are_the_command_line(tmp_path):
         "share. Use 2499 or 2502.\n"
     )
     assert not (tmp_path / "x").exists()
-    done = subprocess.run([*program, "plan", "--recipe", "demo", "--json"], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["guarantee"]["proved_epsilon"] == pytest.approx(1.0, rel=1e-3)
+    done = subprocess.run([*program, "where", "Theorem 5", "--json"], capture_output=True, text=True, check=True)
+    assert "Theorem 5" in json.dumps(json.loads(done.stdout))
     assert done.stderr == ""
 
 
@@ -219,7 +219,6 @@ def test_without_arguments_the_verbs_are_listed(cli):
 def test_a_full_standard_output_is_one_line(monkeypatch, capfd, as_json):
     from stobatch.cli.app import main
 
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "argv", ["stobatch", "plan", "--recipe", "demo", *as_json])
     with Path("/dev/full").open("w", buffering=1) as full:
         monkeypatch.setattr(sys, "stdout", full)

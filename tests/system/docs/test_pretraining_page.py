@@ -11,7 +11,7 @@ from support.page_blocks import blocks_of
 from support.pages import ROOT
 
 import stobatch
-from stobatch.cli.app import app
+from stobatch.cli.app import parser
 from stobatch.pretraining import images
 from stobatch.pretraining import pretrain as module
 from stobatch.results.prior import read_prior
@@ -34,7 +34,7 @@ def test_the_page_s_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 exec(compile(block.code, str(block), "exec"), {"__name__": "__main__"})
             elif block.language == "sh":
                 for command in block.commands:
-                    app(command.split()[1:], standalone_mode=False)
+                    parser()(command.split()[1:], standalone_mode=False)
     made = sorted(path.name.removesuffix(".card.json") for path in (tmp_path / "priors").glob("*.card.json"))
     assert made == ["again", "digits", "generators", "leaves"]
     cards = {name: read_prior(tmp_path / "priors" / name)[1] for name in made}

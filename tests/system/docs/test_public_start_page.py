@@ -14,7 +14,7 @@ from support.pages import ROOT
 import stobatch
 import stobatch_recipes
 from stobatch import RunConfig, Status
-from stobatch.cli.app import app
+from stobatch.cli.app import parser
 from stobatch.pretraining import images
 from stobatch.pretraining import pretrain as module
 from stobatch.results import Scores, Training
@@ -49,7 +49,7 @@ def test_the_page_s_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             if block.language == "python":
                 exec(compile(block.code, str(block), "exec"), {"__name__": "__main__"})
             for command in block.commands if block.language == "sh" else ():
-                app(shlex.split(command)[1:], standalone_mode=False)
+                parser()(shlex.split(command)[1:], standalone_mode=False)
     said = " ".join(printed.getvalue().split())
     for words in (
         "from the prior scribbles",

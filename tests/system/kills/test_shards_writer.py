@@ -61,9 +61,8 @@ def test_a_killed_writer_leaves_a_folder_that_is_refused_and_can_be_written_agai
     assert process.returncode == -signal.SIGKILL
     with pytest.raises(DataError, match=r"The folder was not written to its end\."):
         Manifest.read(out)
-    for folder in (out, undisturbed):
-        again = start("write()", folder, 400, 8, 0)
-        assert not again.communicate()[1]
+    again = start(f"write()\nout = Path({str(undisturbed)!r})\nwrite()", out, 400, 8, 0)
+    assert not again.communicate()[1]
     assert contents(out) == contents(undisturbed)
     ShardedExamples(Manifest.read(out)).require()
 
@@ -97,8 +96,8 @@ except (MemoryError, RuntimeError):
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_AS is kept on Linux")
 def test_data_several_times_larger_than_memory_is_written_and_read(tmp_path: Path) -> None:
-    """9,000 images of 64 x 64 as floats are 442 MB; the process may take 144 MB, its chunks included."""
-    process = start(LIMITED, tmp_path / "large", 9000, 64, 0, 144_000_000)
+    """1,500 images of 128 x 128 as floats are 295 MB; the process may take 96 MB, its chunks included."""
+    process = start(LIMITED, tmp_path / "large", 1500, 128, 0, 96_000_000)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert out == "does not fit\n"
