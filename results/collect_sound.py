@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from stobatch.config import RunConfig
+from stobatch.config import PriorConfig, RunConfig
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.runs import Run
 
@@ -19,11 +19,15 @@ def attacked(run: Run) -> dict[str, object] | None:
         return None
     scores = run.read("scores")
     (under,) = scores["under_attack"]
+    (same,) = scores["same_images"]
     return {
         "attacks": under["attacks"],
         "steps": scores["settings"]["adaptive_steps"],
         "test_examples": under["rows"],
         "accuracy": {str(row["radius"]): row["value"] for row in under["accuracy"] if row["attack"] == "worst"},
+        "certified_of_them": {
+            kind: {f"{row['radius']:.6g}": row["value"] for row in rows} for kind, rows in same["certified"].items()
+        },
         "broken_certificates": sum(flag["refutes"] == "proved" for flag in scores["flags"]),
     }
 
@@ -34,8 +38,11 @@ def record(path: Path) -> dict[str, object]:
     config, claim = RunConfig.from_dict(document["config"]), PrivacyGuarantee.from_dict(run.read("plan")["guarantee"])
     guarantee = claim if config.seed is None else claim.with_public_seed()
     (kind,) = certificates["kinds"]
+    prior = config.prior.to_dict()
+    start = {"recipe_hash": config.replace(prior=PriorConfig()).training_hash, "prior": prior} if prior else {}
     return {
         "config_hash": document["training_hash"],
+        **start,
         "seed": config.seed,
         "epsilon": round(guarantee.epsilon, 6),
         "delta": guarantee.delta,

@@ -66,7 +66,7 @@ SCATTERED = (
     "scatter 8 2 3, groupnorm 27, centred 128 3+1, groupnorm 16, relu, maxpool 2, centred 128 3+1, groupnorm 16, relu, "
     "avgpool 3, linear"
 )
-PLAIN = sound.mnist_l2().model.architecture
+PLAIN = "conv 32 5/2+2, groupnorm 8, relu, conv 64 3/2+1, groupnorm 8, relu, linear"
 WIDER = (
     "centred 32 5/2+2, groupnorm 8, relu, centred 64 3/2+1, groupnorm 8, relu, centred 128 3+1, groupnorm 8, relu, "
     "avgpool 7, linear"
@@ -77,17 +77,14 @@ FEATURES = "scatter 8 2 3, groupnorm 9, centred 64 3+1, groupnorm 8, relu, linea
 MORE_FEATURES = (
     "scatter 8 2 3, groupnorm 9, centred 128 3+1, groupnorm 8, relu, centred 64 3+1, groupnorm 8, relu, linear"
 )
-SCATTERED_DIGITS = {"model.architecture": FEATURES, "training.learning_rate": 1.0, "method.momentum": 0.0}
 
 CIFAR10 = Task(
     sound.cifar10_smoothed_strict(),
     (
-        {"training.schedule": "cosine", "method.views_radius": 0.25},
-        {"model.architecture": DEEPER, "training.schedule": "cosine"},
-        {"training.schedule": "cosine", "method.smoothing_stddev": 0.4},
-        {"training.schedule": "cosine"},
-        {"training.learning_rate": 8.0, "training.schedule": "cosine"},
-        {"model.architecture": SCATTERED, "training.learning_rate": 2.0, "training.schedule": "cosine"},
+        {"model.architecture": DEEPER},
+        {"method.views_radius": 0.5, "method.smoothing_stddev": 0.4},
+        {"training.learning_rate": 8.0},
+        {"model.architecture": SCATTERED, "training.learning_rate": 2.0},
     ),
     {
         "model.architecture": (SMALL, DEEPER, SCATTERED),
@@ -105,15 +102,11 @@ CIFAR10 = Task(
 MNIST = Task(
     sound.mnist_l2(),
     (
-        SCATTERED_DIGITS,
-        SCATTERED_DIGITS | {"method.smoothing_stddev": 0.7},
-        SCATTERED_DIGITS | {"training.learning_rate": 2.0},
-        SCATTERED_DIGITS | {"method.num_views": 4},
-        SCATTERED_DIGITS | {"model.architecture": MORE_FEATURES},
-        SCATTERED_DIGITS | {"model.architecture": HEAD, "training.learning_rate": 2.0},
-        {"model.architecture": WIDER, "training.learning_rate": 2.0, "method.momentum": 0.0},
-        {"method.batch_size": 8192, "training.schedule": "cosine"},
-        {},
+        {"method.views_radius": 0.5},
+        {"model.architecture": MORE_FEATURES},
+        {"method.num_views": 4},
+        {"method.batch_size": 8192},
+        {"training.learning_rate": 4.0},
     ),
     {
         "model.architecture": (PLAIN, BLOCKS, FEATURES, MORE_FEATURES, HEAD),
@@ -128,7 +121,7 @@ MNIST = Task(
         "method.augmentations": (None, ("crop",)),
         "method.augmented_views": (1, 4),
         "method.crop_shift": (1, 2),
-        "method.views_radius": (0.0, 0.5),
+        "method.views_radius": (0.0, 0.25, 0.5),
     },
     ("0.5", "1"),
 )

@@ -32,7 +32,7 @@ from stobatch_recipes import recipe
 from . import records as sources
 from .baselines import PROVED_RULES, epsilon, method
 from .records import PRIVACY, Record, percent, records, render, table
-from .sound import AIMS, LARGE, SMALL, certified, of_recipe
+from .sound import LARGE, MNIST, SMALL, certified, of_recipe
 
 MEASURED = "benchmarks/distributed/measured.json"
 CLOSE = 0.03
@@ -116,9 +116,9 @@ def in_points_of(
 
 def sound_points(name: str) -> Iterator[Point]:
     """Yield what a recipe of the sound method proves, of all test images."""
-    for run in of_recipe(name, "sound_mnist"):
+    for run in of_recipe(name, MNIST[name]):
         found, budget = {"proved": run["certified"]}, round(run["epsilon"], 2)
-        yield from in_points_of(found, "mnist", name, budget, run["seed"], "sound_mnist.json", 0)
+        yield from in_points_of(found, "mnist", name, budget, run["seed"], f"{MNIST[name]}.json", 0)
 
 
 def figure_points() -> Iterator[Point]:
@@ -154,7 +154,7 @@ def points() -> list[Point]:
         *figure_points(),
         *published_points("paper_mnist", "mnist"),
         *published_points("paper_mnist_seeds", "mnist"),
-        *(point for name in AIMS for point in sound_points(name)),
+        *(point for name in MNIST for point in sound_points(name)),
         *(point for point in baseline_points("baselines_mnist", "mnist", 1) if point.method != "sound"),
         *baseline_points("baselines_mnist_radii", "mnist", 2),
         *published_points("paper_cifar10_adam", "cifar10"),

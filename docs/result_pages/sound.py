@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from stobatch_recipes import recipe
 
@@ -11,14 +12,17 @@ from .records import PRIVACY, Record, lines_of, mean, percent, record, records, 
 RADII = ("0.05", "0.2", "0.4", "0.6")
 AIMS = {
     "sound.mnist": ("0.05", "0.2"),
-    "sound.mnist_wide": ("0.4", "0.6"),
+    "sound.mnist_middle": ("0.4",),
+    "sound.mnist_wide": ("0.6",),
     "sound.mnist_strict": ("0.2",),
 }
 """The radii that a recipe is for."""
+MNIST = dict.fromkeys(AIMS, "sound_mnist") | {"sound.mnist_middle": "sound_mnist_middle"}
+"""Recipes of MNIST for l-infinity, and the files of their records."""
 SEEDS = (1, 2, 3)
 CIFAR10 = ("sound.cifar10", "sound.cifar10_wide", "sound.cifar10_strict", "sound.cifar10_strict_wide")
 SCATTERING = ("sound.cifar10_scattering", "sound.cifar10_scattering_strict")
-SMOOTHED = {"sound.cifar10_smoothed": (1,), "sound.cifar10_smoothed_strict": (1, 2)}
+SMOOTHED = {"sound.cifar10_smoothed": (1,), "sound.cifar10_smoothed_strict": (1,)}
 """Recipes of smoothed photographs, and the seeds that were trained."""
 SMALL, LARGE = "0.0156863", "0.0627451"
 """2/255 and 8/255 over [0, 1], in the unit of records."""
@@ -51,17 +55,14 @@ def left(record: Record) -> dict[str, float]:
 
 
 def page() -> str:
-    mnist = {name: of_recipe(name, "sound_mnist") for name in AIMS}
+    mnist = {name: of_recipe(name, file) for name, file in MNIST.items()}
     cifar10 = {name: of_recipe(name, "sound_cifar10") for name in CIFAR10}
     votes = of_recipe("sound.mnist_l2", "sound_mnist_l2")
     tiny = of_recipe("sound.tiny_imagenet", "sound_tiny_imagenet")
-    wide = {record["config_hash"]: record["certified"]["0.6"] for record in mnist["sound.mnist_wide"]}
     (fashion,) = of_recipe("sound.fashion_mnist", "sound_fashion_mnist", seeds=(1,))
     scattering = {name: of_recipe(name, "sound_cifar10_scattering", seeds=(1,))[0] for name in SCATTERING}
     smoothed = {name: of_recipe(name, "sound_cifar10_smoothed", seeds) for name, seeds in SMOOTHED.items()}
-    attacked_votes = of_recipe("sound.mnist_l2", "sound_mnist_l2_attacked")
     trials, halved = halving()
-    earlier = [r["certified"]["0.6"] for r in records("sound_mnist_earlier") if r["config_hash"] in wide]
     return render(
         "sound",
         mnist_table=table(
@@ -70,12 +71,9 @@ def page() -> str:
         ),
         attacked_table=table(
             ["recipe", *(f"attacked / proved at {radius}" for radius in RADII)],
-            [
-                [f"`{name}`", *(both(found[0], radius) for radius in RADII)]
-                for name, found in mnist.items()
-                if found[0]["attacked"]["test_examples"] == found[0]["test_examples"]
-            ],
+            [attacked_row(name, found) for name, found in mnist.items() if name != "sound.mnist_strict"],
         ),
+        branches_table=table(["recipe", "seeds", "radius", "slopes", "branches"], list(branches_rows(mnist))),
         fashion_table=table(
             ["recipe", PRIVACY, "clean", "certified at 0.05", "certified at 0.2"],
             [
@@ -94,14 +92,15 @@ def page() -> str:
         verified_table=table(
             ["recipe, seed", "bounds", *(f"at {radius}" for radius in RADII), "CPU s an image"], verified_rows()
         ),
-        finals_table=table(
-            ["settings", "data", "clean", *(f"certified at {radius}" for radius in RADII)], list(finals_rows())
-        ),
+        finals_table=table(["settings", "clean", "certified at 0.05", "at 0.2"], [finals_row()]),
         strict_trials=strict_trials(),
         former=mean(one["certified"]["0.2"] for one in records("sound_mnist_strict_former")),
-        wide=sorted(wide.values()),
-        earlier=sorted(earlier),
+        wide=[spread(found, "0.6") for found in (mnist["sound.mnist_wide"], former("sound_mnist_former", 0.6))],
         votes=votes,
+        votes_left=[left_of_few(votes[0], radius) for radius in ("0.5", "1.0")],
+        former_votes=votes_row(former("sound_mnist_l2_former_attacked"))[2:],
+        former_votes_whole=votes_row(former("sound_mnist_l2_former"))[2:],
+        digits_searched=searched("mnist", ("0.5", "1")),
         votes_table=table(["recipe", PRIVACY, "clean", "certified at 0.25", "at 0.5"], [votes_row(votes)]),
         cifar10_table=table(
             [
@@ -125,10 +124,9 @@ def page() -> str:
             ],
             [smoothed_row(name, found) for name, found in smoothed.items()],
         ),
-        searched=[one for one in lines_of("results/votes_search.jsonl") if one["task"] == "cifar10"],
-        attacked_votes=attacked_votes,
-        attacked_votes_row=votes_row(attacked_votes)[2:],
-        attacked_votes_left=left_of_few(attacked_votes[0], "0.5"),
+        former_smoothed=smoothed_row("", former("sound_cifar10_smoothed_former"))[3:7],
+        searched=searched("cifar10", ("0.5", "0.7608")),
+        start=start_of_tiny(),
         tiny=tiny,
         tiny_clean=mean(record["clean"] for record in tiny),
         tiny_certified=certified(tiny, SMALL),
@@ -156,20 +154,67 @@ def trial_name(trial: Record) -> str:
     return "`sound.fashion_mnist`"
 
 
-FINALS = {
-    "mnist": ("`sound.mnist`", "MNIST"),
-    "mnist_0.4": ("`sound.mnist` for a radius of 0.4", "MNIST"),
-    "fashion_mnist": ("`sound.mnist`", "Fashion-MNIST"),
-}
+def former(file: str, train_radius: float | None = None) -> list[Record]:
+    """Return records of settings that a recipe had before a search found better ones."""
+    return [one for one in records(file) if train_radius in (None, one["train_radius"])]
 
 
-def finals_rows() -> Iterator[list[str]]:
-    """What a search on a GPU ended in where the recipe's own settings won; none of their certificates was broken."""
-    for found in records("sound_finals"):
-        if found["settings"] or found["attacked"]["broken_certificates"]:
-            raise ValueError("the page says that the recipe's settings won and no certificate was broken.")
-        shares = (percent(found["certified"][radius]) for radius in RADII)
-        yield [*FINALS[found["task"]], percent(found["clean"]), *shares]
+def spread(found: Sequence[Record], radius: str) -> str:
+    """Return the least and the most that seeds have at a radius."""
+    shares = sorted(one["certified"][radius] for one in found)
+    return f"{percent(shares[0])} to {percent(shares[-1])}"
+
+
+def attacked_row(name: str, found: Sequence[Record]) -> list[str]:
+    """Return what attacks leave and what is proved of the same images, means over seeds; nothing may be broken."""
+    if any(one["attacked"]["broken_certificates"] for one in found):
+        raise ValueError("the page says that no certificate was broken, the records say otherwise.")
+    pairs = [
+        (left(one)[radius], one["attacked"]["certified_of_them"]["bounds"][radius]) for radius in RADII for one in found
+    ]
+    of_radius = [pairs[start : start + len(found)] for start in range(0, len(pairs), len(found))]
+    return [f"`{name}`", *(slashed(fmean(column) for column in zip(*own, strict=True)) for own in of_radius)]
+
+
+def branches_rows(mnist: Mapping[str, Sequence[Record]]) -> Iterator[list[str]]:
+    """Yield what branches add to slopes, on all test images, at the radius that they were spent on."""
+    known = {one["config_hash"]: (name, one) for name, found in mnist.items() for one in found}
+    groups: dict[tuple[str, str], list[tuple[Record, Record]]] = {}
+    for one in records("sound_mnist_branches"):
+        name, with_slopes = known[one["config_hash"]]
+        (radius,) = one["certified"]
+        groups.setdefault((name, radius), []).append((with_slopes, one))
+    for (name, radius), pairs in groups.items():
+        with_slopes, with_branches = (certified(own, radius) for own in zip(*pairs, strict=True))
+        yield [f"`{name}`", str(len(pairs)), radius, with_slopes, with_branches]
+
+
+def finals_row() -> list[str]:
+    """Return what a search on Fashion-MNIST ended in, where no other setting did better than MNIST's own."""
+    found = records("sound_finals")
+    if any(one["settings"] or one["attacked"]["broken_certificates"] for one in found):
+        raise ValueError("the page says that the recipe's settings won and no certificate was broken.")
+    return ["`sound.mnist`", mean(one["clean"] for one in found), *(certified(found, r) for r in ("0.05", "0.2"))]
+
+
+def searched(task: str, radii: Sequence[str]) -> str:
+    """Return a search's trials as a table, the best first; settings are named where they differ from the recipe's."""
+    trials = [one for one in lines_of("results/votes_search.jsonl") if one["task"] == task]
+    rows = {}
+    for one in sorted(trials, key=lambda trial: -sum(trial["estimated"][radius] for radius in radii)):
+        settings = one["set"] | one["settings"]
+        name = ", ".join(f"`{key.partition('.')[2]}={value}`" for key, value in settings.items()) or "as it was"
+        rows.setdefault(name, [percent(one["clean"]), *(percent(one["estimated"][radius]) for radius in radii)])
+    header = ("settings", "clean", *(f"at {float(radius) / 2:g}" for radius in radii))
+    return table(header, [[name, *shares] for name, shares in rows.items()])
+
+
+def start_of_tiny() -> Record:
+    """Return the record of Tiny ImageNet from CIFAR-10, which has to be of the recipe that ships, but for its start."""
+    (found,) = records("sound_tiny_imagenet_smoothed")
+    if recipe("sound.tiny_imagenet_smoothed").override("seed", 1).training_hash != found["recipe_hash"]:
+        raise ValueError("sound.tiny_imagenet_smoothed has other settings than its record.")
+    return found
 
 
 def strict_trials() -> tuple[str, str]:
@@ -216,8 +261,10 @@ def smoothed_row(name: str, found: Sequence[Record]) -> list[str]:
 
 def audit_rows() -> Iterator[list[str]]:
     for audited in sorted(records("sound_certificate_audits"), key=lambda record: str(record["run"])):
+        current = recipe(audited["run"]).override("seed", audited["seed"]).training_hash == audited["training_hash"]
+        name = f"`{audited['run']}`" + ("" if current else ", with settings that it had before")
         for finding in audited["findings"]:
-            yield [f"`{audited['run']}`", finding["statement"].partition(" certified")[0], finding["verdict"]]
+            yield [name, finding["statement"].partition(" certified")[0], finding["verdict"]]
 
 
 def mnist_row(name: str, found: Sequence[Record]) -> list[str]:

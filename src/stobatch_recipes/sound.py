@@ -41,7 +41,16 @@ def mnist(epsilon: float = 1.0, radius: float = 0.2) -> RunConfig:
             ramp=0.3,
         )
         return _mnist(method, "squash 4, conv 64 5/3, relu, linear", 586, 6.0, radius)
-    return _mnist(SoundConfig(epsilon=epsilon, radius=radius), "squash 3, conv 64 5/2, relu, linear", 1172, 4.0, radius)
+    # Far radii are unsteady from seed to seed; each of these steadied training at the radius it was searched for.
+    far = radius > 0.5
+    method = SoundConfig(epsilon=epsilon, radius=radius, clip_norm=0.1 if far else 1.0)
+    recipe = _mnist(method, "squash 3, conv 64 5/2, relu, linear", 1172, 4.0, radius)
+    return recipe if far else recipe.override("model.first_weights", "box")
+
+
+def mnist_middle() -> RunConfig:
+    """MNIST at ε = 1, trained to certify a radius of 0.4."""
+    return mnist(radius=0.4)
 
 
 def mnist_wide() -> RunConfig:
@@ -119,21 +128,24 @@ def fashion_mnist(epsilon: float = 1.0) -> RunConfig:
 
 
 def mnist_l2(epsilon: float = 3.0, stddev: float = 0.5) -> RunConfig:
-    """MNIST for l2 by votes under Gaussian noise; radii 0.5 and 1.0 over [-1, 1] are 0.25 and 0.5 over [0, 1]."""
+    """MNIST for l2 by votes under Gaussian noise; radii 0.5 and 1.0 over [-1, 1] are 0.25 and 0.5 over [0, 1].
+
+    A small network behind fixed scattering, on noisy views that are moved against the example (SmoothAdv).
+    """
     method = SoundConfig(
         epsilon=epsilon,
         radius=0.5,
         clip_norm=0.3,
-        momentum=0.9,
         natural_weight=0.0,
         certified_weight=0.0,
         views_weight=1.0,
+        views_radius=0.25,
         smoothing_stddev=stddev,
         warm_up=0.0,
         ramp=0.1,
     )
-    layers = "conv 32 5/2+2, groupnorm 8, relu, conv 64 3/2+1, groupnorm 8, relu, linear"
-    return _recipe("mnist", method, layers, steps=586, learning_rate=0.3, radius=0.5, radii=(0.5, 1.0), norm="l2")
+    layers = "scatter 8 2 3, groupnorm 9, centred 64 3+1, groupnorm 8, relu, linear"
+    return _recipe("mnist", method, layers, steps=586, learning_rate=2.0, radius=0.5, radii=(0.5, 1.0), norm="l2")
 
 
 def cifar10(epsilon: float = 8.0, radius: float = 4 / 255) -> RunConfig:
@@ -214,8 +226,10 @@ def cifar10_smoothed(epsilon: float = 8.0, stddev: float = 0.5) -> RunConfig:
     """CIFAR-10 for l2 by votes under Gaussian noise; a radius of 0.5 over [-1, 1] is 0.25 over [0, 1].
 
     The first layer is a fixed mean of 2 x 2 pixels: noise at the input is half as large behind it, and so is every
-    perturbation. What is asked at 0.7608 is an l2 ball around the l-infinity ball of 4/255.
+    perturbation. What is asked at 0.7608 is an l2 ball around the l-infinity ball of 4/255. Settings for ε near 3 were
+    searched further: more steps, a rate that falls, and views that are moved against the example (SmoothAdv).
     """
+    strict = epsilon < 5
     method = SoundConfig(
         epsilon=epsilon,
         radius=0.5,
@@ -224,6 +238,7 @@ def cifar10_smoothed(epsilon: float = 8.0, stddev: float = 0.5) -> RunConfig:
         natural_weight=0.0,
         certified_weight=0.0,
         views_weight=1.0,
+        views_radius=0.25 if strict else 0.0,
         num_views=1,
         smoothing_stddev=stddev,
         attack_steps=1,
@@ -234,8 +249,9 @@ def cifar10_smoothed(epsilon: float = 8.0, stddev: float = 0.5) -> RunConfig:
         ramp=0.1,
     )
     layers = "avgpool 2, centred 32 3+1, residual 64 16, residual 128 16/2, groupnorm 16, relu, avgpool 7, linear"
-    radii = (0.5, 0.7608, 1.0)
-    return _recipe("cifar10", method, layers, steps=400, learning_rate=4.0, radius=0.5, radii=radii, norm="l2")
+    steps, radii = 800 if strict else 400, (0.5, 0.7608, 1.0)
+    recipe = _recipe("cifar10", method, layers, steps=steps, learning_rate=4.0, radius=0.5, radii=radii, norm="l2")
+    return recipe.override("training.schedule", "cosine") if strict else recipe
 
 
 def cifar10_smoothed_strict() -> RunConfig:
@@ -251,4 +267,23 @@ def tiny_imagenet(epsilon: float = 8.0, radius: float = 4 / 255) -> RunConfig:
         method=method,
         data=DataConfig(name="tiny_imagenet", num_classes=30),
         model=ModelConfig(architecture=f"avgpool 2, {like.model.architecture}"),
+    )
+
+
+def tiny_imagenet_smoothed(epsilon: float = 5.0, stddev: float = 0.25) -> RunConfig:
+    """Tiny ImageNet, first 30 classes, for l2 by votes, from a public start on CIFAR-10; not tuned.
+
+    Make the start with `stobatch pretrain --recipe sound.tiny_imagenet_smoothed --from-data cifar10 --out PRIOR`, and
+    train with `--from PRIOR`.
+    """
+    like = cifar10_smoothed(8.0, stddev)
+    layers = (
+        "avgpool 2, centred 48 3+1, residual 64 16, residual 128 16/2, residual 128 16/2, groupnorm 16, relu, "
+        "avgpool 8, linear"
+    )
+    return like.replace(
+        method=like.method.replace(epsilon=epsilon, augmented_views=1, crop_shift=4),
+        data=DataConfig(name="tiny_imagenet", num_classes=30),
+        model=ModelConfig(architecture=layers),
+        training=like.training.replace(steps=200, learning_rate=2.0),
     )

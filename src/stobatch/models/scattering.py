@@ -86,6 +86,8 @@ class Scattering(nn.Module):
         """
         if inputs.shape[1:] == self.feature_shape:
             return inputs
+        if not torch.is_autocast_enabled(inputs.device.type):  # a graph for export is plain operators, without a region
+            return self.folded(self.maps(inputs))
         with torch.autocast(inputs.device.type, enabled=False):
             return self.folded(self.maps(inputs))
 
@@ -96,9 +98,9 @@ class Scattering(nn.Module):
         pictures = turned.reshape(-1, 1, height, width)
         fine, coarse = self.moduli(pictures, self.fine), self.moduli(pictures, self.coarse)
         second = self.moduli(fine.reshape(-1, 1, height, width), self.coarse)
-        second = second.reshape(len(pictures), self.angles**2, height // 2, width // 2)
+        second = second.reshape(-1, self.angles**2, height // 2, width // 2)
         low = (self.means(pictures), self.means(fine), self.means(coarse), self.means(second))
-        return torch.cat(low, 1).reshape(len(inputs), *self.map_shape)
+        return torch.cat(low, 1).reshape(-1, *self.map_shape)
 
     def folded(self, maps: Tensor) -> Tensor:
         """Return the maps with their gains; of even features, what each has in common with its mirrored one."""
