@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.bounds import graph
-from stobatch.dp.layer_gradients import WeightForm, absolute, class_pairs, note
+from stobatch.dp.layer_gradients import WeightForm, absolute, class_pairs, record_use
 from stobatch.errors import ModelError
 from stobatch.models.layered import Squash
 from stobatch.models.replacements import FrozenAffine
@@ -59,7 +59,7 @@ def affine_radius(layer: nn.Conv2d | nn.Linear, radius: Tensor) -> Tensor:
         out = F.linear(radius, weight)
     else:
         out = F.conv2d(radius, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
-    note(layer, radius, out, WeightForm.ABSOLUTE)
+    record_use(layer, radius, out, WeightForm.ABSOLUTE)
     return out
 
 
@@ -123,7 +123,7 @@ def difference_radius(output: nn.Linear, radius: Tensor, labels: Tensor) -> Tens
     num_classes = output.out_features
     first, second = class_pairs(num_classes, radius.device)
     pairs = F.linear(radius, absolute(output.weight[first] - output.weight[second]))
-    note(output, radius, pairs, WeightForm.DIFFERENCES, labels)
+    record_use(output, radius, pairs, WeightForm.DIFFERENCES, labels)
     # column[j, k] is the pair's column; the diagonal points at an extra column of zeros.
     column = torch.full((num_classes, num_classes), len(first), device=radius.device)
     order = torch.arange(len(first), device=radius.device)

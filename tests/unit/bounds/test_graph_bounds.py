@@ -428,7 +428,7 @@ def add_in_place_to_shared(module: nn.Module, values: Tensor) -> Tensor:
         (branch, "cannot be traced"),
         (lambda module, values: values * values, "'mul'"),
         (lambda module, values: values - values, "'sub'"),
-        (lambda module, values: values + 1, "no value of an earlier operation"),
+        (lambda module, values: values + 1, "other than results of earlier operations"),
         (lambda module, values: values + module.weight, "outside of a layer"),
         (lambda module, values: torch.add(values, values, alpha=2), "'add' with .*alpha=2"),
         (lambda module, values: torch.cat([values, values], 0)[: len(values)], "cannot be traced"),
@@ -504,7 +504,7 @@ def test_following_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("layer", [nn.Conv2d(3, 3, 1), nn.MaxPool2d(1), nn.AvgPool2d(1), nn.AdaptiveAvgPool2d(4)])
 def test_three_examples_are_not_taken_for_three_channels(layer: nn.Module) -> None:
     module = nn.Sequential(layer, nn.Flatten(), nn.Linear(16, 2))
-    with pytest.raises(ModelError, match="layer of pictures is given 4x4 values"):
+    with pytest.raises(ModelError, match="layer of images is given 4x4 values"):
         bounds.certify(module, torch.zeros(3, 4, 4), 0.1)
 
 

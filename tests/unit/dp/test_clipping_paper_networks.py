@@ -22,9 +22,9 @@ from stobatch.dp.clipping import (
     Losses,
     clipped_sum_by_example,
     clipped_sum_in_one_pass,
-    clipped_sum_partly_formed,
+    clipped_sum_mixed,
     clipper_for,
-    unrecorded,
+    parameters_without_rule,
 )
 from stobatch.dp.layer_gradients import Tape, WeightForm
 from stobatch.models import Classifier, ConvEncoder, Network, ReferenceNorm, affine, build, from_layers
@@ -204,7 +204,7 @@ def test_no_contribution_is_longer_than_c(name: str, norm: str, objective: str) 
 
 
 @pytest.mark.parametrize(("name", "norm"), [MNIST, ("small_cnn", "group"), ("dense", "none")])
-def test_no_contribution_in_bfloat16_is_longer_than_c(name: str, norm: str) -> None:
+def test_no_contribution_split_bfloat16_is_longer_than_c(name: str, norm: str) -> None:
     network = made(name, norm).float()
     batch, losses = OBJECTIVES["all and reconstruction"](network)
     with working_precision("bfloat16", torch.device("cpu")):
@@ -244,11 +244,11 @@ def test_another_networks_encoder_counts_for_nothing() -> None:
 
 
 def forgetting(*forgotten: WeightForm) -> Callable[..., None]:
-    def note(layer: nn.Module, inputs: Tensor, outputs: Tensor, meets: WeightForm) -> None:
-        if meets not in forgotten:
-            tape.note(layer, inputs, outputs, meets)
+    def record_use(layer: nn.Module, inputs: Tensor, outputs: Tensor, form: WeightForm) -> None:
+        if form not in forgotten:
+            tape.record_use(layer, inputs, outputs, form)
 
-    return note
+    return record_use
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ def test_an_encoder_that_tells_too_little_is_caught(
 ) -> None:
     network = made(name, norm)
     batch, losses = OBJECTIVES[objective](network)
-    monkeypatch.setattr(affine, "note", forgetting(forgotten))
-    assert not unrecorded(network)
+    monkeypatch.setattr(affine, "record_use", forgetting(forgotten))
+    assert not parameters_without_rule(network)
     assert clipper_for(network, losses, batch) is clipped_sum_by_example
     assert not same(
         clipped_sum_in_one_pass(network, losses, batch, math.inf),
@@ -300,4 +300,4 @@ def test_the_gradients_of_an_encoder_of_another_kind_are_formed() -> None:
 
     network = made("dense", "none")
     network.encoder = Doubled((1, 8, 8), 12).double()
-    assert clipper_for(network, natural, examples(network)) is clipped_sum_partly_formed
+    assert clipper_for(network, natural, examples(network)) is clipped_sum_mixed
