@@ -22,18 +22,21 @@ from stobatch.types import PAPER_RANGE
 
 
 @dataclass(frozen=True)
-class Box:
-    """All points within `radius` of `centre`, value by value; both have the shape examples x layer."""
+class TrainingBox:
+    """All points within `radius` of `centre`, value by value; both have the shape examples x layer.
+
+    Certificates use `linear.Box`, whose ends include rounding.
+    """
 
     centre: Tensor
     radius: Tensor
 
     @classmethod
-    def between(cls, low: Tensor, high: Tensor) -> Box:
+    def between(cls, low: Tensor, high: Tensor) -> TrainingBox:
         return cls((low + high) / 2, (high - low) / 2)
 
     @classmethod
-    def around(cls, inputs: Tensor, radius: float | Tensor) -> Box:
+    def around(cls, inputs: Tensor, radius: float | Tensor) -> TrainingBox:
         """Return the intersection of l-infinity balls around the inputs with the input range."""
         low = (inputs - radius).clamp(PAPER_RANGE.low, PAPER_RANGE.high)
         return cls.between(low, (inputs + radius).clamp(PAPER_RANGE.low, PAPER_RANGE.high))
@@ -63,7 +66,7 @@ def affine_radius(layer: nn.Conv2d | nn.Linear, radius: Tensor) -> Tensor:
     return out
 
 
-def propagate(layer: nn.Module, box: Box, *others: Box) -> Box:
+def propagate(layer: nn.Module, box: TrainingBox, *others: TrainingBox) -> TrainingBox:
     """Return the smallest box that contains the layer's outputs; sums and concatenations take several boxes."""
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
         raise ModelError(
@@ -71,22 +74,22 @@ def propagate(layer: nn.Module, box: Box, *others: Box) -> Box:
             remedy="Pad with zeros.",
         )
     if isinstance(layer, nn.Conv2d | nn.Linear):
-        return Box(layer(box.centre), affine_radius(layer, box.radius))
+        return TrainingBox(layer(box.centre), affine_radius(layer, box.radius))
     if isinstance(layer, _MONOTONE):
-        return Box.between(layer(box.low), layer(box.high))
+        return TrainingBox.between(layer(box.low), layer(box.high))
     if isinstance(layer, _RESHAPING):
         boxes = (box, *others)
-        return Box(layer(*(each.centre for each in boxes)), layer(*(each.radius for each in boxes)))
+        return TrainingBox(layer(*(each.centre for each in boxes)), layer(*(each.radius for each in boxes)))
     if isinstance(layer, FrozenAffine):
         scale = layer.scale.abs().view(-1, *(1,) * (box.radius.dim() - 2))
-        return Box(layer(box.centre), box.radius * scale)
+        return TrainingBox(layer(box.centre), box.radius * scale)
     raise ModelError(
         f"there are no interval bounds for a {type(layer).__name__} layer.",
         remedy="Use conv, linear, relu, tanh, avgpool, maxpool, squash, or train without the certified loss.",
     )
 
 
-def worst_case_scores(layers: nn.Module, box: Box, labels: Tensor) -> Tensor:
+def worst_case_scores(layers: nn.Module, box: TrainingBox, labels: Tensor) -> Tensor:
     """Return the largest score_k - score_label within the box, examples x classes k; 0 for the label itself.
 
     The last layer is bounded together with the difference, which is tighter than bounding the scores: both classes

@@ -298,8 +298,11 @@ class DpSgdPlan(Plan):
         if self.searched is None:
             return self.mechanism(counted)
         search = self.searched.search
-        own = self.mechanism(max(counted, self.most_steps))
-        return search if own in search.mechanisms else replace(search, mechanisms=(*search.mechanisms, own))
+        mechanism = self.mechanism(max(counted, self.most_steps))
+        if mechanism in search.mechanisms:
+            return search
+        # More steps than any candidate was planned for: the search is accounted with them.
+        return replace(search, mechanisms=(*search.mechanisms, mechanism))
 
     def spent(self, steps: int) -> float:
         """Return ε after this many steps; the whole run spends `claim.epsilon`."""

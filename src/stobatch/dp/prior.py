@@ -87,9 +87,9 @@ def find_tuning(tuned_on: Iterable[str], private: Iterable[str]) -> str | None:
     >>> find_tuning(["mnist"], ["small_digits"]), find_tuning(["mnist"], ["cifar10"])
     ('somebody looked at mnist, and the private data are small_digits', None)
     """
-    own = list(private)
-    pairs = ((name, one) for name in tuned_on for one in own if _share_records(_plain(name), _plain(one)))
-    return next((f"somebody looked at {name}, and the private data are {one}" for name, one in pairs), None)
+    names = list(private)
+    pairs = ((name, other) for name in tuned_on for other in names if _share_records(_plain(name), _plain(other)))
+    return next((f"somebody looked at {name}, and the private data are {other}" for name, other in pairs), None)
 
 
 def find_conflict(may_contain: Iterable[str], private: Iterable[str]) -> str | None:
@@ -103,9 +103,9 @@ def find_conflict(may_contain: Iterable[str], private: Iterable[str]) -> str | N
     for name in may_contain:
         if _plain(name) == UNKNOWN:
             return "their card says that nobody knows which records they have seen"
-        for own in private:
-            if _share_records(_plain(name), _plain(own)):
-                return f"they may have seen {name}, and the private data are {own}"
+        for other in private:
+            if _share_records(_plain(name), _plain(other)):
+                return f"they may have seen {name}, and the private data are {other}"
     return None
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.bounds.boxes import Box, worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.dp.clipping import Batch
 from stobatch.models import Classifier, HandedOver, Layered, Network
 from stobatch.models.scattering import Scattering
@@ -96,7 +96,7 @@ class IBP(Term):
         """Return upper bounds on score_k - score_label, examples x classes k."""
         assert isinstance(network, Layered | HandedOver)
         layers = network.layers if isinstance(network, Layered) else network.module
-        return worst_case_scores(layers, Box.around(inputs, share * self.radius), labels)
+        return worst_case_scores(layers, TrainingBox.around(inputs, share * self.radius), labels)
 
 
 Attack = Callable[[Classifier, Tensor, Tensor, float], Tensor]

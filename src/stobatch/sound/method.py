@@ -129,8 +129,9 @@ class DpSgdFamily(Method):
         return config.model.layers is not None or method.noise is not None
 
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-        wanted = config.certification.certificate
-        return make_verifiers(self.certificates if wanted == "best" else (wanted,), config, plan, network)
+        certificate = config.certification.certificate
+        names = self.certificates if certificate == "best" else (certificate,)
+        return make_verifiers(names, config, plan, network)
 
 
 def require_planned_persons(plan: DpSgdPlan, train: TrainingExamples) -> None:

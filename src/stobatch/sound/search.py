@@ -29,14 +29,14 @@ def require_searchable(config: RunConfig) -> None:
     """Raise at settings that cannot be searched; reads no data."""
     space = config.search.space
     for key in space:
-        section, _, own = key.partition(".")
-        if section not in ("method", "model", "training") or (section == "method" and own in _FIXED):
+        section, _, name = key.partition(".")
+        if section not in ("method", "model", "training") or (section == "method" and name in _FIXED):
             raise SettingError(
                 f"'{key}' cannot be searched.",
                 why="A search is over settings of training, model and method that leave its budget and its data alone.",
                 remedy="Search training.learning_rate, method.clip_norm or method.batch_size, for instance.",
             )
-        if config.prior.name is not None and section == "model" and own not in ("train_only", "adapter_rank"):
+        if config.prior.name is not None and section == "model" and name not in ("train_only", "adapter_rank"):
             raise SettingError(
                 f"'{key}' cannot be searched from a prior.",
                 why=f"The prior {config.prior.name} is for one network.",

@@ -13,8 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch import bounds
 from stobatch.bounds import graph, linear
-from stobatch.bounds.boxes import Box as TrainingBox
-from stobatch.bounds.boxes import worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.bounds.branching import PLAIN, Effort
 from stobatch.bounds.certifier import BoxCertifier
 from stobatch.bounds.linear import AdaptivePool, Box, ChannelScaling, MaxPool

@@ -11,7 +11,7 @@ from sound_steps import CLASSES, pictures, prepared, settings
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.bounds.boxes import Box, worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.models import Classifier, Layered, build
 from stobatch.sound.averaged import AveragedSGD
 from stobatch.sound.losses import IBP, Adversarial, CrossEntropy, NoisyViews, Objective, Ramp, normal_sampler
@@ -47,7 +47,7 @@ def test_hard_terms_and_their_radius_grow_and_cross_entropy_has_the_rest(progres
     def natural(points: Tensor) -> Tensor:
         return F.cross_entropy(network(points), labels, reduction="none")
 
-    worst = worst_case_scores(network.layers, Box.around(inputs, share * 0.2), labels)
+    worst = worst_case_scores(network.layers, TrainingBox.around(inputs, share * 0.2), labels)
     expected = (0.4 + (1 - share) * (0.5 + 0.7)) * natural(inputs)
     expected = expected + share * 0.5 * F.cross_entropy(worst, labels, reduction="none")
     expected = expected + share * 0.7 * natural((inputs + share * 0.3).clamp(-1, 1)) + 0.2 * natural(inputs + 0.1)
@@ -101,7 +101,7 @@ def test_losses_between_attack_and_box_are_as_printed_and_meet_at_the_box(loss: 
         return _craft_points(2, 512, network, inputs, labels, size)
 
     def worst(points: Tensor, size: float) -> Tensor:
-        return worst_case_scores(network.layers, Box.around(points, size), labels)
+        return worst_case_scores(network.layers, TrainingBox.around(points, size), labels)
 
     point = network(attacked(radius))
     scores = {
@@ -127,7 +127,7 @@ def test_the_small_box_stays_in_the_example_s_own() -> None:
     inputs, labels = trainable.reader.kept
     normal = normal_sampler(torch.Generator(), torch.device("cpu"))
     (_, _, points), _ = trainable.objective.prepare(trainable.network, inputs, labels, 1.0, normal)
-    small, own = Box.around(points, 0.3 * 0.2), Box.around(inputs, 0.2)
+    small, own = TrainingBox.around(points, 0.3 * 0.2), TrainingBox.around(inputs, 0.2)
     assert bool((small.low >= own.low - 1e-6).all() and (small.high <= own.high + 1e-6).all())
     assert float((points - inputs).abs().max()) == pytest.approx(0.7 * 0.2, rel=1e-5)
 

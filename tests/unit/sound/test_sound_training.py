@@ -12,7 +12,7 @@ from support.noise_checks import normal_of
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.bounds.boxes import Box, worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.data.partition import poisson_sample
 from stobatch.dp import clipping as per_example
 from stobatch.errors import ModelError
@@ -36,7 +36,7 @@ def oracle(trainable: DpSgdTrainable, step: int) -> Gradients:
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for row in sample.tolist():
         inputs, labels = trainable.reader.fetch(torch.tensor([row]))
-        worst = worst_case_scores(network.layers, Box.around(inputs, 0.2 * share), labels)
+        worst = worst_case_scores(network.layers, TrainingBox.around(inputs, 0.2 * share), labels)
         natural, certified = F.cross_entropy(network(inputs), labels), F.cross_entropy(worst, labels)
         loss = (1 - 0.5 * share) * natural + 0.5 * share * certified
         gradients = torch.autograd.grad(loss, list(parameters.values()))
