@@ -16,7 +16,7 @@ from stobatch.dp.clipping import (
     clipper_for,
     perturbed_weights,
 )
-from stobatch.dp.layer_gradients import ConvGradients, in_bfloat16, squared_norm_bounds, weighted_rows
+from stobatch.dp.layer_gradients import ConvGradients, split_bfloat16, squared_norm_bounds, weighted_rows
 from stobatch.errors import ModelError
 from stobatch.models import build_layered
 from stobatch.models import residual as residual_module
@@ -130,7 +130,7 @@ def test_a_gradient_that_is_rounded_after_its_norm_was_taken_is_caught(monkeypat
 def test_bfloat16_loses_nothing_of_weights_and_squares(seed: int, size: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(16, generator=generator) * size
-    assert torch.equal(in_bfloat16(weights).double().sum(0), weights.double())
+    assert torch.equal(split_bfloat16(weights).double().sum(0), weights.double())
     values = (torch.randn(16, 3, 5, generator=generator) * size).bfloat16()
     exact = values.double().square().sum((1, 2))
     assert bool((squared_norm_bounds(values) >= exact).all())
