@@ -41,8 +41,8 @@ class RunLaw:
     trained or released.
 
     >>> law = RunLaw(mean=5.0, shape=math.inf)
-    >>> round(law.probability(0), 4), round(law.at_most(10), 3)
-    (0.0067, 0.986)
+    >>> [round(probability, 4) for _, probability in zip(range(3), law.probabilities())]
+    [0.0067, 0.0337, 0.0842]
     """
 
     mean: float
@@ -70,7 +70,7 @@ class RunLaw:
         low, high = 1e-12, 1 - 1e-12
         return float(brentq(lambda gamma: _mean(gamma, self.shape) - self.mean, low, high, xtol=1e-15, rtol=1e-13))
 
-    def _probabilities(self) -> Iterator[float]:
+    def probabilities(self) -> Iterator[float]:
         """Yield P(K = 0), P(K = 1), ... by the ratios of successive probabilities."""
         if self.is_poisson:
             probability = math.exp(-self.mean)
@@ -88,19 +88,11 @@ class RunLaw:
             probability *= rest * (count + eta) / (count + 1)
             yield probability
 
-    def probability(self, count: int) -> float:
-        """Return P(K = count)."""
-        return next(p for number, p in enumerate(self._probabilities()) if number == count)
-
-    def at_most(self, count: int) -> float:
-        """Return P(K <= count)."""
-        return math.fsum(p for _, p in zip(range(count + 1), self._probabilities(), strict=False))
-
     def draw(self, stream: Stream) -> int:
         """Draw a number of candidates by inverting its distribution function at 64 random bits."""
         uniform = (int(next(stream.blocks(1))[0]) + 0.5) / 2**64
         cumulative = 0.0
-        for count, probability in enumerate(self._probabilities()):
+        for count, probability in enumerate(self.probabilities()):
             cumulative += probability
             if uniform < cumulative:
                 return count

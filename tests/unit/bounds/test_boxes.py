@@ -174,7 +174,7 @@ def test_a_linear_network_has_the_true_worst_case() -> None:
 
 
 @pytest.mark.parametrize("description", STACKS)
-def test_without_a_radius_it_is_the_lead(description: str) -> None:
+def test_without_a_radius_it_is_the_margin(description: str) -> None:
     network, labels, inputs = stack(description, (4,)), torch.tensor([0, 1, 2]), torch.randn(3, 4).double()
     found = worst_case_scores(network.layers, around(inputs, 0.0), labels)
     assert torch.allclose(found, leads(network, inputs, labels), rtol=0, atol=SLACK)

@@ -73,7 +73,7 @@ def composed(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("module", [Every(0), Every(1), Small(0)], ids=["every", "padded", "small"])
-def test_what_is_followed_is_what_a_call_computes(module: nn.Module) -> None:
+def test_what_is_traced_is_what_a_call_computes(module: nn.Module) -> None:
     inputs = torch.rand(5, 1, 1, 1) * 2 - 1
     assert torch.allclose(composed(module, inputs), module(inputs), rtol=1e-5, atol=1e-6)
 
@@ -445,7 +445,7 @@ def test_what_is_not_known_is_refused_by_name(between, reason) -> None:
         bounds.certify(Forward(between), torch.zeros(1, 4), 0.1)
 
 
-def test_an_overwriting_sum_that_harms_nobody_is_followed() -> None:
+def test_a_harmless_in_place_sum_is_traced() -> None:
     module = Forward(add_in_place_to_shared)
     with pytest.raises(ModelError, match="'iadd' overwrites"):
         bounds.certify(module, torch.zeros(1, 4), 0.1)
@@ -475,7 +475,7 @@ def test_a_change_after_the_certifier_was_made_is_seen() -> None:
         certifier.margins(inputs, 0.1)
 
 
-def test_a_forward_that_tells_a_stand_in_from_numbers_is_found_out() -> None:
+def test_a_forward_that_tells_a_proxy_from_numbers_is_refused() -> None:
     class TwoFaced(Forward):
         def forward(self, inputs: Tensor) -> Tensor:
             scores = super().forward(inputs)

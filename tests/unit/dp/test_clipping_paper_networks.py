@@ -161,7 +161,7 @@ def same(one: ClippedSum, other: ClippedSum, tolerance: float = EXACT) -> bool:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch.func, for pooling in resnet18
 @pytest.mark.parametrize(("name", "norm", "objective"), CASES)
-def test_the_fast_way_is_taken_and_equals_formed_gradients(name: str, norm: str, objective: str) -> None:
+def test_the_fast_clipper_is_used_and_equals_formed_gradients(name: str, norm: str, objective: str) -> None:
     network = made(name, norm)
     batch, losses = OBJECTIVES[objective](network)
     assert clipper_for(network, losses, batch) is clipped_sum_in_one_pass
@@ -184,7 +184,7 @@ def one_at_a_time(network: Network, losses: Losses, batch: Batch, clip_norm: flo
 
 @pytest.mark.parametrize("name", ["mnist_cnn", "small_cnn"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_the_fast_way_equals_one_example_at_a_time(name: str, norm: str) -> None:
+def test_the_fast_clipper_equals_one_example_at_a_time(name: str, norm: str) -> None:
     network = made(name, norm)
     for batch, losses in (OBJECTIVES["all and reconstruction"](network), (examples(network), attacked_inside)):
         slow = one_at_a_time(network, losses, batch, 0.1)
@@ -204,7 +204,7 @@ def test_no_contribution_is_longer_than_c(name: str, norm: str, objective: str) 
 
 
 @pytest.mark.parametrize(("name", "norm"), [MNIST, ("small_cnn", "group"), ("dense", "none")])
-def test_no_contribution_split_bfloat16_is_longer_than_c(name: str, norm: str) -> None:
+def test_no_contribution_in_bfloat16_is_longer_than_c(name: str, norm: str) -> None:
     network = made(name, norm).float()
     batch, losses = OBJECTIVES["all and reconstruction"](network)
     with working_precision("bfloat16", torch.device("cpu")):
@@ -283,7 +283,7 @@ def test_gradients_at_overwritten_values_are_caught(monkeypatch: pytest.MonkeyPa
     assert clipper_for(network, losses, batch) is clipped_sum_by_example
 
 
-def test_a_weight_used_behind_the_encoders_back_goes_the_slow_way() -> None:
+def test_a_weight_used_outside_the_encoder_is_clipped_by_example() -> None:
     network = made(*MNIST)
 
     def penalised(network: nn.Module, batch: Batch) -> Tensor:

@@ -79,7 +79,7 @@ def test_a_frozen_body_equals_the_slow_loop(name: str) -> None:
     assert_right(network, natural, examples(PICTURE))
 
 
-def test_the_fast_way_is_found_for_adapters() -> None:
+def test_the_fast_clipper_is_used_for_adapters() -> None:
     network, batch = adapted(NETWORKS["two convs"]()).double(), examples(PICTURE)
     assert clipper_for(network, natural, batch) is clipped_sum_in_one_pass
 

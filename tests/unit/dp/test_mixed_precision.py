@@ -53,11 +53,11 @@ def longest(way: Clipper) -> float:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_contribution_split_bfloat16_is_at_most_c(way: Clipper) -> None:
+def test_a_contribution_in_bfloat16_is_at_most_c(way: Clipper) -> None:
     assert 0.99 < longest(way) <= ALLOWED
 
 
-def test_norms_taken_split_bfloat16_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_taken_in_bfloat16_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: clipping does its sums in the precision of the passes."""
 
     def rough(norms: Tensor, clip_norm: float, dtype: torch.dtype) -> Tensor:
@@ -82,7 +82,7 @@ def test_the_sum_of_a_batch_is_that_of_its_examples(way: Clipper) -> None:
         assert float((value - rough[name]).norm()) < 0.1 * size
 
 
-def test_passes_really_are_split_bfloat16() -> None:
+def test_passes_really_are_in_bfloat16() -> None:
     """Else the tests above would show nothing."""
     with working_precision("bfloat16", torch.device("cpu")):
         assert network()(examples()[0]).dtype == torch.bfloat16

@@ -89,7 +89,7 @@ def test_frozen_parameters_are_neither_formed_nor_counted() -> None:
     assert not any(name.startswith("norm") for name in fast.gradients)
 
 
-def test_an_example_whose_gradient_is_no_number_adds_nothing() -> None:
+def test_an_example_with_a_nan_gradient_adds_nothing() -> None:
     inputs, labels = batch()
     inputs[2] = torch.inf
     found = clipped_sum_mixed(Mixed(), losses, (inputs, labels), 0.1)

@@ -59,7 +59,7 @@ def whole_output_layer(network: nn.Module, batch: Batch) -> Tensor:
 
 @pytest.mark.parametrize("losses", [natural, views])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_fast_way_equals_the_slow_loop(name: str, losses: Losses) -> None:
+def test_the_fast_clipper_equals_the_slow_loop(name: str, losses: Losses) -> None:
     network = NETWORKS[name]()
     assert_right(network, losses, examples(PICTURE, losses))
     assert clipper_for(network.double(), losses, examples(PICTURE, losses)) is clipped_sum_in_one_pass

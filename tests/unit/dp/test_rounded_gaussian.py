@@ -146,7 +146,7 @@ def test_the_ends_of_the_range_are_decided_by_further_bits(word: int, turn: int)
     assert steps_of(found, 2.0**-32) == exact
 
 
-def test_a_number_next_to_a_boundary_is_followed_to_its_last_bit() -> None:
+def test_a_number_next_to_a_boundary_is_decided_by_further_bits() -> None:
     """θ is chosen so that R cos θ / step lies within 2⁻²⁰⁰ of a half; more and more bits are asked for."""
     with mpmath.workprec(1200):
         word = 2**62 + 12345

@@ -129,7 +129,7 @@ def test_views_clipped_one_by_one_are_caught(monkeypatch: pytest.MonkeyPatch) ->
     assert largest(trainable, monkeypatch) > 1.5
 
 
-def test_views_of_the_same_thing_are_not_asked_for() -> None:
+def test_several_equal_views_are_refused() -> None:
     with pytest.raises(SettingError, match="would all be the same"):
         stobatch.plan(settings(**{"method.augmented_views": 4}), dataset=pictures())
 
