@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.bounds import graph
-from stobatch.dp.layer_gradients import WeightForm, absolute, class_pairs, note
+from stobatch.dp.layer_gradients import WeightForm, absolute, class_pairs, record_use
 from stobatch.errors import ModelError
 from stobatch.models.layered import Squash
 from stobatch.models.replacements import FrozenAffine
@@ -22,18 +22,21 @@ from stobatch.types import PAPER_RANGE
 
 
 @dataclass(frozen=True)
-class Box:
-    """All points within `radius` of `centre`, value by value; both have the shape examples x layer."""
+class TrainingBox:
+    """All points within `radius` of `centre`, value by value; both have the shape examples x layer.
+
+    Certificates use `linear.Box`, whose ends include rounding.
+    """
 
     centre: Tensor
     radius: Tensor
 
     @classmethod
-    def between(cls, low: Tensor, high: Tensor) -> Box:
+    def between(cls, low: Tensor, high: Tensor) -> TrainingBox:
         return cls((low + high) / 2, (high - low) / 2)
 
     @classmethod
-    def around(cls, inputs: Tensor, radius: float | Tensor) -> Box:
+    def around(cls, inputs: Tensor, radius: float | Tensor) -> TrainingBox:
         """Return the intersection of l-infinity balls around the inputs with the input range."""
         low = (inputs - radius).clamp(PAPER_RANGE.low, PAPER_RANGE.high)
         return cls.between(low, (inputs + radius).clamp(PAPER_RANGE.low, PAPER_RANGE.high))
@@ -59,11 +62,11 @@ def affine_radius(layer: nn.Conv2d | nn.Linear, radius: Tensor) -> Tensor:
         out = F.linear(radius, weight)
     else:
         out = F.conv2d(radius, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
-    note(layer, radius, out, WeightForm.ABSOLUTE)
+    record_use(layer, radius, out, WeightForm.ABSOLUTE)
     return out
 
 
-def propagate(layer: nn.Module, box: Box, *others: Box) -> Box:
+def propagate(layer: nn.Module, box: TrainingBox, *others: TrainingBox) -> TrainingBox:
     """Return the smallest box that contains the layer's outputs; sums and concatenations take several boxes."""
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
         raise ModelError(
@@ -71,22 +74,22 @@ def propagate(layer: nn.Module, box: Box, *others: Box) -> Box:
             remedy="Pad with zeros.",
         )
     if isinstance(layer, nn.Conv2d | nn.Linear):
-        return Box(layer(box.centre), affine_radius(layer, box.radius))
+        return TrainingBox(layer(box.centre), affine_radius(layer, box.radius))
     if isinstance(layer, _MONOTONE):
-        return Box.between(layer(box.low), layer(box.high))
+        return TrainingBox.between(layer(box.low), layer(box.high))
     if isinstance(layer, _RESHAPING):
         boxes = (box, *others)
-        return Box(layer(*(each.centre for each in boxes)), layer(*(each.radius for each in boxes)))
+        return TrainingBox(layer(*(each.centre for each in boxes)), layer(*(each.radius for each in boxes)))
     if isinstance(layer, FrozenAffine):
         scale = layer.scale.abs().view(-1, *(1,) * (box.radius.dim() - 2))
-        return Box(layer(box.centre), box.radius * scale)
+        return TrainingBox(layer(box.centre), box.radius * scale)
     raise ModelError(
         f"there are no interval bounds for a {type(layer).__name__} layer.",
         remedy="Use conv, linear, relu, tanh, avgpool, maxpool, squash, or train without the certified loss.",
     )
 
 
-def worst_case_scores(layers: nn.Module, box: Box, labels: Tensor) -> Tensor:
+def worst_case_scores(layers: nn.Module, box: TrainingBox, labels: Tensor) -> Tensor:
     """Return the largest score_k - score_label within the box, examples x classes k; 0 for the label itself.
 
     The last layer is bounded together with the difference, which is tighter than bounding the scores: both classes
@@ -123,7 +126,7 @@ def difference_radius(output: nn.Linear, radius: Tensor, labels: Tensor) -> Tens
     num_classes = output.out_features
     first, second = class_pairs(num_classes, radius.device)
     pairs = F.linear(radius, absolute(output.weight[first] - output.weight[second]))
-    note(output, radius, pairs, WeightForm.DIFFERENCES, labels)
+    record_use(output, radius, pairs, WeightForm.DIFFERENCES, labels)
     # column[j, k] is the pair's column; the diagonal points at an extra column of zeros.
     column = torch.full((num_classes, num_classes), len(first), device=radius.device)
     order = torch.arange(len(first), device=radius.device)

@@ -149,9 +149,9 @@ class ScatteringLipschitz:
         error, size = gamma(FLOAT32_UNIT, channels + 2) * sqrt(channels) * self.colour_norm, self.colour_norm
         stages = ((self.low, self.fine, self.coarse), (self.low, self.coarse), (self.leaf,))
         for norm, parts in zip(norms, stages, strict=True):
-            own = sqrt(sum((gamma(FLOAT32_UNIT, part.fan_in + 2) * part.absolute_norm) ** 2 for part in parts))
-            own += gamma(FLOAT32_UNIT, _MODULUS) * (norm + own)
-            error = norm * error + own * (size + error) + _UNDERFLOW
+            stage_error = sqrt(sum((gamma(FLOAT32_UNIT, part.fan_in + 2) * part.absolute_norm) ** 2 for part in parts))
+            stage_error += gamma(FLOAT32_UNIT, _MODULUS) * (norm + stage_error)
+            error = norm * error + stage_error * (size + error) + _UNDERFLOW
             size *= norm
         return error * _SLACK
 
@@ -198,17 +198,17 @@ class _MarginLipschitz:
 
     def radii(self, scores: Tensor, labels: Tensor, magnitudes: Tensor, lengths: Tensor) -> Tensor:
         """Return the certified radius of each input: the least of (margin - errors) / constant over other classes."""
-        own, errors = labels[:, None], self.score_errors(magnitudes, lengths)
-        margin, margin_error = scores.gather(1, own) - scores, errors.gather(1, own) + errors
+        label, errors = labels[:, None], self.score_errors(magnitudes, lengths)
+        margin, margin_error = scores.gather(1, label) - scores, errors.gather(1, label) + errors
         # At distance r, ‖x‖ is larger by r and the features by `maps`·r at most: that part of the error at the other
         # point grows with r and goes to the denominator. The factor 2 is for the errors at both points.
         rounding = self.scattering.rounding
-        absolute_norms = self.absolute_norms[own] + self.absolute_norms
+        absolute_norms = self.absolute_norms[label] + self.absolute_norms
         error_per_distance = self.difference_norms[labels] * rounding + self.share * absolute_norms * (
             self.scattering.maps + 2 * rounding
         )
         by_class = (margin - 2 * margin_error) / (self.constants[labels] + error_per_distance) / _SLACK
-        radius = by_class.scatter(1, own, torch.inf).amin(1)
+        radius = by_class.scatter(1, label, torch.inf).amin(1)
         # Shrunk so that distances may be measured, and points of a ball rounded, in float32.
         values = prod(self.scattering.front.input_shape)
         shrunk: Tensor = radius * (1 - gamma(FLOAT32_UNIT, values + 8)) - 2.0**-22 * sqrt(values)

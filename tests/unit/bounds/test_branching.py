@@ -97,7 +97,7 @@ def wrong_way(self: ReLU, rows: LinearBounds, passed: LayerBounds, lower_slope: 
 
 TWINS: dict[str, tuple[type, str, Callable[..., object]]] = {
     "a forgotten half": (Branch, "split", forgotten),
-    "halves that are too small": (Box, "half", both_halves_at_0),
+    "halves that are too small": (Box, "restrict_signs", both_halves_at_0),
     "a slope above one": (ReLU, "backward", steep),
     "a multiplier of the wrong sign": (ReLU, "backward", wrong_way),
 }

@@ -13,8 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch import bounds
 from stobatch.bounds import graph, linear
-from stobatch.bounds.boxes import Box as TrainingBox
-from stobatch.bounds.boxes import worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.bounds.branching import PLAIN, Effort
 from stobatch.bounds.certifier import BoxCertifier
 from stobatch.bounds.linear import AdaptivePool, Box, ChannelScaling, MaxPool
@@ -74,7 +73,7 @@ def composed(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("module", [Every(0), Every(1), Small(0)], ids=["every", "padded", "small"])
-def test_what_is_followed_is_what_a_call_computes(module: nn.Module) -> None:
+def test_what_is_traced_is_what_a_call_computes(module: nn.Module) -> None:
     inputs = torch.rand(5, 1, 1, 1) * 2 - 1
     assert torch.allclose(composed(module, inputs), module(inputs), rtol=1e-5, atol=1e-6)
 
@@ -428,7 +427,7 @@ def add_in_place_to_shared(module: nn.Module, values: Tensor) -> Tensor:
         (branch, "cannot be traced"),
         (lambda module, values: values * values, "'mul'"),
         (lambda module, values: values - values, "'sub'"),
-        (lambda module, values: values + 1, "no value of an earlier operation"),
+        (lambda module, values: values + 1, "other than results of earlier operations"),
         (lambda module, values: values + module.weight, "outside of a layer"),
         (lambda module, values: torch.add(values, values, alpha=2), "'add' with .*alpha=2"),
         (lambda module, values: torch.cat([values, values], 0)[: len(values)], "cannot be traced"),
@@ -446,7 +445,7 @@ def test_what_is_not_known_is_refused_by_name(between, reason) -> None:
         bounds.certify(Forward(between), torch.zeros(1, 4), 0.1)
 
 
-def test_an_overwriting_sum_that_harms_nobody_is_followed() -> None:
+def test_a_harmless_in_place_sum_is_traced() -> None:
     module = Forward(add_in_place_to_shared)
     with pytest.raises(ModelError, match="'iadd' overwrites"):
         bounds.certify(module, torch.zeros(1, 4), 0.1)
@@ -476,7 +475,7 @@ def test_a_change_after_the_certifier_was_made_is_seen() -> None:
         certifier.margins(inputs, 0.1)
 
 
-def test_a_forward_that_tells_a_stand_in_from_numbers_is_found_out() -> None:
+def test_a_forward_that_tells_a_proxy_from_numbers_is_refused() -> None:
     class TwoFaced(Forward):
         def forward(self, inputs: Tensor) -> Tensor:
             scores = super().forward(inputs)
@@ -504,7 +503,7 @@ def test_following_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("layer", [nn.Conv2d(3, 3, 1), nn.MaxPool2d(1), nn.AvgPool2d(1), nn.AdaptiveAvgPool2d(4)])
 def test_three_examples_are_not_taken_for_three_channels(layer: nn.Module) -> None:
     module = nn.Sequential(layer, nn.Flatten(), nn.Linear(16, 2))
-    with pytest.raises(ModelError, match="layer of pictures is given 4x4 values"):
+    with pytest.raises(ModelError, match="layer of images is given 4x4 values"):
         bounds.certify(module, torch.zeros(3, 4, 4), 0.1)
 
 

@@ -125,7 +125,7 @@ def test_long_parts_that_cancel_are_clipped_all_the_same(losses: Losses, picture
 
 
 def test_trusting_rounded_inner_products_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_gradients, "_hidden", lambda size, *_: torch.zeros_like(size))
+    monkeypatch.setattr(layer_gradients, "_cancellation_allowance", lambda size, *_: torch.zeros_like(size))
     with pytest.raises(AssertionError):
         test_long_parts_that_cancel_are_clipped_all_the_same(opposed, False)
     with pytest.raises(AssertionError):
@@ -170,7 +170,7 @@ def test_clipping_views_apart_is_caught() -> None:
 
 
 def without_bias(gradients: LinearGradients) -> Tensor:
-    return gradients._of_weight()
+    return gradients._weight_squared_norms()
 
 
 def without_cross_term(gradients: LinearGradients) -> Tensor:
