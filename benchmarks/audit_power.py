@@ -5,7 +5,7 @@
 Every audit is a real one: trainings by the library's own steps, scores by its own attack, the verdict of its own
 finding. many_runs: so many trainings per audit (recipe audit.NAME, ε = 3 claimed). one_run: one training per audit with
 20,000 gradient canaries in a network of 22,000 parameters. certificates: the test beds of
-`auditing/broken_certificates.py`, a new one for each seed.
+`tests/support/broken_certificates.py`, a new one for each seed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
 import time
 from functools import cache
@@ -25,17 +26,19 @@ import torch
 
 import stobatch
 from stobatch.auditing.audit import open_subject
-from stobatch.auditing.broken_certificates import CONTROLS
 from stobatch.auditing.certificate_attacks import AttackedCertificates, FalsifierSettings
 from stobatch.auditing.falsifier import falsify, finding_of, nearest
 from stobatch.auditing.many_runs import Trials, many_runs_finding
 from stobatch.auditing.neighbours import Pair, worst_case
 from stobatch.auditing.subject import Audited
-from stobatch.auditing.vote_counts import certify_apart
 from stobatch.dp.plan import Plan
 from stobatch.runs import Run
 from stobatch.types import Verdict
 from stobatch_recipes import recipe
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support.broken_certificates import CONTROLS, certify_apart
 
 MANY_RUNS = {"sound": 600, "half_noise": 600, "shared_noise": 300, "no_clipping": 100}
 """Trainings of one audit."""

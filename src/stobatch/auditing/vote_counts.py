@@ -107,12 +107,3 @@ def counter_of(verifier: VotesVerifier, points: Tensor) -> VoteCounter:
         verifier.network.num_classes,
         verifier.settings.rows_at_once,
     )
-
-
-def certify_apart(verifier: Verifier, inputs: Tensor, generator: torch.Generator) -> dict[str, Any]:
-    """Return the columns of `verify`, every input by draws of its own.
-
-    Inputs that are verified together share their draws, so their certificates may all fail at once; these cannot.
-    """
-    answers = [verifier.verify(one, generator).columns() for one in torch.split(inputs, 1)]
-    return {name: np.concatenate([columns[name] for columns in answers]) for name in answers[0]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -61,11 +61,6 @@ def templates() -> Environment:
     )
     environment.globals.update(palette=PALETTE)
     return environment
-
-
-def macros() -> Any:
-    """Return the parts that all pages are made of."""
-    return templates().get_template("macros.html").module
 
 
 def render(template: str, **view: object) -> bytes:

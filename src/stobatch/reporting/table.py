@@ -1,4 +1,4 @@
-"""One table for every place it is shown in: terminal, page, documentation and JSON."""
+"""One table for every place it is shown in: terminal, page and documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from stobatch.reporting.format import STATUS_STYLES, status_words
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -103,13 +102,6 @@ class Table:
             table.add_row(*(Text("\n").join(_cell_text(cell) for cell in lines) for lines in row))
         return table
 
-    def to_html(self) -> Markup:
-        """Return the table for a page."""
-        from stobatch.reporting.page import macros
-
-        markup: Markup = macros().table(self)
-        return markup
-
     def to_markdown(self) -> str:
         """Return Markdown: the caption as a paragraph, then the table."""
         heads = [_escape(str(column)) for column in self.columns]
@@ -117,14 +109,6 @@ class Table:
         rows = [["<br>".join(_escape(str(cell)) for cell in lines) for lines in row] for row in self.rows]
         table = "\n".join(f"| {' | '.join(row)} |" for row in (heads, marks, *rows))
         return f"{_escape(self.caption)}\n\n{table}\n" if self.caption else f"{table}\n"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the table for programs; a cell has only the keys that say something."""
-        return {
-            "caption": self.caption,
-            "columns": [_cell_json(column) for column in self.columns],
-            "rows": [[[_cell_json(cell) for cell in lines] for lines in row] for row in self.rows],
-        }
 
 
 def _lines(entry: Entry) -> Lines:
@@ -141,12 +125,6 @@ def _cell_text(cell: Cell, between: str = " ") -> Text:
     badge = f"({cell.badge})" if cell.badge else ""
     parts = [Text(part, style=style) for part in (cell.text, cell.detail, badge) if part]
     return Text(between).join(parts)
-
-
-def _cell_json(cell: Cell) -> dict[str, str]:
-    words = {"status_words": status_words(cell.status)} if cell.status else {}
-    own = {"text": cell.text, "detail": cell.detail, "status": cell.status, **words}
-    return {key: value for key, value in own.items() if value or key == "text"}
 
 
 def _escape(text: str) -> str:

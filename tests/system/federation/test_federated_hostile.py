@@ -73,7 +73,7 @@ def test_a_statement_that_cannot_be_right_is_refused_before_the_first_step(tmp_p
     federation, directories = started(tmp_path / "run")
     statements = InProcessTransport(opened(directories)).statements()
     with pytest.raises(FederationError, match=r"north counts 7 answers and may give 6\."):
-        federation.enrol(statements | {"north": replace(statements["north"], rounds=STEPS + 1)})
+        federation.enrol(statements | {"north": statements["north"].replace(rounds=STEPS + 1)})
 
 
 # Answers.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from support.broken_certificates import certify_apart
 from torch import Tensor
 
 from stobatch.auditing.certificate_attacks import AttackedCertificates, FalsifierSettings
 from stobatch.auditing.falsifier import Attempt, falsify, finding_of, nearest
-from stobatch.auditing.vote_counts import certify_apart
 from stobatch.results import Finding
 from stobatch.verifier import CertificateKind, Verifier
 

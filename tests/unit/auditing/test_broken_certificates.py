@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from attempts import CHEAP, attempt, certificates_of
+from support.broken_certificates import CONTROLS
 
-from stobatch.auditing.broken_certificates import CONTROLS
 from stobatch.auditing.vote_counts import count
 from stobatch.types import Verdict
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 from attempts import CHEAP, attempt, certificates_of
 from scipy.stats import binom
+from support.broken_certificates import CONTROLS, EnlargedBounds, NominalNoise, certify_apart
 from torch import Tensor, nn
 
 from stobatch.attacks import Ball, Goal, Plain
 from stobatch.attacks.expectation import Sample
-from stobatch.auditing.broken_certificates import CONTROLS, EnlargedBounds, NominalNoise
 from stobatch.auditing.certificate_attacks import AttackedCertificates, FalsifierSettings, RandomSearch
 from stobatch.auditing.falsifier import Attempt, falsify, finding_of, nearest
-from stobatch.auditing.vote_counts import VoteCounts, certify_apart, count
+from stobatch.auditing.vote_counts import VoteCounts, count
 from stobatch.bounds.certifier import BoundCertificates
 from stobatch.config import CertificationConfig
 from stobatch.errors import DataError, ModelError, SettingError
