@@ -15,7 +15,7 @@ test test-portable quick: export TMPDIR := $(shell \
 # Compiled files are kept, whatever the shell says: tests start hundreds of processes that import the same sources.
 unexport PYTHONDONTWRITEBYTECODE
 # Two more than CI's two cores: tests of kills and of several processes mostly wait.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
 	$(PYTEST)
