@@ -17,7 +17,8 @@ import torch
 from hypothesis import settings
 
 from stobatch.data.idx_files import IdxSet
-from stobatch.reporting import figures
+from stobatch.reporting import accuracy, audits, comparison, figures
+from stobatch.results.document import Document
 from stobatch.sound import method
 from stobatch.sound.step import DpSgdTrainable
 
@@ -53,20 +54,37 @@ def unpack_once() -> Iterator[None]:
     IdxSet.unpack = original
 
 
+DRAWN = {
+    figures: ("draw",),
+    accuracy: ("learning_curve",),
+    audits: ("score_histograms", "bounds_found", "membership_curve"),
+    comparison: ("methods_figure", "methods_svg"),
+}
+"""Where figures are drawn, by the modules that call it."""
+
+
 @pytest.fixture(scope="session", autouse=True)
-def draw_once() -> Iterator[Callable[..., Any]]:
+def draw_once() -> Iterator[dict[str, Callable[..., Any]]]:
     """Pages of one run show the same curves, and drawing them takes half a second; gives what draws them anew."""
-    original, drawn = figures.draw, dict[str, Any]()
+    drawn, originals = dict[str, Any](), dict[str, Callable[..., Any]]()
 
-    def draw(*given: Any, **named: Any) -> Any:
-        key = repr((given, named))
-        if key not in drawn:
-            drawn[key] = original(*given, **named)
-        return drawn[key]
+    def once(name: str) -> Callable[..., Any]:
+        def draw(*given: Any, **named: Any) -> Any:
+            # Documents print what people want to know, which is not all of them.
+            whole = [one.to_dict() if isinstance(one, Document) else one for one in given]
+            key = repr((name, whole, named))
+            if key not in drawn:
+                drawn[key] = originals[name](*given, **named)
+            return drawn[key]
 
-    figures.draw = draw
-    yield original
-    figures.draw = original
+        return draw
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, names in DRAWN.items():
+            for name in names:
+                originals[name] = getattr(module, name)
+                patch.setattr(module, name, once(name))
+        yield originals
 
 
 @pytest.fixture

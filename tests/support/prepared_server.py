@@ -21,12 +21,18 @@ def prepare(*modules: str) -> None:
     for module in (*training, "stobatch.federated", "stobatch.cli", *modules):
         importlib.import_module(module)
 
+    import stobatch
     from stobatch import data, runs
     from stobatch.cli.app import parser
     from stobatch.config import DataConfig
     from stobatch.data.idx_files import IdxSet
+    from stobatch_recipes import recipe
 
     IdxSet.unpack = functools.cache(IdxSet.unpack)
+    for verb in ("train", "certify", "evaluate", "audit", "report"):
+        getattr(stobatch, verb)
+    for name in ("sound.mnist", "published.demo", "audit.sound"):
+        recipe(name)
     data.load(DataConfig(train_limit=1, test_limit=1))
     runs.source()
     parser()
@@ -34,9 +40,9 @@ def prepare(*modules: str) -> None:
 
 
 def plan_before(arguments: Sequence[str]) -> None:
-    """Plan a training once: children inherit what the accountant remembers."""
+    """Plan what is trained or audited once: children inherit what the accountant remembers."""
     chosen = ("--recipe", "--config", "--set")
-    if arguments[:1] == ["train"]:
+    if arguments[0] in ("train", "audit"):
         _plan(*[part for pair in pairwise(arguments) if pair[0] in chosen for part in pair])
 
 

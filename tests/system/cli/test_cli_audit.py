@@ -14,6 +14,8 @@ from stobatch import RunConfig
 from stobatch.types import Status
 from stobatch_recipes import recipe
 
+pytestmark = pytest.mark.usefixtures("try_each_network_once")
+
 RELEASES = ["--recipe", "audit.published", "--instrument", "release", "--set", "audit.release_trials=200"]
 SHORT = {"audit.models_at_once": 16, "training.steps": 2}
 STRICT = ["--recipe", "audit.sound_strict", "--trainings", "40", *as_arguments(SHORT)]

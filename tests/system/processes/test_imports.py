@@ -25,8 +25,6 @@ def test_a_training_imports_no_compiler(tmp_path: Path) -> None:
         "for name in ('demo', 'published.demo'):\n"
         "    stobatch.train(recipe(name).override_all(small), f'{sys.argv[1]}/{name}', quiet=True)\n"
         "    assert 'torch._dynamo' not in sys.modules, name\n"
-        "import torch; torch.optim.SGD([torch.zeros(1)], lr=0.1)\n"
-        "print('noticed' if 'torch._dynamo' in sys.modules else 'PyTorch no longer imports it by itself')"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

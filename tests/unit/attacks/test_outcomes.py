@@ -106,11 +106,10 @@ class Watched(nn.Sequential):
         return super().forward(inputs)
 
 
-@every_norm
 @every_attack
-def test_threads_do_not_change_the_points(name: str, norm: Norm) -> None:
+def test_threads_do_not_change_the_points(name: str) -> None:
     """Layers that keep nothing are asked by several threads at once, and somebody's own code by one alone."""
-    network, around, goal = case(norm, count=230)
+    network, around, goal = case(Norm.LINF, count=230)
     attack, watched, threads = ATTACKS[name](Budget(steps=3, queries=5)), Watched(network), torch.get_num_threads()
     try:
         torch.set_num_threads(2)

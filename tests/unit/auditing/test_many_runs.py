@@ -328,8 +328,8 @@ def test_a_finding_tells_no_single_score() -> None:
 
 def test_findings_of_one_call_share_the_false_alarm_rate(tmp_path: Path) -> None:
     """Three releases are three tests: each is held to a third of the failure probability, and its bound says so."""
-    overrides = {"audit.release_trials": 400, "audit.confidence": 0.94}
-    config = recipe("audit.published")
+    overrides = {"audit.release_trials": 200, "audit.confidence": 0.94}
+    config = recipe("audit.published").override("training.steps", 2)
     (alone,) = stobatch.audit(
         tmp_path / "one", config=config, quiet=True, seed=1,
         overrides={**overrides, "audit.instruments": ["many_runs"], "audit.trainings": 64},

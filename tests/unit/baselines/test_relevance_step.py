@@ -368,6 +368,7 @@ def test_an_audit_of_steps_can_ask_for_the_contributions_of_this_one() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("try_each_network_once")
 @pytest.mark.parametrize("canary", ["input", "gradient"])
 def test_an_attacker_who_sees_all_steps_sees_this_one(canary: str, tmp_path: Path) -> None:
     """28 trainings refute nothing that holds; a step that could not be attacked would end in an error."""

@@ -29,6 +29,8 @@ from stobatch.tuning.candidate import Score
 from stobatch.tuning.search import best_of, draw_candidates
 from tests.support.small_records import small_config
 
+pytestmark = pytest.mark.usefixtures("try_each_network_once")
+
 CONFIDENCE = 1 - 1e-6
 SEARCHES = 90
 NOISE = 8.0
