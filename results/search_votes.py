@@ -100,7 +100,7 @@ CIFAR10 = Task(
     ("0.5",),
 )
 MNIST = Task(
-    sound.mnist_l2(),
+    sound.mnist_l2_scattering(),
     (
         {"method.views_radius": 0.5},
         {"model.architecture": MORE_FEATURES},

@@ -57,7 +57,8 @@ def left(record: Record) -> dict[str, float]:
 def page() -> str:
     mnist = {name: of_recipe(name, file) for name, file in MNIST.items()}
     cifar10 = {name: of_recipe(name, "sound_cifar10") for name in CIFAR10}
-    votes = of_recipe("sound.mnist_l2", "sound_mnist_l2")
+    votes = {name: of_recipe(name, name.replace(".", "_")) for name in ("sound.mnist_l2", "sound.mnist_l2_scattering")}
+    attacked_votes = of_recipe("sound.mnist_l2", "sound_mnist_l2_attacked")
     tiny = of_recipe("sound.tiny_imagenet", "sound_tiny_imagenet")
     (fashion,) = of_recipe("sound.fashion_mnist", "sound_fashion_mnist", seeds=(1,))
     scattering = {name: of_recipe(name, "sound_cifar10_scattering", seeds=(1,))[0] for name in SCATTERING}
@@ -96,12 +97,16 @@ def page() -> str:
         strict_trials=strict_trials(),
         former=mean(one["certified"]["0.2"] for one in records("sound_mnist_strict_former")),
         wide=[spread(found, "0.6") for found in (mnist["sound.mnist_wide"], former("sound_mnist_former", 0.6))],
-        votes=votes,
-        votes_left=[left_of_few(votes[0], radius) for radius in ("0.5", "1.0")],
-        former_votes=votes_row(former("sound_mnist_l2_former_attacked"))[2:],
-        former_votes_whole=votes_row(former("sound_mnist_l2_former"))[2:],
+        votes=votes["sound.mnist_l2"],
+        votes_left=[left_of_few(found[0], "0.5") for found in (attacked_votes, votes["sound.mnist_l2_scattering"])],
         digits_searched=searched("mnist", ("0.5", "1")),
-        votes_table=table(["recipe", PRIVACY, "clean", "certified at 0.25", "at 0.5"], [votes_row(votes)]),
+        votes_table=table(
+            ["recipe", "images", PRIVACY, "clean", "certified at 0.25", "at 0.5"],
+            [
+                *(votes_row(name, found) for name, found in votes.items()),
+                votes_row("sound.mnist_l2", attacked_votes),
+            ],
+        ),
         cifar10_table=table(
             [
                 *("recipe", PRIVACY, "clean", "certified at 2/255", "at 8/255"),
@@ -240,9 +245,10 @@ def verified_rows() -> Iterator[list[str]]:
         yield ["", "attacked", *(mean([found["attacked"][radius]]) for radius in RADII), ""]
 
 
-def votes_row(found: Sequence[Record]) -> list[str]:
-    clean = mean(record["clean"] for record in found)
-    return ["`sound.mnist_l2`", privacy(found[0]), clean, *(certified(found, radius) for radius in ("0.5", "1"))]
+def votes_row(name: str, found: Sequence[Record]) -> list[str]:
+    images = f"first {found[0]['test_examples']:,}" if found[0]["test_examples"] < 10_000 else "all"
+    shares = (certified(found, radius) for radius in ("0.5", "1"))
+    return [f"`{name}`", images, privacy(found[0]), mean(record["clean"] for record in found), *shares]
 
 
 def left_of_few(record: Record, radius: str) -> str:

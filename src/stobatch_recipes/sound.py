@@ -128,24 +128,35 @@ def fashion_mnist(epsilon: float = 1.0) -> RunConfig:
 
 
 def mnist_l2(epsilon: float = 3.0, stddev: float = 0.5) -> RunConfig:
-    """MNIST for l2 by votes under Gaussian noise; radii 0.5 and 1.0 over [-1, 1] are 0.25 and 0.5 over [0, 1].
-
-    A small network behind fixed scattering, on noisy views that are moved against the example (SmoothAdv).
-    """
+    """MNIST for l2 by votes under Gaussian noise; radii 0.5 and 1.0 over [-1, 1] are 0.25 and 0.5 over [0, 1]."""
     method = SoundConfig(
         epsilon=epsilon,
         radius=0.5,
         clip_norm=0.3,
+        momentum=0.9,
         natural_weight=0.0,
         certified_weight=0.0,
         views_weight=1.0,
-        views_radius=0.25,
         smoothing_stddev=stddev,
         warm_up=0.0,
         ramp=0.1,
     )
-    layers = "scatter 8 2 3, groupnorm 9, centred 64 3+1, groupnorm 8, relu, linear"
-    return _recipe("mnist", method, layers, steps=586, learning_rate=2.0, radius=0.5, radii=(0.5, 1.0), norm="l2")
+    layers = "conv 32 5/2+2, groupnorm 8, relu, conv 64 3/2+1, groupnorm 8, relu, linear"
+    return _recipe("mnist", method, layers, steps=586, learning_rate=0.3, radius=0.5, radii=(0.5, 1.0), norm="l2")
+
+
+def mnist_l2_scattering(epsilon: float = 3.0, stddev: float = 0.5) -> RunConfig:
+    """MNIST for l2 by votes, more accurate and slower: a small network behind fixed scattering.
+
+    It is trained on noisy views that are moved against the example (SmoothAdv). A pass takes sixteen times as long as
+    one of `mnist_l2` on a CPU.
+    """
+    like = mnist_l2(epsilon, stddev)
+    return like.replace(
+        method=like.method.replace(momentum=0.0, views_radius=0.25),
+        model=ModelConfig(architecture="scatter 8 2 3, groupnorm 9, centred 64 3+1, groupnorm 8, relu, linear"),
+        training=like.training.replace(learning_rate=2.0),
+    )
 
 
 def cifar10(epsilon: float = 8.0, radius: float = 4 / 255) -> RunConfig:

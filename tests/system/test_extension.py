@@ -87,7 +87,7 @@ def test_every_name_is_the_packages_own(finished: Path) -> None:
     (under,) = document(finished, "scores")["under_attack"]
     assert under["attacks"] == ["shrinking_steps", "madry"]
     accuracy = {(row["attack"], row["radius"]): row["value"] for row in under["accuracy"]}
-    assert accuracy["shrinking_steps", 0.1] < under["clean_accuracy"]["value"], "the attack finds something"
+    assert accuracy["shrinking_steps", 0.5] < under["clean_accuracy"]["value"], "the attack finds something"
     report = (finished / "report.html").read_text()
     assert "method smooth_labels · data bars" in report
     assert "lipschitz" in report

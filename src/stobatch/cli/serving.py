@@ -52,6 +52,7 @@ def serve(
     import stobatch
     from stobatch.serving import Limits
     from stobatch.serving import serve as serve_models
+    from stobatch.serving.server import DRAIN_S
 
     named: dict[str, Path] = {}
     for run in runs:
@@ -61,7 +62,7 @@ def serve(
             raise SettingError(f"two runs are called {name}.", remedy="Give them names: NAME=RUN.")
         named[name] = Path(path)
     models = {name: stobatch.load(path, device=device, threads=threads) for name, path in named.items()}
-    serve_models(
+    cut_off = serve_models(
         models,
         host=host,
         port=port,
@@ -74,4 +75,5 @@ def serve(
         allow_void=allow_void,
         on_start=lambda address: print(f"serving {', '.join(named)} at {address}", flush=True),
     )
-    print("stopped; what was taken on is answered", flush=True)
+    answered = f"{cut_off} requests were cut off after {DRAIN_S} s" if cut_off else "what was taken on is answered"
+    print(f"stopped; {answered}", flush=True)

@@ -119,7 +119,7 @@ class Service:
         self.metrics = Metrics({name: version_of(model) for name, model in models.items()})
         self.batcher = Batcher(limits.queue_rows, on_batch=self.metrics.add_batch)
         self.reader = ThreadPoolExecutor(1, "stobatch-reader")
-        self.draining = False
+        self.draining, self.cut_off = False, 0
         self.in_flight: Counter[str] = Counter()
         self._settled: deque[tuple[asyncio.Future[Answer], Answer | Exception]] = deque()
 
@@ -167,6 +167,9 @@ class Application:
         except HttpError as problem:
             await _discard(request)
             response = problem.response()
+        except asyncio.CancelledError:  # a stop waits for a while, not for ever
+            service.cut_off += 1
+            raise
         except Exception as error:  # no reason to stop
             print(f"stobatch: a request failed inside: {type(error).__name__}", file=sys.stderr, flush=True)
             response = HttpError(500, "the server failed; nothing of the request was kept.").response()

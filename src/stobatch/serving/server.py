@@ -36,10 +36,11 @@ DRAIN_S = 30
 CONNECTIONS = 1024
 
 
-def serve(models: Mapping[str, TrainedModel], *, on_start: Callable[[str], object] = print, **options: Any) -> None:
+def serve(models: Mapping[str, TrainedModel], *, on_start: Callable[[str], object] = print, **options: Any) -> int:
     """Serve models by name until SIGTERM or Ctrl-C, which finish what was taken on; `on_start` hears the address.
 
-    Options are those of `serving.Server`.
+    Return how many requests were cut off because they took longer than a stop waits. Options are those of
+    `serving.Server`.
     """
     server = Server(models, **options)
     # What was loaded stays. Looking through all of it for garbage took 0.2 s, and everybody waited.
@@ -50,6 +51,7 @@ def serve(models: Mapping[str, TrainedModel], *, on_start: Callable[[str], objec
         server.run()
     finally:
         gc.unfreeze()
+    return server.service.cut_off
 
 
 class Server:

@@ -22,6 +22,7 @@ SOUND = {
     "sound_mnist": ("sound.mnist", "sound.mnist_wide", "sound.mnist_strict"),
     "sound_mnist_middle": ("sound.mnist_middle",),
     "sound_mnist_l2": ("sound.mnist_l2",),
+    "sound_mnist_l2_scattering": ("sound.mnist_l2_scattering",),
     "sound_cifar10": tuple(f"sound.cifar10{more}" for more in ("", "_wide", "_strict", "_strict_wide")),
     "sound_tiny_imagenet": ("sound.tiny_imagenet",),
 }
@@ -39,7 +40,9 @@ def test_sound_records_are_of_the_recipes_that_ship_and_hold(file: str) -> None:
         assert record["delta"] == 1e-5
         assert 0 <= recipe(name).method.epsilon - record["epsilon"] < 0.002  # type: ignore[attr-defined]
         assert record["accounted_steps"] == record["steps"]
-        assert record["test_examples"] == {"sound_tiny_imagenet": 1500, "sound_mnist_l2": 1000}.get(file, 10_000)
+        assert record["test_examples"] == {"sound_tiny_imagenet": 1500, "sound_mnist_l2_scattering": 1000}.get(
+            file, 10_000
+        )
         attacked = record["attacked"]
         if attacked:
             assert attacked["broken_certificates"] == 0

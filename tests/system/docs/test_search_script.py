@@ -48,7 +48,9 @@ def test_the_best_quarter_goes_on_and_nothing_is_measured_twice(
 
     monkeypatch.setattr(script, "trial", trial)
     monkeypatch.setattr(script, "Records", lambda *_: Namespace(dataset=None))
-    options = Namespace(device="cpu", memory_mb=512, held_out=10, draw=1, changes=None, settings=12, shares=(0.1, 0.5, 1.0))
+    options = Namespace(
+        device="cpu", memory_mb=512, held_out=10, draw=1, changes=None, settings=12, shares=(0.1, 0.5, 1.0)
+    )
     with pytest.raises(KeyboardInterrupt):
         script.search("mnist", options, script.Log(tmp_path / "log"), 60.0)
     (best,) = script.search("mnist", options, script.Log(tmp_path / "log"), 60.0)

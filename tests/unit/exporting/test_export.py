@@ -20,10 +20,11 @@ from support.tiny import SETTINGS
 from torch import Tensor, nn
 
 import stobatch
+from stobatch.config import ModelConfig
 from stobatch.errors import ModelError, RunError, SettingError
-from stobatch.exporting import CORNERS, FORMS, RANDOM_INPUTS, _compare, _with_refuted, probes
+from stobatch.exporting import CORNERS, FORMS, RANDOM_INPUTS, _compare, _trace, _with_refuted, probes
 from stobatch.loading import TrainedModel
-from stobatch.models import Classifier, Layered
+from stobatch.models import Classifier, Layered, build
 from stobatch.reporting.model_card import model_card
 from stobatch.results import CertificateSummary, Exported, SanityFlag
 from stobatch.types import Status
@@ -385,3 +386,14 @@ def test_the_verb(model: TrainedModel, tmp_path: Path) -> None:
     assert "do NOT hold for this file" in done.out
     printed = call("export", model.run.path, "--to", "torchscript", "--out", tmp_path / "b", "--json").json()
     assert Exported.from_dict(printed).folder == str(tmp_path / "b")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("to", [to for to in FORMATS if to != "onnx"])
+def test_scattering_is_exported_for_batches_of_any_size(to: str) -> None:
+    """A size that tracing had taken for a constant would fail on every other batch."""
+    model = ModelConfig(architecture="scatter 2, groupnorm 3, relu, linear")
+    network = build(model, (1, 28, 28), 10, torch.Generator().manual_seed(0)).eval().requires_grad_(False)
+    inputs = torch.rand(5, 1, 28, 28, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    scores = FORMS[to].load(FORMS[to].save(_trace(network)))(inputs)
+    torch.testing.assert_close(scores, network(inputs), rtol=1e-5, atol=1e-5)

@@ -128,7 +128,7 @@ def test_a_vote_that_may_be_stopped_uses_bounds_that_allow_it(voting: TrainedMod
     search.step()
     search.step()
     found = search.read().columns()
-    hits = search._settling.hits  # type: ignore[attr-defined]
+    hits = search._test.successes  # type: ignore[attr-defined]
     failure = voting.config.certification.failure_probability
     assert found["draws"].tolist() == [100, 100]
     assert found["top_lower"].tolist() == lower_sequence(hits, 100, failure).tolist()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from http.client import HTTPSConnection
 from pathlib import Path
 from time import monotonic, sleep
@@ -200,6 +201,26 @@ def test_tls(model: TrainedModel, inputs: torch.Tensor, tmp_path: Path) -> None:
         assert answer.status == 200
         assert answer.getheader("strict-transport-security")
         connection.close()
+
+
+def test_a_stop_counts_what_it_cut_off(
+    voting: TrainedModel, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vote that would take hours is not waited for, and nobody is told that it was answered."""
+    monkeypatch.setattr("stobatch.serving.server.DRAIN_S", 1)
+    endless = replace(voting, config=voting.config.override("certification.noise_draws", 10**8))
+    server = Server({"v": endless}, port=0)
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(server.run)
+        under_way = pool.submit(Client(server.address).infer, inputs, name="v")
+        until = monotonic() + 60
+        while not server.service.in_flight and monotonic() < until:
+            sleep(0.01)
+        server.stop()
+        running.result(timeout=60)
+        with suppress(Exception):
+            assert under_way.result(timeout=60)[0] == 500
+    assert server.service.cut_off == 1
 
 
 def test_a_stop_finishes_what_was_taken_on(model: TrainedModel, voting: TrainedModel, inputs: torch.Tensor) -> None:
