@@ -14,6 +14,7 @@ from stobatch.evaluation.tables import data_root
 from stobatch.loading import make_network
 from stobatch.seeds import Seeds
 from stobatch.training.device import use_device
+from stobatch.training.trainable import working_precision
 
 _TIMED = {"cpu": 32, "cuda": 1024}
 """Images of the pass that is timed."""
@@ -83,13 +84,16 @@ def _images(config: RunConfig, limit: int | None) -> int:
 def _pass_seconds(config: RunConfig) -> float:
     """Seconds of one image forward and back through the network of a configuration, which is timed once."""
     info, model = data.describe(config.data, data_root(config)), config.model
-    key = (info.input_shape, model.architecture, model.normalisation, model.last_hidden_size, config.machine.device)
+    machine = config.machine
+    key = (info.input_shape, model.architecture, model.normalisation, model.last_hidden_size, machine.device)
+    key += (machine.precision,)
     if key not in _TIMES:
-        device = use_device(config.machine)
+        device = use_device(machine)
         network = make_network(config, info, Seeds.reproducible(0), None).to(device)
         count = _TIMED[device.type]
         images = torch.zeros(count, *info.input_shape, device=device, requires_grad=True)
-        _TIMES[key] = min(_once(network, images) for _ in range(3)) / count
+        with working_precision(machine.precision, device):
+            _TIMES[key] = min(_once(network, images) for _ in range(3)) / count
     return _TIMES[key]
 
 

@@ -91,22 +91,31 @@ def rows_in_memory(network: Classifier, memory_mb: int, *, most: int) -> int:
     return min(rows, most) if network.device.type == "cpu" else rows
 
 
-_FEW, _MORE = 8, 24
-"""Rows of the two trials."""
+_FEW, _MANY = 8, 4096
+"""Rows of the first trial, and of the last at most."""
+_ENOUGH = 1 / 16
+"""Share of the budget that the last trial has to take: of few rows, workspaces of convolutions hide what they take."""
 _KEPT = 0.8
-"""Share of the budget that rows may take by the trials: workspaces of convolutions do not grow evenly."""
+"""Share of the budget that rows may take by the trials: workspaces do not grow evenly."""
 
 
 def rows_by_trial(device: torch.device, memory_mb: int, trial: Callable[[int], object]) -> int:
-    """Return rows that keep to the budget on a GPU, by what trials with a few take of it.
+    """Return rows that keep to the budget on a GPU, by what trials with more and more of them take.
 
     Counting layers misses what lies between them and what gradients need beside them: sums and copies, patches, inner
     products of rows, gradients that are formed.
     """
-    few, more = (_taken(device, trial, rows) for rows in (_FEW, _MORE))
-    each = max(1.0, (more - few) / (_MORE - _FEW))
-    fixed = max(0.0, few - _FEW * each)
-    return max(1, int((_KEPT * memory_mb * 2**20 - fixed) / each))
+    budget = memory_mb * 2**20
+    before, rows = _taken(device, trial, _FEW), 3 * _FEW
+    taken = _taken(device, trial, rows)
+    last = _FEW
+    while taken < _ENOUGH * budget and rows < _MANY:
+        before, last, rows = taken, rows, 4 * rows
+        taken = _taken(device, trial, rows)
+    # A large workspace of the smaller trial would make rows look cheap: half of the mean is the least they may seem.
+    each = max(1.0, (taken - before) / (rows - last), taken / rows / 2)
+    fixed = max(0.0, taken - rows * each)
+    return max(1, int((_KEPT * budget - fixed) / each))
 
 
 def _taken(device: torch.device, trial: Callable[[int], object], rows: int) -> int:
