@@ -419,8 +419,15 @@ RULES: dict[str, Callable[[Record, Evidence], Finding]] = {
 }
 
 
+ABSOLUTE = ("value", "withstands")
+"""Rules that ask for an accuracy: what a training that was helped does not reach, one as printed does not either."""
+
+
 def judge(claim: Record, known: Sequence[Point]) -> Finding:
-    """Judge a claim; what only a changed or unfinished training says stands in brackets and does not count."""
+    """Judge a claim; what only a changed or unfinished training says stands in brackets and does not count.
+
+    One exception: where the mechanism was helped, by Adam, and still falls short of an accuracy that is claimed.
+    """
     if claim["rule"] == "judged":
         names = sorted({one["file"] for one in claim["evidence"]})
         why = claim["why"].format(*referred(claim["evidence"]))
@@ -433,8 +440,13 @@ def judge(claim: Record, known: Sequence[Point]) -> Finding:
         if other.verdict != "not run":
             evidence, shown = every, ("ours", "attacker")
             notes = sorted({f"{NAMES[point.method]} {point.note}" for point in every.used if point.note})
-            brackets = {key: f"({getattr(other, key)})" for key in shown if getattr(other, key)}
-            found = replace(found, **brackets, remark=f"not counted: {', '.join(notes)}")
+            helped = {point.note for point in every.used if point.note} == {"with Adam"}
+            if helped and claim["rule"] in ABSOLUTE and other.verdict in ("not reproduced", "refuted"):
+                why = f"{', '.join(notes)}, which helps it: as printed it had not learnt after 5,000 steps"
+                found = replace(other, verdict="not reproduced", remark=why)
+            else:
+                brackets = {key: f"({getattr(other, key)})" for key in shown if getattr(other, key)}
+                found = replace(found, **brackets, remark=f"not counted: {', '.join(notes)}")
     names = sorted({f"results/{point.file}" for point in evidence.used})
     if reason := impossible(claim):
         found = replace(found, verdict="refuted", by_calculation=True)
