@@ -25,7 +25,13 @@ from torch.nn.grad import conv2d_weight
 
 from stobatch.config import DataConfig, MachineConfig
 from stobatch.data import from_tensors
-from stobatch.dp.clipping import Batch, _in_full, clipped_sum_by_example, clipped_sum_in_one_pass, perturbed_weights
+from stobatch.dp.clipping import (
+    Batch,
+    _to_full_precision,
+    clipped_sum_by_example,
+    clipped_sum_in_one_pass,
+    perturbed_weights,
+)
 from stobatch.dp.layer_gradients import LAYER_GRADIENTS, ConvGradients, LayerUse, Tape, _gram, weighted_rows
 from stobatch.dp.noise import add_noise
 from stobatch.loading import make_network, make_plan
@@ -128,7 +134,7 @@ def recorded(network: Layered, batch: Batch) -> Iterator[dict[str, tuple[nn.Modu
     yield {
         f"{names[layer]} {type(layer).__name__} {tuple(use.inputs.shape[1:])}": (
             layer,
-            [_in_full(LayerUse(use, gradient), layer)],
+            [_to_full_precision(LayerUse(use, gradient), layer)],
         )
         for (layer, use), gradient in zip(uses, gradients, strict=True)
     }

@@ -117,7 +117,7 @@ def hidden_boxes(nodes: Sequence[Node], ball: Box, memory_mb: int) -> dict[int, 
             continue
         (source,) = inputs
         before = nodes[: source + 1]
-        # Behind affine layers alone the box of intervals is exact up to rounding.
+        # Inputs of the first ReLUs gain nothing: intervals through one affine layer are exact, up to rounding.
         if any(isinstance(node.rule, ReLU) for node in before):
             known[source] = _tighten_last(list(propagate(before, ball, known=known)), memory_mb)
     return known
