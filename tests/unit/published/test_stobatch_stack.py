@@ -29,7 +29,7 @@ from stobatch.seeds import Seeds
 from stobatch.training.loop import OneByOne
 from stobatch_recipes import recipe
 
-SHAPE, CLASSES, POOL, COUNT, MODELS, STEPS = (1, 8, 8), 4, 60, 48, 3, 25
+SHAPE, CLASSES, POOL, COUNT, MODELS, STEPS = (1, 8, 8), 4, 60, 48, 3, 13
 EXACT, ROUNDED = 1e-9, 3e-5
 
 Make = Callable[[RunConfig, Seeds], Network]
