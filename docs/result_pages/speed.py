@@ -78,6 +78,20 @@ def attack_rows() -> list[Row]:
     return found
 
 
+METHODS = ("published", "sound", "dpsgd")
+VERBS = ("train", "certify", "attack", "evaluate", "audit", "predict", "verify", "report", "export")
+
+
+def memory_rows() -> list[Row]:
+    return [
+        Row(
+            f"memory of {' / '.join(VERBS)} above an idle process with the data, over `machine.memory_mb`: {method}",
+            tuple(f"{verb}_memory_over_budget_{method}" for verb in VERBS), 1.25, below=True,
+        )
+        for method in METHODS
+    ]  # fmt: skip
+
+
 ROWS = (
     *attack_rows(),
     Row("the same, PGD, every image breaks early and is let go", "pgd_fastest_peer_over_ours_all_broken"),
@@ -108,6 +122,7 @@ ROWS = (
     Row("peak memory of our clipped training over plain SGD on the whole batch", "memory_ours_over_plain", below=True),
     Row("forming every example's gradient over one pass, GroupNorm", "example by example over one pass", 10.0),
     Row("one clipped pass over a plain gradient, GroupNorm", "one pass over plain gradient", 1.7, below=True),
+    *memory_rows(),
     Row("training with 5,000 canaries over training without", "canaries_over_none", below=True),
     Row("audit trainings one by one over side by side", "one_by_one_over_side_by_side"),
 )  # fmt: skip

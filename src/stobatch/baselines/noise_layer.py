@@ -20,6 +20,7 @@ from stobatch.dp.noise import laplace
 from stobatch.errors import ModelError, SettingError
 from stobatch.models import AffineEncoder
 from stobatch.models.affine import EXACT_SPECTRUM_UP_TO
+from stobatch.models.spectrum import largest_eigenvalue
 from stobatch.types import Norm
 from stobatch.votes.margins import LAPLACE_AS_GAUSSIAN, Shift, hidden_shift
 from stobatch.votes.noise import Reach, SmoothingNoise
@@ -56,17 +57,10 @@ def layer_sensitivity(encoder: AffineEncoder, units: Tensor) -> dict[Norm, float
     columns = float(squared.decode(weights).max())
     steepest, all_signs = float(absolute.decode(rows * weights).max()), float((rows.square() * weights).sum())
     if num_inputs <= EXACT_SPECTRUM_UP_TO:
-        gram = _gram(encoder, weights)
-        steepest, all_signs = float(torch.linalg.eigvalsh(gram)[-1]), min(all_signs, float(gram.abs().sum()))
+        gram = encoder.gram(weights)
+        steepest, all_signs = largest_eigenvalue(gram), min(all_signs, float(gram.abs().sum()))
     squares = {Norm.L1: columns, Norm.L2: steepest, Norm.LINF: min(all_signs, num_inputs * steepest)}
     return {norm: sqrt(max(square, 0.0)) * _ROUNDING for norm, square in squares.items()}
-
-
-def _gram(encoder: AffineEncoder, weights: Tensor) -> Tensor:
-    """Return AᵀD⁻²A, built in slices of the identity so that A itself is never in memory."""
-    encoder, size = encoder.copy().double().cpu(), prod(encoder.input_shape)
-    basis = torch.eye(size, dtype=torch.float64).reshape(size, *encoder.input_shape)
-    return torch.cat([encoder.decode(encoder(part) * weights).flatten(1) for part in torch.split(basis, 256)])
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,9 +21,11 @@ from torch.nn.grad import conv2d_weight
 
 from stobatch.dp.layer_gradients import ConvGradients, LinearGradients, WeightForm, Window, know, note
 from stobatch.errors import ModelError
+from stobatch.models.spectrum import largest_eigenvalue
 
 EXACT_SPECTRUM_UP_TO = 4096
 """Inputs with more values than this get the Schur bound instead of the exact spectral norm."""
+_ROWS_OF_GRAM = 64
 
 
 @dataclass(frozen=True)
@@ -116,19 +118,22 @@ class AffineEncoder(nn.Module, ABC):
         num_inputs, num_hidden = prod(self.input_shape), prod(self.hidden_shape)
         l1, linf = float(column_sums.max()), float(row_sums.max())
         schur = sqrt(l1 * linf)
-        gram = self._gram() if num_inputs <= EXACT_SPECTRUM_UP_TO else None
+        gram = self.gram() if num_inputs <= EXACT_SPECTRUM_UP_TO else None
         rounding = 1 + 1e-9
-        l2 = min(schur, sqrt(float(torch.linalg.eigvalsh(gram)[-1]))) * rounding if gram is not None else schur
+        l2 = min(schur, sqrt(largest_eigenvalue(gram))) * rounding if gram is not None else schur
         l1_to_l2 = sqrt(float(gram.diagonal().max())) * rounding if gram is not None else l2
         linf_to_l1 = min(float(row_sums.sum()), num_hidden * linf, num_inputs * l1, sqrt(num_inputs * num_hidden) * l2)
         return OperatorNorms(l1, linf, l2, l1_to_l2, linf_to_l1)
 
-    def _gram(self) -> Tensor:
-        """AᵀA, built in slices of the identity so that A itself is never in memory."""
-        encoder = self.copy().double().cpu()
-        size = prod(self.input_shape)
-        basis = torch.eye(size, dtype=torch.float64).reshape(size, *self.input_shape)
-        return torch.cat([encoder.decode(encoder(part)).flatten(1) for part in torch.split(basis, 256)])
+    @torch.no_grad()
+    def gram(self, weights: Tensor | float = 1.0) -> Tensor:
+        """AᵀWA in float64 for weights of the hidden values, built in slices so that A itself is never in memory."""
+        encoder, size = self.copy().double().cpu(), prod(self.input_shape)
+        found = torch.empty(size, size, dtype=torch.float64)
+        for rows in torch.arange(size).split(_ROWS_OF_GRAM):
+            unit = F.one_hot(rows, size).double().reshape(-1, *self.input_shape)
+            found[rows] = encoder.decode(encoder(unit) * weights).flatten(1)
+        return found
 
 
 @dataclass(frozen=True)
