@@ -17,7 +17,7 @@ from stobatch.config import ModelConfig
 from stobatch.dp.noise import laplace
 from stobatch.models import Network, build
 from stobatch.published.monte_carlo import FreshNoise, tally_products
-from stobatch.votes.noise import Streams, two_streams
+from stobatch.votes.noise import Streams, split_generator
 
 IMAGES, DRAWS, BATCH = 200, 100, 400
 NOISE = FreshNoise(input_scale=0.4, hidden_scale=0.8)
@@ -73,7 +73,7 @@ def main() -> None:
     network = build(ModelConfig(), (1, 28, 28), 10, torch.Generator().manual_seed(0)).requires_grad_(False)
     network.calibrate()
     images = torch.rand(IMAGES, 1, 28, 28, generator=torch.Generator().manual_seed(1)) * 2 - 1
-    at_input, at_hidden = NOISE.draw(network, DRAWS, two_streams(torch.Generator().manual_seed(2)))
+    at_input, at_hidden = NOISE.draw(network, DRAWS, split_generator(torch.Generator().manual_seed(2)))
     art = PyTorchRandomizedSmoothing(
         model=network,
         loss=torch.nn.CrossEntropyLoss(),

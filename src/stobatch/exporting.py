@@ -259,7 +259,7 @@ def _compare(network: Classifier, loaded: Scorer, file: str) -> ProbeCheck:
         for scorer in (network, loaded)
     )
     if not bool(own.isfinite().all()):
-        raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
+        raise ModelError("the network returned scores that are NaN or infinite.", remedy="Train it again.")
     largest = float((own - others).abs().max()) if own.shape == others.shape else float("inf")
     differing = int((own.argmax(1) != others.argmax(1)).sum()) if own.shape == others.shape else len(inputs)
     if differing or not largest < float("inf"):

@@ -14,7 +14,7 @@ from stobatch.published.lemmas import functional_mechanism
 from stobatch.published.monte_carlo import FreshNoise
 from stobatch.published.noise import PrivateNoise
 from stobatch.seeds import Seeds
-from stobatch.votes.noise import two_streams
+from stobatch.votes.noise import split_generator
 
 FALSE_ALARM, DRAWS = 1e-9, 200_000
 
@@ -62,7 +62,7 @@ def test_each_part_of_the_private_noise_has_its_own_scale() -> None:
 def test_fresh_noise_for_inference_has_its_own_scale_at_each_layer() -> None:
     network = Network(DenseEncoder((40,), 50), Head(torch.nn.Identity(), torch.nn.Identity(), torch.nn.Linear(50, 2)))
     at_input, at_hidden = FreshNoise.shrunk(6.59, 13.18, 10.0).draw(
-        network, 4000, two_streams(torch.Generator().manual_seed(2))
+        network, 4000, split_generator(torch.Generator().manual_seed(2))
     )
     assert not rejected(at_input.flatten().double().numpy(), 0.659)
     assert not rejected(at_hidden.flatten().double().numpy(), 1.318)

@@ -18,11 +18,10 @@ from scipy.stats import binom, norm
 from stobatch.votes.confidence import (
     LOOK_EVERY,
     clopper_pearson,
+    draw_until_decided,
     log_wealth,
     lower_sequence,
     rules_out,
-    settle,
-    upper_sequence,
 )
 
 Floats = NDArray[np.float64]
@@ -55,8 +54,8 @@ def test_the_true_mean_is_ever_ruled_out_as_rarely_as_stated(mean: float, failur
 
 
 @pytest.mark.parametrize("mean", MEANS)
-def test_the_same_holds_for_upper_bounds(mean: float) -> None:
-    ever = chance_of_ever_rejecting(lambda won, n: upper_sequence(won, n, 0.05) < mean, mean, GEOMETRIC[:12])
+def test_the_same_holds_for_too_large_a_mean(mean: float) -> None:
+    ever = chance_of_ever_rejecting(lambda won, n: rules_out(n - won, n, 1 - mean, 0.05), mean, GEOMETRIC[:12])
     assert ever <= 0.05
 
 
@@ -126,15 +125,14 @@ def test_what_is_ruled_out_is_everything_up_to_the_bound(failure: float) -> None
 def test_bounds_are_ordered_and_grow_with_the_successes() -> None:
     for n in (1, 30, 1000):
         won = np.arange(n + 1, dtype=np.float64)
-        lower, upper = lower_sequence(won, n, 0.01), upper_sequence(won, n, 0.01)
-        assert ((lower >= 0) & (lower <= won / n) & (won / n <= upper) & (upper <= 1)).all()
+        lower = lower_sequence(won, n, 0.01)
+        assert ((lower >= 0) & (lower <= won / n)).all()
         assert (np.diff(lower) >= 0).all()
         assert (lower <= clopper_pearson(won, n, 0.01)[0] + 1e-12).all()
 
 
 def test_no_draws_prove_nothing() -> None:
     assert float(lower_sequence(0, 0, 0.01)) == 0
-    assert float(upper_sequence(0, 0, 0.01)) == 1
 
 
 @pytest.mark.parametrize("n", [1000, 100_000])
@@ -165,7 +163,7 @@ def test_settling_rarely_claims_what_is_not_so(gap: float) -> None:
     """
     trials, failure, needed = 4000, 0.05, np.array([0.7, 0.8])
     for mean in (0.7 - gap, 0.8 - gap):
-        lower, _ = settle(NormalSampler(np.full(trials, mean), 0), trials, needed, 2000, failure)
+        lower, _ = draw_until_decided(NormalSampler(np.full(trials, mean), 0), trials, needed, 2000, failure)
         assert (lower > mean + 1e-12).sum() <= binom.isf(1e-9, trials, failure)
         assert (lower[:, None] >= needed[needed > mean]).any(1).sum() <= binom.isf(1e-9, trials, failure)
 
@@ -179,7 +177,7 @@ def test_settling_by_peeking_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("stobatch.votes.confidence.rules_out", peek)
     monkeypatch.setattr("stobatch.votes.confidence.lower_sequence", lambda won, n, failure: np.zeros(len(won)))
-    lower, _ = settle(NormalSampler(np.full(trials, 0.7), 0), trials, needed, 2000, failure)
+    lower, _ = draw_until_decided(NormalSampler(np.full(trials, 0.7), 0), trials, needed, 2000, failure)
     assert (lower >= 0.7).sum() > binom.isf(1e-9, trials, failure)
 
 
@@ -192,7 +190,7 @@ def test_clear_cases_are_decided_as_with_a_fixed_sample() -> None:
     needed = radii_in_deviations(0.5, 1.0, 1.5)
     means = np.repeat(norm.cdf([0.0, 0.2, 0.8, 1.2, 1.85, 2.5, 3.5]), 100)
     means = means[np.abs(norm.ppf(means)[:, None] - [0.5, 1.0, 1.5]).min(1) >= 0.3]
-    lower, used = settle(NormalSampler(means, 1), len(means), needed, 10_000, 1e-9)
+    lower, used = draw_until_decided(NormalSampler(means, 1), len(means), needed, 10_000, 1e-9)
     fixed, _ = clopper_pearson(NormalSampler(means, 2)(np.arange(len(means)), 10_000), 10_000, 1e-9)
     decided, expected = lower[:, None] >= needed, means[:, None] >= needed
     assert (decided == expected).all()
@@ -210,7 +208,7 @@ def test_stopping_saves_draws_on_inputs_as_they_come(most: int, saving: float) -
     """
     means = norm.cdf(np.abs(np.random.default_rng(3).normal(2.2, 1.2, 2000)))
     needed = radii_in_deviations(0.5, 1.0, 1.5)
-    lower, used = settle(NormalSampler(means, 4), len(means), needed, most, 0.001)
+    lower, used = draw_until_decided(NormalSampler(means, 4), len(means), needed, most, 0.001)
     fixed, _ = clopper_pearson(NormalSampler(means, 5)(np.arange(len(means)), most), most, 0.001)
     selection = 100
     assert (most + selection) / (used.mean() + selection) > saving
@@ -219,7 +217,7 @@ def test_stopping_saves_draws_on_inputs_as_they_come(most: int, saving: float) -
 
 def test_what_cannot_be_proved_any_more_is_given_up_at_once() -> None:
     """A needed mean that even unanimous votes do not prove within the draws costs one look."""
-    lower, used = settle(NormalSampler(np.ones(3), 0), 3, np.array([0.9999]), 1000, 0.001)
+    lower, used = draw_until_decided(NormalSampler(np.ones(3), 0), 3, np.array([0.9999]), 1000, 0.001)
     assert (used == LOOK_EVERY).all()
     assert (lower < 0.9999).all()
 
@@ -232,6 +230,6 @@ def test_a_proof_once_made_stays_made() -> None:
         return np.full(len(which), float(more) if lucky_then_not.calls == 1 else 0.6 * more)  # type: ignore[attr-defined]
 
     lucky_then_not.calls = 0  # type: ignore[attr-defined]
-    lower, used = settle(lucky_then_not, 1, np.array([0.85, 0.95]), 5000, 0.001)
+    lower, used = draw_until_decided(lucky_then_not, 1, np.array([0.85, 0.95]), 5000, 0.001)
     assert used[0] > LOOK_EVERY
     assert lower[0] >= 0.85

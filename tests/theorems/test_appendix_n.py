@@ -12,7 +12,7 @@ from stobatch.config import ModelConfig
 from stobatch.models import Network, build, from_layers, initialise
 from stobatch.published import monte_carlo
 from stobatch.published.monte_carlo import FreshNoise, Tally, tally_products
-from stobatch.votes.noise import Streams, two_streams
+from stobatch.votes.noise import Streams, split_generator
 
 DRAWS, INPUTS = 24, 4
 
@@ -31,7 +31,7 @@ class Replay(FreshNoise):
 
 def all_draws(network: Network, noise: FreshNoise) -> tuple[Tensor, Tensor]:
     return FreshNoise(noise.input_scale, noise.hidden_scale).draw(
-        network, DRAWS, two_streams(torch.Generator().manual_seed(4))
+        network, DRAWS, split_generator(torch.Generator().manual_seed(4))
     )
 
 

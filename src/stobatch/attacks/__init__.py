@@ -3,16 +3,16 @@
 from stobatch.attacks.apgd import APGD
 from stobatch.attacks.ball import Ball
 from stobatch.attacks.ensemble import (
-    Attacked,
+    AttackResult,
     Budget,
-    EveryAim,
+    MultiTargeted,
     Restarts,
     attack,
     make_attack,
     paper_ensemble,
-    restarted,
+    with_restarts,
 )
-from stobatch.attacks.expectation import Expectation, of_module
+from stobatch.attacks.expectation import Expectation, module_sample
 from stobatch.attacks.goals import Goal
 from stobatch.attacks.loop import Attack, GradientAttack, Plain, Scores, Victim, craft, ensemble_slices
 from stobatch.attacks.pgd import FGSM, IFGSM, MIM, Madry
@@ -26,14 +26,14 @@ __all__ = [
     "IFGSM",
     "MIM",
     "Attack",
-    "Attacked",
+    "AttackResult",
     "Ball",
     "Budget",
-    "EveryAim",
     "Expectation",
     "Goal",
     "GradientAttack",
     "Madry",
+    "MultiTargeted",
     "Plain",
     "Restarts",
     "Scores",
@@ -43,7 +43,7 @@ __all__ = [
     "craft",
     "ensemble_slices",
     "make_attack",
-    "of_module",
+    "module_sample",
     "paper_ensemble",
-    "restarted",
+    "with_restarts",
 ]

@@ -10,35 +10,39 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.ball import Ball, per_example
-from stobatch.attacks.ensemble import Budget, EveryAim, restarted
+from stobatch.attacks.ensemble import Budget, MultiTargeted, with_restarts
 from stobatch.attacks.loop import Attack, GradientAttack, Memory, StepInfo
 
-_FIRST, _CLOSER, _CLOSEST = 0.22, 0.03, 0.06
-"""The first checkpoint, how much closer together the next ones come, and how close they may: shares of all steps."""
-_ENOUGH_GAINS = 0.75
-_INERTIA = 0.75
+_FIRST_GAP, _GAP_DECREASE, _SMALLEST_GAP = 0.22, 0.03, 0.06
+"""First checkpoint, decrease of the gap between two checkpoints, smallest gap: shares of all steps."""
+_ENOUGH_INCREASES = 0.75
+"""ρ of the paper: the share of steps since the last checkpoint that have to increase the objective."""
+_NEW_STEP_WEIGHT = 0.75
+"""α of the paper: the weight of the new step; the previous step has the rest (momentum)."""
 
 
 def checkpoints(steps: int) -> list[int]:
-    """Return the steps before which the step length is reconsidered.
+    """Return the steps before which step sizes are adapted.
 
     >>> checkpoints(100)
     [22, 41, 57, 70, 80, 87, 93, 99]
     """
-    gap, closer, closest = (max(1, int(share * steps)) for share in (_FIRST, _CLOSER, _CLOSEST))
-    found = [gap]
-    while found[-1] < steps:
-        gap = max(gap - closer, closest)
-        found.append(found[-1] + gap)
-    return [step for step in found if step < steps]
+    shares = (_FIRST_GAP, _GAP_DECREASE, _SMALLEST_GAP)
+    gap, decrease, smallest = (max(1, int(share * steps)) for share in shares)
+    checkpoint, result = gap, []
+    while checkpoint < steps:
+        result.append(checkpoint)
+        gap = max(gap - decrease, smallest)
+        checkpoint += gap
+    return result
 
 
 @final
 @dataclass(frozen=True)
 class APGD(GradientAttack):
-    """Steps start at twice the radius and halve, example by example, where they stop to pay.
+    """Step sizes start at twice the radius and halve, example by example, where progress stalls.
 
-    Where they halve, the walk goes on from the best point so far.
+    Where they halve, the search continues from the best point so far.
     """
 
     steps: int = 50
@@ -51,71 +55,77 @@ class APGD(GradientAttack):
     def offsets(self, ball: Ball, count: int, generator: torch.Generator) -> Tensor:
         return ball.random_offsets(count, generator)
 
-    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
+    def move(self, ball: Ball, points: Tensor, info: StepInfo, memory: Memory) -> Tensor:
         if not memory:
-            self._begin(ball, points, sight, memory)
+            self._initialise(ball, points, info, memory)
         else:
-            memory["gains"] += sight.objective > memory["objective"]
-        memory["objective"] = sight.objective
-        self._remember_best(points, sight, memory)
-        gradient, before = sight.gradient, memory["before"]
-        if sight.step in self._checkpoints:
-            points, gradient, before = self._reconsider(points, gradient, memory, sight.step)
-        ahead = ball.climb(points, gradient, per_example(memory["length"], points))
-        memory["before"] = points
-        if sight.step == 0:
+            memory["increases"] += info.objective > memory["objective"]
+        memory["objective"] = info.objective
+        self._update_best(points, info, memory)
+        gradient, previous = info.gradient, memory["previous"]
+        if info.step in self._checkpoints:
+            points, gradient, previous = self._adapt_step_sizes(points, gradient, memory, info.step)
+        ahead = ball.ascend(points, gradient, per_example(memory["step_size"], points))
+        memory["previous"] = points
+        if info.step == 0:
             return ahead
-        return ball.project(points + _INERTIA * (ahead - points) + (1 - _INERTIA) * (points - before))
+        momentum = (1 - _NEW_STEP_WEIGHT) * (points - previous)
+        return ball.project(points + _NEW_STEP_WEIGHT * (ahead - points) + momentum)
 
-    def kept(self, memory: Memory) -> tuple[Tensor, Tensor]:
+    def best_seen(self, memory: Memory) -> tuple[Tensor, Tensor]:
         return memory["best_points"], memory["best_objective"]
 
-    def _begin(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> None:
-        length = torch.zeros_like(sight.objective) + self.relative_step * ball.size_for(sight.objective)
+    def _initialise(self, ball: Ball, points: Tensor, info: StepInfo, memory: Memory) -> None:
+        step_size = torch.zeros_like(info.objective) + self.relative_step * ball.size_for(info.objective)
         memory.update(
-            length=length,
-            gains=torch.zeros_like(sight.objective),
-            before=points,
-            best_objective=torch.full_like(sight.objective, -torch.inf),
+            step_size=step_size,
+            increases=torch.zeros_like(info.objective),
+            previous=points,
+            best_objective=torch.full_like(info.objective, -torch.inf),
             best_points=points.clone(),
-            best_gradient=sight.gradient.clone(),
-            old_length=torch.full_like(length, torch.inf),
-            old_best=torch.full_like(length, -torch.inf),
+            best_gradient=info.gradient.clone(),
+            old_step_size=torch.full_like(step_size, torch.inf),
+            old_best=torch.full_like(step_size, -torch.inf),
         )
 
-    def _remember_best(self, points: Tensor, sight: StepInfo, memory: Memory) -> None:
-        better = sight.objective > memory["best_objective"]
-        wide = per_example(better, points)
-        memory["best_objective"] = torch.where(better, sight.objective, memory["best_objective"])
-        memory["best_points"] = torch.where(wide, points, memory["best_points"])
-        memory["best_gradient"] = torch.where(wide, sight.gradient, memory["best_gradient"])
+    def _update_best(self, points: Tensor, info: StepInfo, memory: Memory) -> None:
+        better = info.objective > memory["best_objective"]
+        mask = per_example(better, points)
+        memory["best_objective"] = torch.where(better, info.objective, memory["best_objective"])
+        memory["best_points"] = torch.where(mask, points, memory["best_points"])
+        memory["best_gradient"] = torch.where(mask, info.gradient, memory["best_gradient"])
 
-    def _reconsider(self, points: Tensor, gradient: Tensor, memory: Memory, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Halve the steps of examples that gained too rarely, or neither changed length nor gained at all."""
+    def _adapt_step_sizes(
+        self, points: Tensor, gradient: Tensor, memory: Memory, step: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Halve the step sizes of examples whose objective rose too rarely, or whose best value and size stayed.
+
+        Return points, gradients and previous points to go on from: the best ones where the step size was halved.
+        """
         index = self._checkpoints.index(step)
         elapsed = step - (self._checkpoints[index - 1] if index else 0)
-        rarely = memory["gains"] < _ENOUGH_GAINS * elapsed
-        stuck = (memory["old_length"] == memory["length"]) & (memory["old_best"] >= memory["best_objective"])
+        rarely = memory["increases"] < _ENOUGH_INCREASES * elapsed
+        stuck = (memory["old_step_size"] == memory["step_size"]) & (memory["old_best"] >= memory["best_objective"])
         halve = rarely | stuck
-        wide = per_example(halve, points)
-        memory["old_length"], memory["old_best"] = memory["length"], memory["best_objective"]
-        memory["length"] = torch.where(halve, memory["length"] / 2, memory["length"])
-        memory["gains"] = torch.zeros_like(memory["gains"])
-        points = torch.where(wide, memory["best_points"], points)
+        mask = per_example(halve, points)
+        memory["old_step_size"], memory["old_best"] = memory["step_size"], memory["best_objective"]
+        memory["step_size"] = torch.where(halve, memory["step_size"] / 2, memory["step_size"])
+        memory["increases"] = torch.zeros_like(memory["increases"])
+        points = torch.where(mask, memory["best_points"], points)
         return (
             points,
-            torch.where(wide, memory["best_gradient"], gradient),
-            torch.where(wide, points, memory["before"]),
+            torch.where(mask, memory["best_gradient"], gradient),
+            torch.where(mask, points, memory["previous"]),
         )
 
 
 def apgd_ce(budget: Budget) -> Attack:
-    return restarted(APGD(budget.steps), budget)
+    return with_restarts(APGD(budget.steps), budget)
 
 
 def apgd_dlr(budget: Budget) -> Attack:
-    return restarted(APGD(budget.steps, loss="dlr"), budget)
+    return with_restarts(APGD(budget.steps, loss="dlr"), budget)
 
 
 def apgd_t(budget: Budget) -> Attack:
-    return EveryAim(APGD(budget.steps, loss="dlr"), num_aims=budget.num_aims)
+    return MultiTargeted(APGD(budget.steps, loss="dlr"), num_aims=budget.num_aims)

@@ -1,4 +1,4 @@
-"""Attacks by name, what they may spend, and attacks made of attacks: restarts, and a run towards each likely class."""
+"""Attacks by name and budget; restarts; targeted runs at several classes; and `attack` for any module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stobatch.attacks.ball import Ball
 from stobatch.attacks.goals import Goal
-from stobatch.attacks.loop import Attack, Best, GradientAttack, Plain, Victim, appraise, require_numbers
+from stobatch.attacks.loop import Attack, Best, GradientAttack, Plain, Victim, evaluate_victim, require_no_nan
 from stobatch.errors import ModelError, SettingError
 from stobatch.models.validators import unchanged
 from stobatch.registry import ATTACKS
@@ -21,7 +21,7 @@ from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius
 
 @dataclass(frozen=True)
 class _Repeated(Attack, ABC):
-    """Another attack, run again on the examples that still resist; the worst point of all runs counts."""
+    """Run another attack again on the examples that it has not broken; the worst point of all runs counts."""
 
     attack: Attack
 
@@ -31,10 +31,10 @@ class _Repeated(Attack, ABC):
 
     def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
         best, rows = Best(ball.centre), torch.arange(len(ball.centre), device=ball.centre.device)
-        for aim in self.goals(victim, ball, goal, generator, chunk):
-            found = self.attack.search(victim, ball.part(rows), aim.part(rows), generator, chunk)
-            best.see(rows, found, *appraise(victim, found, goal.part(rows), generator, chunk))
-            rows = best.resisting()
+        for run_goal in self.goals(victim, ball, goal, generator, chunk):
+            points = self.attack.search(victim, ball.part(rows), run_goal.part(rows), generator, chunk)
+            best.update(rows, points, *evaluate_victim(victim, points, goal.part(rows), generator, chunk))
+            rows = best.unreached()
             if not len(rows):
                 break
         return best.points
@@ -54,8 +54,8 @@ class Restarts(_Repeated):
 
 @final
 @dataclass(frozen=True)
-class EveryAim(_Repeated):
-    """One run towards each of the most likely other classes; for a goal that is targeted already, just one run."""
+class MultiTargeted(_Repeated):
+    """One run at each of the `num_aims` most likely other classes (Gowal et al., 2019); one run for a targeted goal."""
 
     num_aims: int = 3
 
@@ -73,7 +73,7 @@ class EveryAim(_Repeated):
 
 @dataclass(frozen=True)
 class Budget:
-    """What an attack may spend."""
+    """How much an attack may compute: steps of a gradient attack, restarts, queries of Square, classes of apgd_t."""
 
     steps: int = 10
     restarts: int = 1
@@ -81,18 +81,18 @@ class Budget:
     num_aims: int = 3
 
 
-def restarted(attack: GradientAttack, budget: Budget) -> Attack:
+def with_restarts(attack: GradientAttack, budget: Budget) -> Attack:
     """Return the attack from as many random starts as the budget allows."""
     return attack if budget.restarts == 1 else Restarts(attack, times=budget.restarts)
 
 
 def make_attack(name: str, budget: Budget) -> Attack:
-    """Return the attack of that name, which spends the budget; FGSM takes one step whatever is allowed."""
+    """Return the attack of that name with this budget; FGSM always takes one step."""
     attack: object = ATTACKS.require(name)(budget)
     if not isinstance(attack, Attack):
         raise SettingError(
             f"the attack '{name}' cannot be used.",
-            why=f"It is made as a {type(attack).__name__}, not as an Attack.",
+            why=f"Its function returns a {type(attack).__name__}, not an Attack.",
             remedy="Let its function return a stobatch.attacks.Attack, or leave the attack out.",
         )
     return attack
@@ -109,17 +109,17 @@ def paper_ensemble(names: tuple[str, ...], steps: int) -> list[GradientAttack]:
 
 
 @dataclass(frozen=True, repr=False)
-class Attacked:
-    """The worst point found for each input, and whether it is what the attack wanted.
+class AttackResult:
+    """The worst point found for each input, and whether it is a success.
 
     An attack that failed proves nothing: it may have been too weak.
     """
 
     points: Tensor
     success: Tensor
-    """Where the module answers otherwise than the label, or as the target; an input that did so before counts."""
+    """Where the prediction at the point is not the label, or is the target; clean inputs that are wrong count too."""
     distance: Tensor
-    """How far each point is from its input, in float64; never above the radius."""
+    """The distance of each point from its input, in float64; at most the radius."""
     radius: Radius
     name: str
 
@@ -143,15 +143,15 @@ def attack(
     targeted: bool = False,
     generator: torch.Generator | None = None,
     rows_at_once: int = 357,
-) -> Attacked:
+) -> AttackResult:
     """Attack any deterministic module in a ball around each input; `name` is one of `ATTACKS`.
 
     `module` maps inputs to logits. Labels are those to leave, or with `targeted` those to reach. A radius that is a
-    number has the `norm` and the `input_range` given beside it. Of a module that draws random numbers attack the mean
-    instead: `attacks.Expectation(attacks.of_module(module), draws)` is a victim for `make_attack(name, Budget()).run`.
+    number has the given `norm` and `input_range`. For a module that draws random numbers attack its mean instead:
+    `attacks.Expectation(attacks.module_sample(module), draws)` is a victim for `make_attack(name, Budget()).run`.
 
     **Guarantee.** Every point returned lies in its ball and in the input range, checked in float64, and `success` is
-    what the module says at that very point, in one more pass. The module and its gradients are left as they are.
+    the module's prediction at that very point, in one more pass. The module and its gradients are left unchanged.
 
     >>> module = nn.Linear(2, 2)
     >>> _ = module.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
@@ -164,16 +164,16 @@ def attack(
         generator.seed()
     size = Radius.of(radius, norm, input_range)
     ball, goal = Ball.around(inputs, size), Goal(labels, targeted)
-    made = make_attack(name, Budget(steps=steps, restarts=restarts, queries=queries))
+    search = make_attack(name, Budget(steps=steps, restarts=restarts, queries=queries))
     with torch.no_grad(), unchanged(module):
         few = inputs[:rows_at_once]
         if not torch.equal(module(few.clone()), module(few.clone())):
             raise ModelError(
-                "the module answers the same inputs differently each time.",
-                why="A point would be called broken, or not, by luck.",
-                remedy="Call module.eval(), or attack its mean: attacks.Expectation(attacks.of_module(module), 16).",
+                "the module gives the same inputs different scores each time.",
+                why="Whether a point breaks it would be luck.",
+                remedy="Call module.eval(), or attack its mean with attacks.Expectation and attacks.module_sample.",
             )
-        points = made.run(Plain(module), ball, goal, generator, chunk=rows_at_once)
-        answers = torch.cat([module(part) for part in torch.split(points, rows_at_once)])
-        require_numbers(answers)
-        return Attacked(points, goal.reached(answers), ball.distance(points), size, name)
+        points = search.run(Plain(module), ball, goal, generator, chunk=rows_at_once)
+        logits = torch.cat([module(part) for part in torch.split(points, rows_at_once)])
+        require_no_nan(logits)
+        return AttackResult(points, goal.reached(logits), ball.distance(points), size, name)

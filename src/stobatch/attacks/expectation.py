@@ -1,4 +1,4 @@
-"""Attacks on randomised models: the expectation over their noise, with fresh draws at every step."""
+"""Attacks on randomised models: expectation over transformation (Athalye et al., 2018), fresh draws at every step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from stobatch.attacks.loop import Scores
 from stobatch.errors import SettingError
 
 Sample = Callable[[int, torch.Generator], Scores]
-"""Makes the function that averages over so many fresh draws."""
+"""Maps a number of draws and a generator to a function from points to log mean probabilities over those draws."""
 
-_SAMPLES_TO_JUDGE = 8
-"""Times more draws for comparing two points than for a step: steps average out over the walk, a comparison does not."""
+_DRAWS_TO_COMPARE = 8
+"""Times more draws to compare two points than for a step: errors of steps average out, those of comparisons do not."""
 _AGREEMENT = 0.5
-"""Mean cosine that two independent gradients must have: each then has 0.7 with the true one."""
+"""Mean cosine that two independent gradients g + e, g + e' must have: each then has √0.5 = 0.7 with the true g."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """A randomised function as a victim: every step sees the mean over `draws` fresh draws."""
+    """A randomised victim: every step takes the gradient of the mean over `draws` fresh draws."""
 
     sample: Sample
     draws: int
@@ -33,7 +33,7 @@ class Expectation:
 
     def __post_init__(self) -> None:
         if self.draws < 1:
-            raise SettingError(f"noise draws of {self.draws} give no gradient.", remedy="Use at least 1.")
+            raise SettingError(f"{self.draws} noise draws give no gradient.", remedy="Use at least 1.")
         object.__setattr__(self, "passes", self.draws * self.passes_per_draw)
 
     @property
@@ -43,10 +43,10 @@ class Expectation:
     def draw(self, generator: torch.Generator) -> Scores:
         return self.sample(self.draws, generator)
 
-    def draw_to_judge(self, generator: torch.Generator) -> Scores:
-        several = [self.draw(generator) for _ in range(_SAMPLES_TO_JUDGE)]
+    def draw_to_compare(self, generator: torch.Generator) -> Scores:
+        samples = [self.draw(generator) for _ in range(_DRAWS_TO_COMPARE)]
         return lambda points: (
-            torch.stack([scores(points).log_softmax(1) for scores in several]).logsumexp(0) - log(len(several))
+            torch.stack([scores(points).log_softmax(1) for scores in samples]).logsumexp(0) - log(len(samples))
         )
 
     @classmethod
@@ -60,7 +60,7 @@ class Expectation:
         passes_per_draw: int = 1,
         most: int = 16,
     ) -> Expectation:
-        """As many draws as two independent gradients need to agree on these points; a power of two up to `most`."""
+        """Return a victim with as many draws as two independent gradients need to agree: a power of 2 up to `most`."""
         draws = 1
         while 2 * draws <= most and _agreement(sample, draws, points, goal, generator) < _AGREEMENT:
             draws *= 2
@@ -75,13 +75,13 @@ def _agreement(sample: Sample, draws: int, points: Tensor, goal: Goal, generator
         with torch.enable_grad():
             total = goal.objective(sample(draws, generator)(leaf), slice(None)).sum()
         gradient = torch.autograd.grad(total, leaf)[0].flatten(1)
-        # A sure model's gradients are tiny, and the cosine takes what is tiny for zero.
+        # Confident models have tiny gradients, which cosine_similarity would clamp to zero.
         gradients.append(gradient / gradient.abs().amax(1, keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny))
     return float(nn.functional.cosine_similarity(gradients[0], gradients[1]).mean())
 
 
-def of_module(module: nn.Module) -> Sample:
-    """Return a module that draws random numbers as it runs (dropout, noise layers): log of its mean probabilities."""
+def module_sample(module: nn.Module) -> Sample:
+    """Return the log mean probabilities of a module that draws random numbers as it runs (dropout, noise layers)."""
 
     def sample(draws: int, generator: torch.Generator) -> Scores:
         seed = int(torch.randint(2**62, (), generator=generator))

@@ -1,6 +1,6 @@
-"""What an attack wants: away from a label, or towards one; and the losses that lead there.
+"""What an attack maximises, and what counts as success: leave a label, or reach one.
 
-All losses take logits and are larger the better for the attack.
+Losses take n x K logits and n labels, return n values, and are larger the better for the attack.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stobatch.errors import DataError, SettingError
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _SMALLEST_SPREAD = 1e-12
-"""Where all logits are equal, the gradient of a ratio still has to be a number."""
+"""Keeps a ratio and its gradient finite where all logits are equal."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -26,16 +26,16 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the best other class minus the label's own: positive where the label has lost."""
+    """Return max_{k≠y} z_k - z_y, which is positive where the label is not predicted."""
     own = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
     return others.amax(1) - own[:, 0]
 
 
 def difference_of_logits_ratio(logits: Tensor, labels: Tensor) -> Tensor:
-    """The margin over the spread of the top three logits (Croce and Hein, 2020): scale does not hide its gradient.
+    """Return the DLR loss (Croce and Hein, 2020): the margin over z_π1 - z_π3, so that scaling logits changes nothing.
 
-    Two classes have no third; there the spread is the margin itself, and the ratio would be constant.
+    With two classes there is no third logit and the ratio would be constant: return the margin itself.
     """
     if logits.shape[1] < 3:
         return margin(logits, labels)
@@ -43,8 +43,8 @@ def difference_of_logits_ratio(logits: Tensor, labels: Tensor) -> Tensor:
     return margin(logits, labels) / (top[:, 0] - top[:, 2]).clamp(min=_SMALLEST_SPREAD)
 
 
-def towards(logits: Tensor, labels: Tensor, aims: Tensor) -> Tensor:
-    """Return how far the aim is above the label, over the spread of the top four logits; one class at a time."""
+def targeted_dlr(logits: Tensor, labels: Tensor, aims: Tensor) -> Tensor:
+    """Return the targeted DLR loss (z_t - z_y)/(z_π1 - (z_π3 + z_π4)/2) for the target classes `aims`."""
     lead = (logits.gather(1, aims[:, None]) - logits.gather(1, labels[:, None]))[:, 0]
     if logits.shape[1] < 3:
         return lead
@@ -62,9 +62,10 @@ LOSSES: dict[str, Loss] = {
 
 @dataclass(frozen=True)
 class Goal:
-    """Leave `labels`, or reach them if `targeted`. Without labels: leave what the model says at each step (Eq. 8).
+    """Leave `labels`, or reach them if `targeted`. Without labels: leave the model's prediction at each step (Eq. 8).
 
-    With an `aim` the labels are left in the direction of one other class; to end in any other still counts.
+    With an `aim`, a class for each example, the loss points from the label to that class; any other class still counts
+    as success.
     """
 
     labels: Tensor | None = None
@@ -73,25 +74,26 @@ class Goal:
     aim: Tensor | None = None
 
     def objective(self, logits: Tensor, which: slice | Tensor) -> Tensor:
-        """Return what the attack maximises, for these of its examples."""
+        """Return what the attack maximises, for the examples `which` that the logits belong to."""
         labels = logits.detach().argmax(1) if self.labels is None else self.labels[which]
         if self.aim is not None:
-            return towards(logits, labels, self.aim[which])
+            return targeted_dlr(logits, labels, self.aim[which])
         value = LOSSES[self.loss](logits, labels)
         return -value if self.targeted else value
 
     def reached(self, logits: Tensor) -> Tensor:
-        """Return where the prediction is what the attack wants."""
+        """Return which predictions are a success."""
         if self.labels is None:
             raise SettingError("an attack without labels has no success.", remedy="Give the labels it should leave.")
         return (logits.argmax(1) == self.labels) == self.targeted
 
     def part(self, which: slice | Tensor) -> Self:
+        """Return the goal for some of the examples."""
         if self.labels is None:
             return self
         return replace(self, labels=self.labels[which], aim=None if self.aim is None else self.aim[which])
 
-    def require(self, num_examples: int, num_classes: int) -> None:
+    def check_labels(self, num_examples: int, num_classes: int) -> None:
         """Raise unless there is one label in range for each example."""
         if self.labels is None:
             return

@@ -2,7 +2,7 @@
 
 The ball owns range and projection, the goal owns loss and success, the victim owns its randomness. Training runs
 several attacks as one fused batch, each on its own slice, and takes the last points; evaluation runs one attack, keeps
-the best point seen, and lets go of examples whose goal is reached.
+the best point seen, and drops examples whose goal is reached.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from stobatch.models.validators import keeps_nothing
 
 Scores = Callable[[Tensor], Tensor]
 Memory = dict[str, Tensor]
-"""What an attack remembers from step to step: tensors with one row for each example."""
+"""The state of an attack between steps: tensors with one row for each example."""
 
-_LET_GO_EVERY = 5
-"""Steps between two looks at which examples still resist; a look costs a synchronisation on a GPU."""
-_FEWEST_ROWS = 100
-"""Rows below which a thread of its own does not pay for a piece: the work between two operations begins to count."""
+_DROP_EVERY = 5
+"""Steps between two drops of examples whose goal is reached: each drop synchronises with the GPU."""
+_MIN_ROWS_PER_THREAD = 100
+"""With fewer rows the Python between two operations costs more than a thread of its own gains."""
 
 
 class Victim(Protocol):
-    """What is attacked. A randomised one draws anew for every step."""
+    """The model under attack. A randomised one takes fresh draws for every step."""
 
     @property
     def passes(self) -> int:
-        """Passes through the network that one evaluation of one point costs."""
+        """Network passes for one evaluation of one point."""
 
     @property
     def deterministic(self) -> bool:
-        """Whether one look at a point settles what the function says there."""
+        """Whether the function gives the same logits at a point every time."""
 
     def draw(self, generator: torch.Generator) -> Scores:
-        """Return the function from points to logits that holds for one step."""
+        """Return the function from points to logits that one step uses."""
 
-    def draw_to_judge(self, generator: torch.Generator) -> Scores:
-        """Return the same with as many draws as it takes to compare points."""
+    def draw_to_compare(self, generator: torch.Generator) -> Scores:
+        """Return the same function with enough draws to compare points."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class Plain:
     def draw(self, generator: torch.Generator) -> Scores:
         return self.scores
 
-    def draw_to_judge(self, generator: torch.Generator) -> Scores:
+    def draw_to_compare(self, generator: torch.Generator) -> Scores:
         return self.scores
 
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What an attack sees at its present points."""
+    """What an attack knows at its current points: n x input gradients, n objectives, the step's number from 0."""
 
     gradient: Tensor
     objective: Tensor
@@ -75,69 +75,70 @@ class StepInfo:
 
 
 class Attack(ABC):
-    """A way to find bad points in a ball. Frozen, so that an attack is a value."""
+    """A search for adversarial points in a ball. Frozen, so that an attack is a value."""
 
     @torch.no_grad()
     def run(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, *, chunk: int = 357) -> Tensor:
         """Return the worst point found for each example; `chunk` is how many rows pass through the network at once.
 
         **Guarantee.** Every returned point is inside the ball and the input range, checked in float64; every gradient
-        was finite. What the victim says at the last point is for the caller to ask.
+        was finite. The caller evaluates the victim at the returned points.
         """
-        require_sound(victim, ball, goal, generator)
-        return ball.settle(self.search(victim, ball, goal, generator, max(1, chunk // victim.passes)))
+        check_attack_inputs(victim, ball, goal, generator)
+        return ball.make_feasible(self.search(victim, ball, goal, generator, max(1, chunk // victim.passes)))
 
     @abstractmethod
     def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
-        """Return points of the ball; `run` checks what goes in and what comes out."""
+        """Return points of the ball; `run` checks inputs and results."""
 
 
 @dataclass(frozen=True)
-class GradientAttack(Attack, ABC):
-    """An attack that walks along gradients."""
+class GradientAttack(Attack):
+    """An attack that steps along gradients."""
 
     steps: int = 10
     relative_step: float = 1.0
     loss: str = "cross_entropy"
 
     def step_size(self, ball: Ball) -> Size:
-        """Return a share of the way that the norm needs; a single step goes straight."""
-        path = ball.geometry.path if self.steps > 1 else 1.0
-        return self.relative_step * path * ball.size_for(ball.centre) / self.steps
+        """Return relative_step · (path length of the norm) · radius / steps; a single step needs one radius only."""
+        path_length = ball.geometry.path_length if self.steps > 1 else 1.0
+        return self.relative_step * path_length * ball.size_for(ball.centre) / self.steps
 
     def offsets(self, ball: Ball, count: int, generator: torch.Generator) -> Tensor | None:
-        """Return where `count` examples start, relative to centres and radii; None starts them at their centres."""
+        """Return the starts of `count` examples in units of the radius; None starts them at their centres."""
         return None
 
-    @abstractmethod
-    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
-        """Return the next points, inside the ball; may change what it remembers."""
+    def move(self, ball: Ball, points: Tensor, info: StepInfo, memory: Memory) -> Tensor:
+        """Return the next points, inside the ball, and update `memory` in place; by default one steepest step."""
+        return ball.ascend(points, info.gradient, self.step_size(ball))
 
-    def kept(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
-        """Return points that may be better than the last ones, and their objectives, if the attack keeps such."""
+    def best_seen(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
+        """Return the best visited points and their objectives, where the attack stores them."""
         return None
 
     def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
         goal, points = replace(goal, loss=self.loss), ball.at(self.offsets(ball, len(ball.centre), generator))
         if not victim.deterministic:
-            # A lucky draw proves nothing: no point is kept for it and no example let go.
-            return _walk(victim, ball, [(self, slice(None))], points, goal, generator, chunk, None)
+            # One lucky draw is no success: no point is kept for it and no example dropped.
+            return _run_steps(victim, ball, [(self, slice(None))], points, goal, generator, chunk, None)
 
         def search(piece: slice) -> Tensor:
             return self._search_piece(victim, ball, points, goal, generator, piece)
 
-        return piece_by_piece(search, points, chunk, concurrent=_concurrent(victim))
+        return map_chunks(search, points, chunk, concurrent=_thread_safe(victim))
 
     def _search_piece(
         self, victim: Victim, ball: Ball, points: Tensor, goal: Goal, generator: torch.Generator, piece: slice
     ) -> Tensor:
-        """Return the best points for rows that pass through the network at once, all steps one after the other."""
+        """Return the best points of a chunk of rows, after all steps."""
         ball, points, goal = ball.part(piece), points[piece], goal.part(piece)
         best = Best(ball.centre)
         if not torch.equal(points, ball.centre):
-            # An example that is lost already must not be called robust because the attack started elsewhere.
-            best.see(best.resisting(), ball.centre, *outcome(victim.draw(generator), ball.centre, goal, len(points)))
-        _walk(victim, ball, [(self, slice(None))], points, goal, generator, len(points), best)
+            # An example that is misclassified at its centre counts as broken wherever the attack starts.
+            at_centre = evaluate_scores(victim.draw(generator), ball.centre, goal, len(points))
+            best.update(best.unreached(), ball.centre, *at_centre)
+        _run_steps(victim, ball, [(self, slice(None))], points, goal, generator, len(points), best)
         return best.points
 
 
@@ -155,61 +156,64 @@ def craft(
     concurrent: bool = False,
     later: Later | None = None,
 ) -> Tensor:
-    """Adversarial points for training, an equal slice of the batch for each attack, all in the same passes.
+    """Return adversarial points for training, an equal slice of the batch for each attack, all in the same passes.
 
-    A gradient that is not a number is an error: at once, or on a GPU when the owner of `later` looks.
-    Without labels the model's own prediction at the present point is used, so that no true label leaks (Eq. 8).
-    The ball may hold only a `piece` of a batch of `batch_size`: draws are made for the whole batch, so pieces that are
-    crafted apart are those of the whole. `concurrent` says that several threads may ask for scores at once; of a module
-    that is known to keep nothing it need not be said.
+    A NaN or infinite gradient is an error: at once, or with `later` when its owner reads it, so that no step waits for
+    the GPU. Without labels, the model's own prediction at the current point is used: no true label leaks (Eq. 8).
+    The ball may hold only a `piece` of a batch of `batch_size`: random starts are drawn for the whole batch, so a batch
+    crafted in pieces has the same bits as one crafted at once. `concurrent` allows several threads to call `scores` at
+    the same time; a module without state is recognised, and needs no flag.
     """
     piece = slice(0, len(ball.centre)) if piece is None else piece
     if len({attack.steps for attack in attacks}) > 1:
-        raise SettingError("attacks of one fused batch take different numbers of steps.", remedy="Give all the same.")
-    shares, points = [], []
+        raise SettingError(
+            "attacks of one fused batch take different numbers of steps.", remedy="Give all the same number of steps."
+        )
+    assignments, points = [], []
     for attack, whole in zip(attacks, ensemble_slices(batch_size or piece.stop, len(attacks)), strict=True):
         offsets = attack.offsets(ball, whole.stop - whole.start, generator)
         first, last = max(whole.start, piece.start), min(whole.stop, piece.stop)
         if first < last:
-            here = slice(first - piece.start, last - piece.start)
-            own = None if offsets is None else offsets[first - whole.start : last - whole.start]
-            shares.append((attack, here))
-            points.append(ball.part(here).at(own))
+            in_piece = slice(first - piece.start, last - piece.start)
+            piece_offsets = None if offsets is None else offsets[first - whole.start : last - whole.start]
+            assignments.append((attack, in_piece))
+            points.append(ball.part(in_piece).at(piece_offsets))
     starts, goal, victim = torch.cat(points), Goal(labels), Plain(scores)
 
-    def walk(rows: slice) -> Tensor:
-        own = _within(shares, rows)
-        return _walk(victim, ball.part(rows), own, starts[rows], goal.part(rows), generator, chunk, None, later)
+    def run_rows(rows: slice) -> Tensor:
+        attacks_here = _restrict(assignments, rows)
+        goal_here = goal.part(rows)
+        return _run_steps(victim, ball.part(rows), attacks_here, starts[rows], goal_here, generator, chunk, None, later)
 
-    return piece_by_piece(walk, starts, chunk, concurrent=concurrent or _concurrent(victim))
+    return map_chunks(run_rows, starts, chunk, concurrent=concurrent or _thread_safe(victim))
 
 
-def _concurrent(victim: Victim) -> bool:
-    """Return whether several threads may ask it at once."""
+def _thread_safe(victim: Victim) -> bool:
+    """Return whether several threads may call the victim at once."""
     return isinstance(victim, Plain) and keeps_nothing(victim.scores)
 
 
-def piece_by_piece(work: Callable[[slice], Tensor], points: Tensor, chunk: int, *, concurrent: bool) -> Tensor:
-    """Return what the work makes of pieces of the rows, of which at most `chunk` are under way at a time.
+def map_chunks(work: Callable[[slice], Tensor], points: Tensor, chunk: int, *, concurrent: bool) -> Tensor:
+    """Apply `work` to slices of the rows, at most `chunk` rows under way at a time, and join the results in order.
 
-    Each piece takes all its steps before the next one begins, so that points, gradients and momenta stay in the cache.
-    On a CPU several pieces go at once, each in a thread of its own: threads that share one operation wait for each
-    other at the end of every one. An example's bits do not depend on the rows beside it.
+    Each slice takes all its steps before the next one begins, so that points, gradients and momenta stay in the cache.
+    On a CPU several slices run at once, each in a thread of its own: threads that share one operation wait for each
+    other at the end of every operation. An example's bits do not depend on the other rows of its slice.
     """
     cores, count = torch.get_num_threads(), len(points)
-    # Mixed precision and whatever watches operations are settings of the calling thread: there it stays at one.
+    # Autocast is a setting of the calling thread, which workers would not see.
     single = not (concurrent and points.is_cpu) or torch.is_autocast_enabled("cpu")
-    workers = 1 if single else max(1, min(cores, chunk // _FEWEST_ROWS, count // _FEWEST_ROWS))
+    workers = 1 if single else max(1, min(cores, chunk // _MIN_ROWS_PER_THREAD, count // _MIN_ROWS_PER_THREAD))
     if workers == 1:
         return _join([work(piece) for piece in _pieces(count, chunk)])
-    # Pieces of equal size, equally many for every thread, so that none waits at the end.
+    # Slices of equal size, equally many for every thread, so that no thread waits at the end.
     rounds = -(-count // (chunk // workers * workers))
     pieces = _pieces(count, -(-count // (rounds * workers)))
     try:
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(cores // workers,)) as pool:
             return _join(list(pool.map(torch.no_grad()(work), pieces)))
     finally:
-        # What a thread sets for itself is also what threads that begin later start from.
+        # A worker's set_num_threads is also the default of every thread that starts later.
         torch.set_num_threads(cores)
 
 
@@ -217,10 +221,10 @@ def _pieces(count: int, chunk: int) -> list[slice]:
     return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
 
 
-def _within(shares: Sequence[tuple[GradientAttack, slice]], rows: slice) -> list[tuple[GradientAttack, slice]]:
-    """Return the attacks that own some of these rows, and which, counted from the first of them."""
-    cut = [(attack, max(own.start, rows.start), min(own.stop, rows.stop)) for attack, own in shares]
-    return [(attack, slice(a - rows.start, b - rows.start)) for attack, a, b in cut if a < b]
+def _restrict(assignments: Sequence[tuple[GradientAttack, slice]], rows: slice) -> list[tuple[GradientAttack, slice]]:
+    """Return the attacks with a share in these rows, and each share as a slice of these rows."""
+    overlaps = [(attack, max(own.start, rows.start), min(own.stop, rows.stop)) for attack, own in assignments]
+    return [(attack, slice(a - rows.start, b - rows.start)) for attack, a, b in overlaps if a < b]
 
 
 class Best:
@@ -231,29 +235,29 @@ class Best:
         self.objective = torch.full((len(points),), -torch.inf, dtype=points.dtype, device=points.device)
         self.reached = torch.zeros(len(points), dtype=torch.bool, device=points.device)
 
-    def see(self, rows: Tensor, points: Tensor, objective: Tensor, reached: Tensor) -> None:
-        """Take the points of these rows where they are better."""
+    def update(self, rows: Tensor, points: Tensor, objective: Tensor, reached: Tensor) -> None:
+        """Replace the points of these rows where the new ones are better."""
         before = self.reached[rows]
         better = (reached & ~before) | ((reached == before) & (objective > self.objective[rows]))
         which = rows[better]
         self.points[which], self.objective[which] = points[better], objective[better]
         self.reached[which] = reached[better]
 
-    def note(self, rows: Tensor, points: Tensor, reached: Tensor) -> None:
-        """Take the points of these rows that reach the goal for the first time; cheaper than `see`."""
-        fresh = reached & ~self.reached[rows]
-        which = rows[fresh]
-        self.points[which], self.reached[which] = points[fresh], True
+    def update_reached(self, rows: Tensor, points: Tensor, reached: Tensor) -> None:
+        """Replace the points of rows that reach the goal for the first time; cheaper than `update`."""
+        first_time = reached & ~self.reached[rows]
+        which = rows[first_time]
+        self.points[which], self.reached[which] = points[first_time], True
 
-    def resisting(self) -> Tensor:
+    def unreached(self) -> Tensor:
         """Return the rows whose goal is not reached."""
         return (~self.reached).nonzero()[:, 0]
 
 
-def _walk(
+def _run_steps(
     victim: Victim,
     ball: Ball,
-    shares: Sequence[tuple[GradientAttack, slice]],
+    assignments: Sequence[tuple[GradientAttack, slice]],
     points: Tensor,
     goal: Goal,
     generator: torch.Generator,
@@ -261,58 +265,67 @@ def _walk(
     best: Best | None,
     later: Later | None = None,
 ) -> Tensor:
-    """Return the loop. With `best` every visited point is judged, and examples that are done are let go."""
-    steps = shares[0][0].steps
-    memories: list[Memory] = [{} for _ in shares]
+    """Take all steps and return the last points; with `best`, record every visited point and drop reached examples.
+
+    `assignments` gives each attack its rows. All attacks take the same number of steps.
+    """
+    steps = assignments[0][0].steps
+    memories: list[Memory] = [{} for _ in assignments]
     rows = torch.arange(len(points), device=points.device)
-    health = torch.zeros((), dtype=points.dtype, device=points.device)
+    gradient_sum = torch.zeros((), dtype=points.dtype, device=points.device)
     for step in range(steps):
-        gradient, objective, reached = _look(victim.draw(generator), points, goal, chunk, success=best is not None)
-        health += gradient.sum()
+        gradient, objective, reached = _objective_gradient(
+            victim.draw(generator), points, goal, chunk, success=best is not None
+        )
+        gradient_sum += gradient.sum()
         if best is not None:
-            best.note(rows, points, reached)
+            best.update_reached(rows, points, reached)
         parts = []
-        for (attack, where), memory in zip(shares, memories, strict=True):
-            sight = StepInfo(gradient[where], objective[where], step)
-            parts.append(attack.move(ball.part(where), points[where], sight, memory))
-        points = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if best is not None and step % _LET_GO_EVERY == _LET_GO_EVERY - 1:
-            resist = ~best.reached[rows]
-            if not bool(resist.all()):
-                rows, points, ball, goal = rows[resist], points[resist], ball.part(resist), goal.part(resist)
-                memories = [{name: value[resist] for name, value in memory.items()} for memory in memories]
+        for (attack, where), memory in zip(assignments, memories, strict=True):
+            info = StepInfo(gradient[where], objective[where], step)
+            parts.append(attack.move(ball.part(where), points[where], info, memory))
+        points = _join(parts)
+        if best is not None and step % _DROP_EVERY == _DROP_EVERY - 1:
+            left = ~best.reached[rows]
+            if not bool(left.all()):
+                rows, points, ball, goal = rows[left], points[left], ball.part(left), goal.part(left)
+                memories = [{name: value[left] for name, value in memory.items()} for memory in memories]
             if not len(rows):
                 break
-    # sign(NaN) is 0: without this check a broken gradient would look like a robust model. One look, after the loop.
+    # sign(NaN) is 0: without this check a broken gradient would look like a robust model. A NaN or an infinity in any
+    # gradient of any step makes this one sum NaN or infinite, so one test after the loop covers them all.
     if later is None:
-        _require_finite([bool(torch.isfinite(health))])
+        _require_finite([bool(torch.isfinite(gradient_sum))])
     else:
-        later.ask(torch.isfinite(health)[None], _require_finite)
+        later.ask(torch.isfinite(gradient_sum)[None], _require_finite)
     if best is not None and len(rows):
-        kept = [attack.kept(memory) for (attack, _), memory in zip(shares, memories, strict=True)]
-        # Where no other point was reached or has a value, the last one is taken whatever its value: no pass is spent.
-        rivals = best.reached[rows] | (best.objective[rows] > -torch.inf) | any(other is not None for other in kept)
-        best.points[rows[~rivals]] = points[~rivals]
-        if bool(rivals.any()):
-            last = points[rivals]
-            best.see(rows[rivals], last, *outcome(victim.draw(generator), last, goal.part(rivals), chunk))
-        for (_, where), other in zip(shares, kept, strict=True):
-            if other is not None:
-                best.see(rows[where], *other, torch.zeros_like(rows[where], dtype=torch.bool))
+        stored = [attack.best_seen(memory) for (attack, _), memory in zip(assignments, memories, strict=True)]
+        # The last point is evaluated, one more pass, only where it competes with another one; else it is the best.
+        competes = best.reached[rows] | (best.objective[rows] > -torch.inf) | any(pair is not None for pair in stored)
+        best.points[rows[~competes]] = points[~competes]
+        if bool(competes.any()):
+            last = points[competes]
+            scores = victim.draw(generator)
+            best.update(rows[competes], last, *evaluate_scores(scores, last, goal.part(competes), chunk))
+        for (_, where), pair in zip(assignments, stored, strict=True):
+            if pair is not None:
+                best.update(rows[where], *pair, torch.zeros_like(rows[where], dtype=torch.bool))
     return points
 
 
-def _require_finite(sound: list[bool]) -> None:
-    if not all(sound):
+def _require_finite(finite: list[bool]) -> None:
+    if not all(finite):
         raise ModelError(
-            "an attack met a gradient that is not a number.", remedy="Lower the learning rate or check the inputs."
+            "an attack met a gradient that is NaN or infinite.", remedy="Lower the learning rate or check the inputs."
         )
 
 
-def _look(scores: Scores, points: Tensor, goal: Goal, chunk: int, *, success: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient and value of the objective, and whether the goal is reached, chunk by chunk.
+def _objective_gradient(
+    scores: Scores, points: Tensor, goal: Goal, chunk: int, *, success: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gradient and value of the objective, and with `success` whether the goal is reached, chunk by chunk.
 
-    Gradients are taken for the inputs only; the model's own `.grad` is never touched.
+    Gradients are taken with respect to the inputs only; the model's own `.grad` is never touched.
     """
     gradients, objectives, reached = [], [], []
     for start in range(0, len(points), chunk):
@@ -325,7 +338,7 @@ def _look(scores: Scores, points: Tensor, goal: Goal, chunk: int, *, success: bo
         if not total.requires_grad:
             raise ModelError(
                 "the model's scores have no gradient with respect to its inputs.",
-                why="A threshold, rounding or detach() in it cuts the way back.",
+                why="A threshold, rounding or detach() in it stops the backward pass.",
                 remedy="Attack with square, which needs no gradients.",
             )
         gradients.append(torch.autograd.grad(total, leaf)[0])
@@ -336,28 +349,28 @@ def _look(scores: Scores, points: Tensor, goal: Goal, chunk: int, *, success: bo
 
 
 @torch.no_grad()
-def outcome(
+def evaluate_scores(
     scores: Scores, points: Tensor, goal: Goal, chunk: int, *, concurrent: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the value of the objective and whether the goal is reached, without gradients."""
-    logits = piece_by_piece(lambda piece: scores(points[piece]), points, chunk, concurrent=concurrent)
+    logits = map_chunks(lambda piece: scores(points[piece]), points, chunk, concurrent=concurrent)
     objective = goal.objective(logits, slice(None)).to(points.dtype)
-    require_numbers(objective)
+    require_no_nan(objective)
     return objective, goal.reached(logits)
 
 
-def require_numbers(scores: Tensor) -> None:
-    """Raise at scores that are no numbers: the largest of them is no prediction, and would count as a success."""
+def require_no_nan(scores: Tensor) -> None:
+    """Raise at NaN scores: their argmax is no prediction, and would count as a success."""
     if bool(scores.isnan().any()):
-        raise ModelError("an attack met scores that are not numbers.", remedy="Check the model inside of the ball.")
+        raise ModelError("an attack met scores that are NaN.", remedy="Check the model's outputs inside the ball.")
 
 
-def appraise(
+def evaluate_victim(
     victim: Victim, points: Tensor, goal: Goal, generator: torch.Generator, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """`outcome` for comparing points. Of a randomised victim no point is ever called a success by a few draws."""
-    scores = victim.draw_to_judge(generator)
-    objective, reached = outcome(scores, points, goal, chunk, concurrent=_concurrent(victim))
+    """Return `evaluate_scores` with enough draws to compare points; no point of a randomised victim is a success."""
+    scores = victim.draw_to_compare(generator)
+    objective, reached = evaluate_scores(scores, points, goal, chunk, concurrent=_thread_safe(victim))
     return objective, reached & victim.deterministic
 
 
@@ -366,11 +379,11 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def require_sound(victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator) -> None:
-    """Refuse what would end in a quietly wrong accuracy: other units, NaNs, labels out of range, probabilities."""
+def check_attack_inputs(victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator) -> None:
+    """Raise where an accuracy would be silently wrong: other units, NaNs, labels out of range, probabilities."""
     centre, limits = ball.centre, ball.radius.range
     if not bool(centre.isfinite().all()):
-        raise DataError("inputs to attack are not numbers.", remedy="Remove NaNs and infinities.")
+        raise DataError("inputs to attack are NaN or infinite.", remedy="Remove NaNs and infinities.")
     if not len(centre):
         raise DataError("there are no inputs to attack.", remedy="Give at least one.")
     if not bool(((centre >= ball.lower) & (centre <= ball.upper)).all()):
@@ -378,7 +391,7 @@ def require_sound(victim: Victim, ball: Ball, goal: Goal, generator: torch.Gener
             f"inputs run from {float(centre.min()):g} to {float(centre.max()):g}, the radius is over {limits}.",
             remedy=f"Scale the inputs to {limits}, or give the radius over their own range.",
         )
-    # A copy of the state, so that looking does not change what the attack draws.
+    # A copy of the generator's state, so that this check does not change what the attack draws.
     probe = torch.Generator()
     probe.set_state(generator.get_state())
     logits = victim.draw(probe)(centre[:64])
@@ -388,19 +401,19 @@ def require_sound(victim: Victim, ball: Ball, goal: Goal, generator: torch.Gener
             remedy="Return one row of logits for each input.",
         )
     if not bool(logits.isfinite().all()):
-        raise ModelError("the model returns scores that are not numbers.", remedy="Train it again.")
+        raise ModelError("the model returns scores that are NaN or infinite.", remedy="Train it again.")
     sums = logits.sum(1)
     if bool((logits >= 0).all()) and bool((sums - 1).abs().max() < 1e-3):
         raise ModelError(
-            "the model returns probabilities where logits are meant.",
+            "the model returns probabilities, not logits.",
             why="Their gradients vanish where the model is sure, so every attack would look weak.",
             remedy="Return the scores before the softmax, or torch.log of the probabilities.",
         )
-    goal.require(len(centre), logits.shape[1])
+    goal.check_labels(len(centre), logits.shape[1])
 
 
 def ensemble_slices(batch_size: int, num_attacks: int) -> list[slice]:
-    """m/|A| consecutive examples for each attack (Algorithm 1, line 10)."""
+    """Return a slice of m/|A| consecutive examples for each attack (Algorithm 1, line 10)."""
     if batch_size % num_attacks:
         below = batch_size - batch_size % num_attacks
         raise SettingError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stobatch.attacks.ball import Ball, per_example
-from stobatch.attacks.ensemble import Budget, restarted
+from stobatch.attacks.ensemble import Budget, with_restarts
 from stobatch.attacks.loop import Attack, GradientAttack, Memory, StepInfo
 from stobatch.paper import implements
 
@@ -18,50 +18,43 @@ from stobatch.paper import implements
 @final
 @dataclass(frozen=True)
 class FGSM(GradientAttack):
-    """One steepest step, as long as the radius."""
+    """Fast gradient sign method (Goodfellow et al., 2015): one steepest step, as long as the radius."""
 
     steps: int = 1
-
-    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
-        return ball.climb(points, sight.gradient, self.step_size(ball))
 
 
 @implements("Eq. 8", verdict="a definition; see Eq. 7.")
 @final
 @dataclass(frozen=True)
 class IFGSM(GradientAttack):
-    """FGSM in T small steps, projected after each."""
-
-    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
-        return ball.climb(points, sight.gradient, self.step_size(ball))
+    """Iterative FGSM (Kurakin et al., 2017): T small steps, each projected into the ball."""
 
 
 @final
 @dataclass(frozen=True)
 class MIM(GradientAttack):
-    """I-FGSM with momentum on the normalised gradient (Dong et al.)."""
+    """Momentum iterative method (Dong et al., 2018): I-FGSM with momentum on the l1-normalised gradient."""
 
     decay: float = 1.0
 
-    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
-        size = sight.gradient.abs().flatten(1).mean(1).clamp(min=torch.finfo(points.dtype).tiny)
-        fresh = sight.gradient / per_example(size, points)
-        memory["momentum"] = fresh.add_(memory["momentum"], alpha=self.decay) if "momentum" in memory else fresh
-        return ball.climb(points, memory["momentum"], self.step_size(ball))
+    def move(self, ball: Ball, points: Tensor, info: StepInfo, memory: Memory) -> Tensor:
+        scale = info.gradient.abs().flatten(1).mean(1).clamp(min=torch.finfo(points.dtype).tiny)
+        normalised = info.gradient / per_example(scale, points)
+        memory["momentum"] = (
+            normalised.add_(memory["momentum"], alpha=self.decay) if "momentum" in memory else normalised
+        )
+        return ball.ascend(points, memory["momentum"], self.step_size(ball))
 
 
 @final
 @dataclass(frozen=True)
 class Madry(GradientAttack):
-    """Projected gradient steps from a random start (Madry et al.)."""
+    """PGD (Madry et al., 2018): projected gradient steps from a random start."""
 
     relative_step: float = 2.5
 
     def offsets(self, ball: Ball, count: int, generator: torch.Generator) -> Tensor:
         return ball.random_offsets(count, generator)
-
-    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
-        return ball.climb(points, sight.gradient, self.step_size(ball))
 
 
 def fgsm(budget: Budget) -> Attack:
@@ -77,4 +70,4 @@ def mim(budget: Budget) -> Attack:
 
 
 def madry(budget: Budget) -> Attack:
-    return restarted(Madry(budget.steps), budget)
+    return with_restarts(Madry(budget.steps), budget)

@@ -28,7 +28,7 @@ from stobatch.sound.verifiers import BoundsVerifier, VotesVerifier
 from stobatch.types import PAPER_RANGE, Norm
 from stobatch.verifier import CertificateKind, Verifier
 from stobatch.votes.counting import VoteCertificates, VoteSettings
-from stobatch.votes.noise import GaussianNoise, two_streams
+from stobatch.votes.noise import GaussianNoise, split_generator
 
 
 class SummedSizes(VerifiedInference):
@@ -80,7 +80,7 @@ class ObservedFrequency(Verifier):
     def verify(self, inputs: Tensor, generator: torch.Generator) -> VoteCertificates:
         settings, everyone = self.votes.settings, np.arange(len(inputs))
         counter = counter_of(self.votes, inputs)
-        choosing, counting = two_streams(generator)
+        choosing, counting = split_generator(generator)
         label = counter.votes(everyone, settings.selection_draws, choosing).argmax(1)
         top = counter.hits(everyone, label, settings.draws, counting) / settings.draws
         num_inputs = prod(inputs.shape[1:])

@@ -15,7 +15,7 @@ from torch import Tensor
 from stobatch.attacks import Attack, Ball, Budget, Goal, Plain, Victim, make_attack
 from stobatch.attacks.ball import per_example
 from stobatch.attacks.goals import margin
-from stobatch.attacks.loop import Best, appraise, require_numbers
+from stobatch.attacks.loop import Best, evaluate_victim, require_no_nan
 from stobatch.auditing.vote_counts import count
 from stobatch.errors import DataError, ModelError
 from stobatch.evaluation.functions import SinglePass, Vote
@@ -168,7 +168,7 @@ def break_pass(
             tried = attacks[name].run(
                 Plain(function.network), balls[dtype].part(rows), part, generator, chunk=function.rows
             )
-            here = balls[network.dtype].part(rows).settle(tried.to(points.dtype))
+            here = balls[network.dtype].part(rows).make_feasible(tried.to(points.dtype))
             scores = _scores(own, here)
             lead = -margin(scores, label[rows]).double()
             better = part.reached(scores) | (lead < least[rows])
@@ -177,7 +177,7 @@ def break_pass(
             broken[rows] = part.reached(scores)
             for row in which.tolist():
                 attack[row] = name if dtype == network.dtype else f"{name} in float64"
-            there = balls[torch.float64].part(rows).settle(tried.double())
+            there = balls[torch.float64].part(rows).make_feasible(tried.double())
             broken_float64[rows] |= part.reached(_scores(exact, there))
         tick(1 / len(runs))
     flags = broken.cpu().numpy()
@@ -255,7 +255,7 @@ def _move_inwards(
     Attacks end at the edge of the ball, which a fresh certificate may miss by little. The nearer a bad point, the
     surer a claim that is too large reaches past it again.
     """
-    nearer = [ball.settle(ball.centre + share * (points - ball.centre)) for share in _SHARES]
+    nearer = [ball.make_feasible(ball.centre + share * (points - ball.centre)) for share in _SHARES]
     ways = torch.stack([*nearer, points])
     seen = count(verifier, ways.flatten(0, 1), draws, generator)
     lost = seen.chance(np.tile(label, len(ways)), np.tile(rival, len(ways))).reshape(len(ways), -1) <= level
@@ -265,7 +265,7 @@ def _move_inwards(
 
 def _scores(function: SinglePass, points: Tensor) -> Tensor:
     scores = torch.cat([function.network(part) for part in torch.split(points, function.rows)])
-    require_numbers(scores)
+    require_no_nan(scores)
     return scores
 
 
@@ -288,14 +288,14 @@ class RandomSearch(Attack):
     def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
         goal = replace(goal, loss="margin", aim=None)
         best, rows = Best(ball.centre), torch.arange(len(ball.centre), device=ball.centre.device)
-        best.see(rows, ball.centre, *appraise(victim, ball.centre, goal, generator, chunk))
+        best.update(rows, ball.centre, *evaluate_victim(victim, ball.centre, goal, generator, chunk))
         slope = _gradient(victim, ball.centre, goal, generator, chunk)
         for turn in range(self.points):
-            rows = best.resisting()
+            rows = best.unreached()
             if not len(rows):
                 break
             proposals = self._propose(turn, ball.part(rows), slope[rows], generator)
-            best.see(rows, proposals, *appraise(victim, proposals, goal.part(rows), generator, chunk))
+            best.update(rows, proposals, *evaluate_victim(victim, proposals, goal.part(rows), generator, chunk))
         return best.points
 
     @staticmethod
@@ -313,7 +313,7 @@ class RandomSearch(Attack):
             direction = torch.randn(centre.shape, generator=generator).to(centre)
         else:
             return ball.at(ball.random_offsets(len(centre), generator))
-        return ball.climb(centre, direction, ball.size_for(centre))
+        return ball.ascend(centre, direction, ball.size_for(centre))
 
 
 def _gradient(victim: Victim, points: Tensor, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:

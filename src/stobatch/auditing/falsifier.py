@@ -77,7 +77,7 @@ def nearest(
     function = _deployed(verifier, certificates.kind, settings, memory_mb)
     points, goal = certified.ball(function.network).centre, certified.goal(function.network)
     victim = next(iter(function.victims(points, goal, generator).values()))
-    scores = victim.draw_to_judge(generator)
+    scores = victim.draw_to_compare(generator)
     chunk = max(1, function.rows // victim.passes)
     with torch.no_grad():
         logits = torch.cat([scores(part) for part in torch.split(points, chunk)])

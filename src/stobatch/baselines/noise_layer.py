@@ -23,7 +23,7 @@ from stobatch.models.affine import EXACT_SPECTRUM_UP_TO
 from stobatch.models.spectrum import largest_eigenvalue
 from stobatch.types import Norm
 from stobatch.votes.margins import LAPLACE_AS_GAUSSIAN, Shift, hidden_shift
-from stobatch.votes.noise import Reach, SmoothingNoise
+from stobatch.votes.noise import RadiusFactors, SmoothingNoise
 
 _ROUNDING = 1 + 1e-9
 _FLATTEST = 1e-150
@@ -79,20 +79,20 @@ class LayerNoise(SmoothingNoise, ABC):
     def num_inputs(self) -> int:
         return prod(self.encoder.input_shape)
 
-    def seen(self, inputs: Tensor) -> Tensor:
+    def noise_free(self, inputs: Tensor) -> Tensor:
         hidden: Tensor = self.encoder(inputs)
         return hidden
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return self._noise((shape[0], *self.encoder.hidden_shape), generator).to(self.encoder.weight)
 
-    def reach(self, norm: Norm, num_inputs: int) -> Reach:
+    def factors(self, norm: Norm, num_inputs: int) -> RadiusFactors:
         if num_inputs != self.num_inputs:
             raise ModelError(
                 f"the first layer takes {self.num_inputs} values, the inputs have {num_inputs}.",
                 remedy="Give inputs of the shape that the noise was made for.",
             )
-        return self._reaches[norm]
+        return self._factors_by_norm[norm]
 
     @abstractmethod
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -100,8 +100,8 @@ class LayerNoise(SmoothingNoise, ABC):
 
     @property
     @abstractmethod
-    def _reaches(self) -> dict[Norm, Reach]:
-        """Return the reach for every norm; kept, since the norms of a large layer take seconds."""
+    def _factors_by_norm(self) -> dict[Norm, RadiusFactors]:
+        """Return the factors of every norm; cached, since the norms of a large layer take seconds."""
 
 
 @final
@@ -124,9 +124,9 @@ class LayerGaussian(LayerNoise):
         return torch.randn(shape, generator=generator) * self.stddev
 
     @cached_property
-    def _reaches(self) -> dict[Norm, Reach]:
+    def _factors_by_norm(self) -> dict[Norm, RadiusFactors]:
         sizes = layer_sensitivity(self.encoder, self.stddev)
-        return {norm: Reach(0.0, 1 / max(size, _FLATTEST)) for norm, size in sizes.items()}
+        return {norm: RadiusFactors(0.0, 1 / max(size, _FLATTEST)) for norm, size in sizes.items()}
 
 
 @final
@@ -144,10 +144,10 @@ class LayerLaplace(LayerNoise):
         return laplace(shape, self.scale, generator)
 
     @cached_property
-    def _reaches(self) -> dict[Norm, Reach]:
+    def _factors_by_norm(self) -> dict[Norm, RadiusFactors]:
         shifts: dict[Norm, Shift] = {norm: hidden_shift(norm, self.encoder) for norm in Norm}
         return {
-            norm: Reach(
+            norm: RadiusFactors(
                 self.scale / max(shift.l1, _FLATTEST), LAPLACE_AS_GAUSSIAN * self.scale / max(shift.l2, _FLATTEST)
             )
             for norm, shift in shifts.items()
@@ -163,7 +163,7 @@ def _require_positive(name: str, sizes: Tensor, shape: tuple[int, ...]) -> Tenso
         )
     if not bool((sizes.isfinite() & (sizes > 0)).all()):
         raise SettingError(
-            f"{name} has an entry that is not a size of noise.",
+            f"{name} has an entry that is not a positive number.",
             why="Where there is no noise a perturbation is seen as it is.",
             remedy="Use numbers above 0.",
         )

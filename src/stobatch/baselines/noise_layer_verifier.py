@@ -69,11 +69,11 @@ def published_radius(
     of every other class. Then A stays the most probable class within the radius. Without a calibration, which is for
     Laplace noise, δ = 0 and the limit is ½ ln(p_A/p_B).
     """
-    reach = noise.reach(norm, noise.num_inputs)
+    factors = noise.factors(norm, noise.num_inputs)
     if calibration is None:
-        size = reach.per_loss * published_robustness_epsilon(top_lower, runner_up_upper)
+        size = factors.per_epsilon * published_robustness_epsilon(top_lower, runner_up_upper)
     else:
-        size = reach.per_deviation * margin_deviations(calibration, top_lower, runner_up_upper)
+        size = factors.per_deviation * margin_deviations(calibration, top_lower, runner_up_upper)
     return np.where(top_lower > runner_up_upper, _INSIDE * size, 0.0)
 
 
@@ -170,13 +170,13 @@ class NoiseLayerVerifier(Verifier):
             raise DataError("there are no inputs to certify.", remedy="Give at least one.")
         if not bool(((inputs >= PAPER_RANGE.low) & (inputs <= PAPER_RANGE.high)).all()):
             raise DataError(
-                f"inputs to certify are outside {PAPER_RANGE} or not numbers.",
+                f"inputs to certify are outside {PAPER_RANGE} or NaN.",
                 remedy="Scale pixels with x / 127.5 - 1 and remove NaNs.",
             )
         with unchanged(self.network):
             votes = self.counter(inputs).votes(np.arange(len(inputs)), self.settings.noise_draws, generator)
             require_same_scores(
-                self.network, lambda part: self.network.head(self.noise.seen(part)), inputs, self.rows_at_once
+                self.network, lambda part: self.network.head(self.noise.noise_free(part)), inputs, self.rows_at_once
             )
         return self.judge(votes.cpu().double().numpy())
 

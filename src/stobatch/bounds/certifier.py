@@ -232,7 +232,7 @@ class BoxCertifier:
         scores = torch.cat([scores for _, scores in parts])
         # The largest of scores that are no numbers is no prediction.
         if not bool(scores.isfinite().all()):
-            raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
+            raise ModelError("the network returned scores that are NaN or infinite.", remedy="Train it again.")
         for part, found in parts:
             _require_within_bounds(steps, part, found)
         return scores.argmax(1)

@@ -193,7 +193,7 @@ def spread(stddev: float, redistribution: Tensor) -> Tensor:
     [0.8, 1.6, 1.6, 3.2]
     """
     if not (isfinite(stddev) and stddev > 0):
-        raise SettingError(f"stddev={stddev:g} is not a size of noise.", remedy="Use a number above 0.")
+        raise SettingError(f"stddev={stddev:g} is not a positive number.", remedy="Use a number above 0.")
     shares = redistribution.detach().double()
     if not shares.numel() or not bool((shares.isfinite() & (shares > 0)).all()):
         raise SettingError(

@@ -79,7 +79,7 @@ def add_noise(
     """
     if not 0 <= stddev < math.inf:
         raise SettingError(
-            f"stddev={stddev} is not a size of noise.", remedy="Give the noise multiplier times the clipping norm."
+            f"stddev={stddev} is not a positive number.", remedy="Give the noise multiplier times the clipping norm."
         )
     stream = Seeds.secret().stream("noise") if stream is None else stream
     step = (Grid.for_noise(stddev) if grid is None else grid).step

@@ -64,7 +64,7 @@ class SinglePass(Deployed):
         scores = torch.cat([self.network(part) for part in torch.split(points, self.rows)])
         # The largest of NaN scores is no prediction.
         if not bool(scores.isfinite().all()):
-            raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
+            raise ModelError("the network returned scores that are NaN or infinite.", remedy="Train it again.")
         return {"prediction": scores.argmax(1).tolist()}
 
     def victims(self, points: Tensor, goal: Goal, generator: torch.Generator) -> dict[str, Victim]:

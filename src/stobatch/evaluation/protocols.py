@@ -94,7 +94,7 @@ class Published(Protocol):
             ball = Ball.around(inputs, radius)
             for name, attack in zip(self.config.attacks, attacks, strict=True):
                 points = craft(surrogate, ball, [attack], generator, labels=away_from, chunk=function.rows)
-                columns |= _answers(function, ball, ball.settle(points), name, generator)
+                columns |= _answers(function, ball, ball.make_feasible(points), name, generator)
                 tick(1 / (len(attacks) * len(self.config.radii)))
         return columns
 

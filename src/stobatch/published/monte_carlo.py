@@ -19,7 +19,7 @@ from stobatch.dp.noise import laplace
 from stobatch.models import Network, ReferenceNorm, rows_in_memory
 from stobatch.paper import implements
 from stobatch.published.radius import product_score
-from stobatch.votes.noise import SHARPNESS, Streams, two_streams
+from stobatch.votes.noise import SHARPNESS, Streams, split_generator
 
 CPU_ROWS = 400
 """Rows of one pass on a CPU: enough to fill the cores, few enough to stay in the cache."""
@@ -69,7 +69,7 @@ def tally_products(
     Each pass randomises one layer only: f^x the input (hidden noise fixed), f^h the hidden layer (input noise fixed).
     The draws depend on the generator alone, not on the memory budget or on how many inputs there are.
     """
-    scorer, streams = ShiftScorer(network, inputs), two_streams(generator)
+    scorer, streams = ShiftScorer(network, inputs), split_generator(generator)
     votes = torch.zeros(len(inputs), network.num_classes, dtype=torch.int64, device=inputs.device)
     scores = torch.zeros(len(inputs), network.num_classes, dtype=torch.float64, device=inputs.device)
     rows = rows_in_memory(network, memory_mb, most=CPU_ROWS)
@@ -160,7 +160,7 @@ class SoftVotes:
     def _products(self, draws: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
         """Return points to (draws, points, classes): the logarithms of the product scores."""
         network = self.network
-        at_input, at_hidden = self.noise.draw(network, draws, two_streams(generator))
+        at_input, at_hidden = self.noise.draw(network, draws, split_generator(generator))
         with torch.no_grad():
             shifts = torch.cat([network.encoder(at_input), at_hidden])
 

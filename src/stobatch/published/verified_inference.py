@@ -116,7 +116,7 @@ class VerifiedInference(Verifier):
         """Return label, radii and is-robust for each input, from one set of draws."""
         if not bool(((inputs >= PAPER_RANGE.low) & (inputs <= PAPER_RANGE.high)).all()):
             raise DataError(
-                f"inputs to certify are outside {PAPER_RANGE} or not numbers.",
+                f"inputs to certify are outside {PAPER_RANGE} or NaN.",
                 remedy="Scale pixels with x / 127.5 - 1 and remove NaNs.",
             )
         inputs = inputs.to(self.network.encoder.weight)
@@ -135,7 +135,7 @@ class VerifiedInference(Verifier):
         """Turn votes or scores into verdicts; separate from `verify` so that given votes can be judged."""
         evidence = (tally.votes if self.config.interval == "clopper_pearson" else tally.scores).cpu().double().numpy()
         if not np.isfinite(evidence).all():
-            raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
+            raise ModelError("the network returned scores that are NaN or infinite.", remedy="Train it again.")
         num_classes = evidence.shape[1]
         label = evidence.argmax(1)
         bounds = INTERVALS[self.config.interval]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stobatch.attacks import Ball, Budget, Expectation, Goal, Plain, Victim, make_attack
-from stobatch.attacks.loop import require_numbers
+from stobatch.attacks.loop import require_no_nan
 from stobatch.errors import StobatchError
 from stobatch.loading import TrainedModel
 from stobatch.prediction import best_kind, describe_kind
@@ -383,7 +383,7 @@ class _Attacking(_Job):
         verifier = self.model.verifier(None)
         if verifier is None or verifier.draws_nothing:
             scores: Tensor = self.network(points)
-            require_numbers(scores)
+            require_no_nan(scores)
             return scores.argmax(1)
         few = verifier.with_draws(min(200, self.model.most_draws))
         return torch.from_numpy(few.verify_farthest(points, self.generator).label).to(points.device)

@@ -141,7 +141,7 @@ class VotesVerifier(Verifier):
         with unchanged(self.network):
             found = self.classifier.certify(inputs, generator, asked if self.stop_early else None)
             rows = self.settings.rows_at_once
-            require_same_scores(self.network, lambda part: self.behind_noise(self.noise.seen(part)), inputs, rows)
+            require_same_scores(self.network, lambda part: self.behind_noise(self.noise.noise_free(part)), inputs, rows)
         return found
 
     def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> VoteCertificates:
@@ -155,7 +155,7 @@ class VotesVerifier(Verifier):
         inputs = inputs.to(self.network.device)
         with unchanged(self.network):
             rows = self.settings.rows_at_once
-            require_same_scores(self.network, lambda part: self.behind_noise(self.noise.seen(part)), inputs, rows)
+            require_same_scores(self.network, lambda part: self.behind_noise(self.noise.noise_free(part)), inputs, rows)
         asked = [Radius(size, self.norm, PAPER_RANGE) for size in (0.0, *self.radii)]
         radii = None if farthest or not self.stop_early else asked
         return VoteSearch(self.classifier, inputs, generator, radii, anytime=anytime)

@@ -217,7 +217,9 @@ class _Again:
         radius, draws = self.recorded[verifier.kinds[0].column][place], self.recorded["draws"][place]
         if radius <= 0:
             return False
-        needed = verifier.noise.needed_top(radius * (1 - 1e-6), verifier.norm, prod(self.inputs.shape[1:]))
+        needed = verifier.noise.required_top_probability(
+            radius * (1 - 1e-6), verifier.norm, prod(self.inputs.shape[1:])
+        )
         counts = np.arange(draws + 1, dtype=np.float64)
         usual = clopper_pearson(counts, draws, verifier.settings.failure_probability)[0]
         least = int(np.searchsorted(usual, min(needed, usual[-1])))

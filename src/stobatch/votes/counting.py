@@ -1,8 +1,8 @@
 """Certificates by vote for any deterministic per-example classifier behind noise (Cohen et al., 2019).
 
-Some draws choose the class, fresh ones count how often the classifier says it. With a fixed number of draws the count
-gives a Clopper-Pearson bound. Most inputs are clear cases, though: whoever asks about given radii needs only as many
-draws as their answers take, and a confidence sequence (`sequences`) makes stopping then honest.
+Some draws choose the class; fresh ones count how often the classifier predicts it. With a fixed number of draws the
+count gives a Clopper-Pearson bound. Most inputs are clear cases, though: for given radii drawing may stop as soon as
+they are decided, and a confidence sequence (`votes.confidence`) keeps the bound valid then.
 
 Every draw of noise serves all inputs that are still undecided. For each input the draws are independent; between inputs
 they are the same, so errors of two certificates may coincide. Each certificate's own failure probability is unaffected.
@@ -27,8 +27,8 @@ from stobatch.models.validators import unchanged
 from stobatch.settings import Settings, setting
 from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius, Status
 from stobatch.verifier import ASSUMPTIONS, Certificate, CertificateKind, Flags, Labels, Search
-from stobatch.votes.confidence import LOOK_EVERY, Floats, Settling, clopper_pearson, settle
-from stobatch.votes.noise import GaussianNoise, SmoothingNoise, two_streams
+from stobatch.votes.confidence import LOOK_EVERY, Floats, SequentialTest, clopper_pearson, draw_until_decided
+from stobatch.votes.noise import GaussianNoise, SmoothingNoise, split_generator
 
 Scorer = Callable[[Tensor], Tensor]
 
@@ -46,10 +46,10 @@ class VoteSettings(Settings):
 
 @dataclass(frozen=True, repr=False)
 class VoteCertificates:
-    """The answers for a batch of inputs; every column has one entry per input.
+    """Certificates of a batch of inputs; every column has one entry per input.
 
-    `draws` are those counted; the ones that chose the class come on top. Where nothing was proved the input abstains
-    and its radii are 0; the label is then only the class that was chosen.
+    `draws` are those counted; the ones that chose the class are not included. Where nothing was proved the input
+    abstains and its radii are 0; the label is then only the class that was chosen.
     """
 
     label: Labels
@@ -64,20 +64,22 @@ class VoteCertificates:
     """The chance, for each input by itself, that its certificate is wrong."""
 
     def radius(self, norm: Norm) -> Floats:
+        """Return the certified radii in one norm, in units of `range`."""
         return {Norm.L1: self.radius_l1, Norm.L2: self.radius_l2, Norm.LINF: self.radius_linf}[norm]
 
-    def certified(self, asked: Radius) -> Flags:
-        """Return whether the label is proved to hold throughout the ball asked about."""
-        return ~self.abstain & (self.radius(asked.norm) >= asked.to(self.range).size)
+    def certified(self, radius: Radius) -> Flags:
+        """Return whether the label is proved to hold throughout a ball of this radius."""
+        return ~self.abstain & (self.radius(radius.norm) >= radius.to(self.range).size)
 
     def columns(self) -> dict[str, NDArray[Any]]:
+        """Return all columns by name."""
         return {name: values for name, values in vars(self).items() if name not in ("range", "failure_probability")}
 
     def __len__(self) -> int:
         return len(self.label)
 
     def __getitem__(self, index: int) -> Certificate:
-        """The answer for one input, with its l2 radius."""
+        """Return the certificate of one input, with its l2 radius."""
         radius = Radius(float(self.radius_l2[index]), Norm.L2, self.range)
         abstain = bool(self.abstain[index])
         return Certificate(int(self.label[index]), abstain, radius, Status.PROVED, self.failure_probability)
@@ -92,7 +94,7 @@ class VoteCertificates:
 
 
 class SmoothedClassifier:
-    """The class that a network names most often under fresh noise, with the radius within which that cannot change.
+    """The class that a network predicts most often under fresh noise, and the radius within which that cannot change.
 
     `network` is everything behind the noise: the whole classifier for noise at the input, and all but the first layer
     for `HiddenNoise`. Noise and radii are in units of the inputs, which lie in `input_range`.
@@ -117,7 +119,7 @@ class SmoothedClassifier:
 
     @property
     def kinds(self) -> tuple[CertificateKind, ...]:
-        """What each column of radii means."""
+        """Return what each column of radii means."""
         return tuple(
             CertificateKind(
                 f"smoothed {norm}",
@@ -133,67 +135,69 @@ class SmoothedClassifier:
     def certify(
         self, inputs: Tensor, generator: torch.Generator, radii: Sequence[Radius] | None = None
     ) -> VoteCertificates:
-        """Labels and radii: the largest that `settings.draws` draws prove, or answers to the `radii` asked about.
+        """Return labels and radii: the largest that `settings.draws` draws prove, or decisions about the given `radii`.
 
         With `radii`, an input stops drawing as soon as each of them is proved or given up: its p_A is shown to be too
-        small, or the draws left cannot prove it any more. Giving up is never a false certificate, at worst a missed
-        one; and where p_A barely suffices, a fixed number of draws proves a little more than stopping at will does.
-        Ask about Radius(0) as well to have a label settled where no radius can be.
+        small, or the remaining draws cannot prove it. Giving up never gives a false certificate, at worst a missing
+        one; where p_A barely suffices, a fixed number of draws proves a little more than early stopping does.
+        Include Radius(0) to decide the label where no radius can be proved.
         """
         counter = self._counter(inputs)
-        choosing, counting = two_streams(generator)
-        everyone = np.arange(len(inputs))
-        label = counter.votes(everyone, self.settings.selection_draws, choosing).argmax(1)
-        num_inputs = prod(inputs.shape[1:])
+        choosing, counting = split_generator(generator)
+        positions, num_inputs = np.arange(len(inputs)), prod(inputs.shape[1:])
+        label = counter.votes(positions, self.settings.selection_draws, choosing).argmax(1)
+        max_draws, failure = self.settings.draws, self.settings.failure_probability
         if radii is None:
-            hits = counter.hits(everyone, label, self.settings.draws, counting)
-            used = np.full(len(inputs), self.settings.draws)
-            top, _ = clopper_pearson(hits, self.settings.draws, self.settings.failure_probability)
+            hits = counter.hits(positions, label, max_draws, counting)
+            draws = np.full(len(inputs), max_draws)
+            top_lower, _ = clopper_pearson(hits, max_draws, failure)
         else:
-            needed = self.needed(radii, num_inputs)
-            most, failure = self.settings.draws, self.settings.failure_probability
-            top, used = settle(
-                lambda open_, more: counter.hits(open_, label, more, counting), len(inputs), needed, most, failure
+            top_lower, draws = draw_until_decided(
+                lambda undecided, more: counter.hits(undecided, label, more, counting),
+                len(inputs),
+                self.required_probabilities(radii, num_inputs),
+                max_draws,
+                failure,
             )
-        return self.certificates(label, top, used, num_inputs)
+        return self.certificates(label, top_lower, draws, num_inputs)
 
-    def needed(self, radii: Sequence[Radius], num_inputs: int) -> Floats:
-        """Return the probabilities of the top class that these radii take, from small to large."""
-        sizes = [(asked.to(self.input_range).size, asked.norm) for asked in radii]
-        return np.unique([self.noise.needed_top(*size, num_inputs) for size in sizes])
+    def required_probabilities(self, radii: Sequence[Radius], num_inputs: int) -> Floats:
+        """Return the probabilities of the top class that prove these radii, in increasing order."""
+        sizes = [(radius.to(self.input_range).size, radius.norm) for radius in radii]
+        return np.unique([self.noise.required_top_probability(*size, num_inputs) for size in sizes])
 
-    def certificates(self, label: Tensor, top: Floats, used: Labels, num_inputs: int) -> VoteCertificates:
-        """Return what lower bounds on the probability of the chosen class prove."""
-        proved = {f"radius_{norm}": self.noise.radius(norm, top, 1 - top, num_inputs) for norm in Norm}
+    def certificates(self, label: Tensor, top_lower: Floats, draws: Labels, num_inputs: int) -> VoteCertificates:
+        """Return the certificates that follow from lower bounds on the probability of the chosen class."""
+        # All other classes together have probability at most 1 - top_lower, hence so has each of them.
+        radii = {f"radius_{norm}": self.noise.radius(norm, top_lower, 1 - top_lower, num_inputs) for norm in Norm}
         return VoteCertificates(
             label.cpu().numpy(),
-            abstain=top <= 0.5,
-            top_lower=top,
-            draws=used,
+            abstain=top_lower <= 0.5,
+            top_lower=top_lower,
+            draws=draws,
             range=self.input_range,
             failure_probability=self.settings.failure_probability,
-            **proved,
+            **radii,
         )
 
     def predict(self, inputs: Tensor, generator: torch.Generator, draws: int = 1000) -> tuple[Labels, Flags]:
-        """Return the most probable class under noise, and whether the draws leave it open.
+        """Return the most probable class under noise, and whether to abstain.
 
         **Guarantee.** An input that does not abstain gets a wrong class with probability at most failure_probability:
         the two leading classes are compared by a two-sided sign test (Hung and Fithian, 2019).
         """
-        everyone = np.arange(len(inputs))
-        best = self._counter(inputs).votes(everyone, draws, generator).topk(2)
-        first, second = best.values.cpu().numpy().T
-        chance = 2 * binom.sf(first - 1, first + second, 0.5)
-        return best.indices[:, 0].cpu().numpy(), chance > self.settings.failure_probability
+        top = self._counter(inputs).votes(np.arange(len(inputs)), draws, generator).topk(2)
+        first, second = top.values.cpu().numpy().T
+        p_value = 2 * binom.sf(first - 1, first + second, 0.5)
+        return top.indices[:, 0].cpu().numpy(), p_value > self.settings.failure_probability
 
     def _counter(self, inputs: Tensor) -> VoteCounter:
         if not len(inputs):
             raise DataError("there are no inputs to certify.", remedy="Give at least one.")
         if not bool(((inputs >= self.input_range.low) & (inputs <= self.input_range.high)).all()):
             raise DataError(
-                f"inputs to certify are outside {self.input_range} or not numbers.",
-                remedy="Rescale them, or say what range they are in with input_range=InputRange(low, high).",
+                f"inputs to certify are outside {self.input_range} or NaN.",
+                remedy="Rescale them, or give their range with input_range=InputRange(low, high).",
             )
         counter = VoteCounter(self.network, self.noise, inputs, self.num_classes, self.settings.rows_at_once)
         counter.require_per_example()
@@ -201,11 +205,11 @@ class SmoothedClassifier:
 
 
 class VoteSearch(Search):
-    """The work of `SmoothedClassifier.certify` in blocks of draws.
+    """`SmoothedClassifier.certify` in blocks of draws.
 
-    **Guarantee.** As `certify`'s. With `radii` or `anytime` bounds hold for every number of draws at once (confidence
-    sequences), so whoever reads them may stop when they like. Else the number of draws is fixed beforehand, the bound
-    is Clopper-Pearson's, and nothing may be read before the last draw.
+    **Guarantee.** As for `certify`. With `radii` or `anytime` the bounds hold for every number of draws at once
+    (confidence sequences), so the caller may stop at any time. Otherwise the number of draws is fixed beforehand, the
+    bound is Clopper-Pearson's, and nothing may be read before the last draw.
     """
 
     def __init__(
@@ -218,47 +222,46 @@ class VoteSearch(Search):
         anytime: bool,
     ) -> None:
         self.classifier, self.inputs, self.anytime = classifier, inputs, anytime
-        self._choosing, self._counting = two_streams(generator)
+        self._choosing, self._counting = split_generator(generator)
         self._counter: VoteCounter | None = None
-        settings, size = classifier.settings, prod(inputs.shape[1:])
-        needed = np.array([]) if radii is None else classifier.needed(radii, size)
-        self._settling = Settling(len(inputs), needed, settings.draws, settings.failure_probability)
+        settings, num_inputs = classifier.settings, prod(inputs.shape[1:])
+        thresholds = np.array([]) if radii is None else classifier.required_probabilities(radii, num_inputs)
+        self._test = SequentialTest(len(inputs), thresholds, settings.draws, settings.failure_probability)
         self._stops_early = radii is not None
 
     def step(self) -> bool:
         """Choose the classes, then make a block of draws; return whether draws are left."""
         if self._counter is None:
             self._counter = self.classifier._counter(self.inputs)
-            everyone = np.arange(len(self.inputs))
-            self._label = self._counter.votes(
-                everyone, self.classifier.settings.selection_draws, self._choosing
-            ).argmax(1)
+            positions, draws = np.arange(len(self.inputs)), self.classifier.settings.selection_draws
+            self._label = self._counter.votes(positions, draws, self._choosing).argmax(1)
             return True
-        settling = self._settling
-        if settling.is_open:
-            more, rows = min(LOOK_EVERY, settling.most - settling.total), settling.undecided
-            settling.look(self._counter.hits(rows, self._label, more, self._counting), more)
+        test = self._test
+        if test.is_running:
+            draws, undecided = min(LOOK_EVERY, test.max_draws - test.total_draws), test.undecided
+            test.update(self._counter.hits(undecided, self._label, draws, self._counting), draws)
             if not self._stops_early:
-                # Nothing was needed, so nothing is decided: every draw makes the bound better.
-                settling.undecided = rows
-        return settling.is_open
+                # Without thresholds nothing is ever decided: every draw improves the bound.
+                test.undecided = undecided
+        return test.is_running
 
     def drop(self, rows: slice) -> None:
         dropped = np.arange(len(self.inputs))[rows]
-        self._settling.undecided = np.setdiff1d(self._settling.undecided, dropped)
+        self._test.undecided = np.setdiff1d(self._test.undecided, dropped)
 
     def read(self) -> VoteCertificates:
-        settling = self._settling
+        test = self._test
         if self._stops_early or self.anytime:
-            top = settling.lower()
-        elif settling.total == settling.most:
-            top, _ = clopper_pearson(settling.hits, settling.most, settling.failure)
+            top_lower = test.lower_bounds()
+        elif test.total_draws == test.max_draws:
+            top_lower, _ = clopper_pearson(test.successes, test.max_draws, test.failure)
         else:
             raise ModelError(
-                f"{settling.total} of {settling.most} draws are made, and their number was fixed.",
+                f"{test.total_draws} of {test.max_draws} draws are made.",
+                why="Their number was fixed, and the bound for a fixed number holds after the last draw only.",
                 remedy="Search with anytime=True.",
             )
-        return self.classifier.certificates(self._label, top, settling.used, prod(self.inputs.shape[1:]))
+        return self.classifier.certificates(self._label, top_lower, test.draws, prod(self.inputs.shape[1:]))
 
 
 def certify(
@@ -273,16 +276,16 @@ def certify(
     generator: torch.Generator | None = None,
     rows_at_once: int = 2_000,
 ) -> VoteCertificates:
-    """Certify, by vote under Gaussian noise, what any module says that treats each example by itself.
+    """Certify any module that treats each example by itself, by vote under Gaussian noise.
 
-    What is certified, and has to be deployed, is the vote: the class that `module` names most often for
-    input + N(0, stddev²). `module` maps a batch in `input_range`, and whatever noise makes of it, to one score per
-    class; it is called as it is, so call `module.eval()` first.
+    What is certified, and has to be deployed, is the vote: the class that `module` predicts most often for
+    input + N(0, stddev²). `module` maps a batch of noisy inputs to one score per class; it is called as it is, so call
+    `module.eval()` first.
 
     **Guarantee.** For each input separately, with probability at least 1 - failure_probability over the draws: either
     it abstains, or its label is the most probable class under the noise and stays so within its radius. Assumes that
-    the module is deterministic and treats each example by itself, which is tried out on the inputs; exact arithmetic;
-    and ideal random numbers, which PyTorch's generator stands in for.
+    the module is deterministic and treats each example by itself, which is checked on the inputs; exact arithmetic;
+    and ideal random numbers, for which PyTorch's generator is used.
 
     >>> certificates = certify(nn.Linear(4, 3), torch.zeros(2, 4), stddev=0.5, draws=1000)
     >>> certificates.radius(Norm.L2).shape, certificates.certified(Radius(10.0, Norm.L2)).tolist()
@@ -313,62 +316,59 @@ def certify(
 
 
 class VoteCounter:
-    """Counts the classes that a network names for given inputs under ever more draws of noise."""
+    """Count the classes that a network predicts for given inputs under fresh draws of noise."""
 
     def __init__(
         self, network: Scorer, noise: SmoothingNoise, inputs: Tensor, num_classes: int, rows_at_once: int
     ) -> None:
         self.network, self.noise, self.num_classes, self.rows = network, noise, num_classes, rows_at_once
-        self.shape, self.seen = tuple(inputs.shape[1:]), noise.seen(inputs)
+        self.shape, self.noise_free = tuple(inputs.shape[1:]), noise.noise_free(inputs)
 
     @property
     def tile(self) -> int:
-        """Rows that pass at once, at most."""
-        return min(self.rows, LOOK_EVERY * len(self.seen))
+        """Return the largest number of rows in one pass."""
+        return min(self.rows, LOOK_EVERY * len(self.noise_free))
 
-    def votes(self, which: Labels, draws: int, stream: torch.Generator) -> Tensor:
-        """Votes per class for the inputs at the positions `which`."""
-        votes = torch.zeros(len(which), self.num_classes, dtype=torch.int64, device=self.seen.device)
-        for part, winners in self._winners(which, draws, stream):
-            votes[part] += nn.functional.one_hot(winners, self.num_classes).sum(0)
+    def votes(self, positions: Labels, draws: int, stream: torch.Generator) -> Tensor:
+        """Return the votes per class, inputs x classes, for the inputs at these positions."""
+        votes = torch.zeros(len(positions), self.num_classes, dtype=torch.int64, device=self.noise_free.device)
+        for part, predictions in self._predictions(positions, draws, stream):
+            votes[part] += nn.functional.one_hot(predictions, self.num_classes).sum(0)
         return votes
 
-    def hits(self, which: Labels, label: Tensor, draws: int, stream: torch.Generator) -> Floats:
-        """Return how many draws name its label, for the inputs at positions `which`; `label` is every input's."""
-        hits = torch.zeros(len(which), dtype=torch.int64, device=self.seen.device)
-        label = label[torch.from_numpy(which).to(label.device)]
-        for part, winners in self._winners(which, draws, stream):
-            hits[part] += (winners == label[part]).sum(0)
+    def hits(self, positions: Labels, label: Tensor, draws: int, stream: torch.Generator) -> Floats:
+        """Return how many draws predict the label, for the inputs at these positions; `label` is of all inputs."""
+        hits = torch.zeros(len(positions), dtype=torch.int64, device=self.noise_free.device)
+        label = label[torch.from_numpy(positions).to(label.device)]
+        for part, predictions in self._predictions(positions, draws, stream):
+            hits[part] += (predictions == label[part]).sum(0)
         counts: Floats = hits.cpu().double().numpy()
         return counts
 
     @torch.no_grad()
-    def _winners(self, which: Labels, draws: int, stream: torch.Generator) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the classes named, draws x inputs, in tiles of at most `rows` rows; nothing waits for the device."""
+    def _predictions(self, which: Labels, draws: int, stream: torch.Generator) -> Iterator[tuple[slice, Tensor]]:
+        """Yield predicted classes, draws x inputs, in tiles of at most `rows` rows, without waiting for the device."""
         draws_at_once = min(LOOK_EVERY, draws, self.rows)
         # Tiles of equal size: a small last tile would cost almost as much as a full one.
         images = ceil(len(which) / ceil(len(which) * draws_at_once / self.rows))
-        positions = torch.from_numpy(which).to(self.seen.device)
-        # Noise leaves the generator in blocks of one size, whatever the memory, so that it depends on that alone.
-        sane = torch.ones((), dtype=torch.bool, device=self.seen.device)
+        positions = torch.from_numpy(which).to(self.noise_free.device)
+        # Noise is drawn in blocks of one size, so that the draws do not depend on `rows_at_once`.
+        finite = torch.ones((), dtype=torch.bool, device=self.noise_free.device)
         for first in range(0, draws, LOOK_EVERY):
-            shifts = self.noise.draw((LOOK_EVERY, *self.shape), stream)[: draws - first].to(self.seen)
+            shifts = self.noise.draw((LOOK_EVERY, *self.shape), stream)[: draws - first].to(self.noise_free)
             for start in range(0, len(which), images):
                 part = slice(start, start + images)
-                base = self.seen[positions[part]].unsqueeze(0)
+                base = self.noise_free[positions[part]].unsqueeze(0)
                 for shift in torch.split(shifts, draws_at_once):
                     scores = self.network((base + shift.unsqueeze(1)).flatten(0, 1))
-                    sane &= scores.isfinite().all()
+                    finite &= scores.isfinite().all()
                     yield part, scores.argmax(1).reshape(len(shift), -1)
-        if not bool(sane):
-            raise ModelError("the network returned scores that are not numbers.", remedy="Train it again.")
+        if not bool(finite):
+            raise ModelError("the network returned scores that are NaN or infinite.", remedy="Train it again.")
 
     @torch.no_grad()
     def require_per_example(self) -> None:
-        """Raise unless the network, tried out around the inputs, treats each example by itself, always alike.
-
-        In batches of a few rows, and of as many as will pass at once.
-        """
+        """Raise unless the network is deterministic and per-example on noisy inputs, in small and in full batches."""
         if isinstance(self.network, nn.Module):
             for name in mixing_layers(self.network):
                 if self.network.get_submodule(name).training:
@@ -378,16 +378,16 @@ class VoteCounter:
                     )
         for count in sorted({FEW_ROWS, self.tile} - {1}):
             stream = torch.Generator().manual_seed(1)
-            noise = self.noise.draw((count, *self.shape), stream).to(self.seen)
-            rows = self.seen[torch.arange(count, device=self.seen.device) % len(self.seen)] + noise
-            if (found := self.network(rows.clone()).shape) != (wanted := (count, self.num_classes)):
+            noise = self.noise.draw((count, *self.shape), stream).to(self.noise_free)
+            rows = self.noise_free[torch.arange(count, device=self.noise_free.device) % len(self.noise_free)] + noise
+            if (shape := self.network(rows.clone()).shape) != (expected := (count, self.num_classes)):
                 raise ModelError(
-                    f"{count} inputs give scores of shape {tuple(found)}, not {wanted}.",
+                    f"{count} inputs give scores of shape {tuple(shape)}, not {expected}.",
                     remedy="Return one score per class and example, and give the right num_classes.",
                 )
             if mixing_experiment(self.network, rows, (0.0, 10 * float(rows.abs().max())), stream):
                 raise ModelError(
                     f"the same example gets different scores in two batches of {count}.",
-                    why="Some layer mixes examples or draws random numbers, so votes are not about one input.",
+                    why="Some layer mixes examples or draws random numbers, so a vote is not about one input.",
                     remedy="Call network.eval(), and remove layers that mix examples.",
                 )

@@ -1,7 +1,7 @@
-"""From shares of votes to the shift that they withstand, and how far a perturbation shifts a layer.
+"""From class probabilities to the shift that the top class withstands, and how far a perturbation shifts a layer.
 
-Noise hides a shift by pure DP (a loss ε, limit L*) or by Gaussian DP (standard deviations, limit Z). Both limits are
-exact for p_A + p_B <= 1: no smaller margin would do for every noise of that kind.
+Noise hides a shift in the sense of pure DP (ε, limit L*) or of Gaussian DP (standard deviations, limit Z). Both limits
+are exact for p_A + p_B <= 1: for every larger shift some classifier with these probabilities changes its class.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from stobatch.votes.confidence import Floats
 
 
 def check_probabilities(*values: Floats) -> None:
-    """Raise unless all are probabilities: a bound outside of [0, 1] would prove any radius, and NaN none."""
-    for each in values:
-        if not bool(((np.asarray(each) >= 0) & (np.asarray(each) <= 1)).all()):
+    """Raise unless all values are in [0, 1]: a bound outside would prove wrong radii."""
+    for value in values:
+        if not bool(((np.asarray(value) >= 0) & (np.asarray(value) <= 1)).all()):
             raise UnitError(
-                "a bound on a probability is outside of [0, 1] or not a number.",
+                "a bound on a probability is outside [0, 1] or NaN.",
                 why="No radius follows from it.",
                 remedy="Give shares of draws or scores in [0, 1], as confidence.clopper_pearson does.",
             )
@@ -38,7 +38,7 @@ def half_log_ratio(score_lower: Floats, runner_up_upper: Floats) -> Floats:
 
 
 def pure_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -> Floats:
-    """L* = max(½ ln(p_A/p_B), -ln(1 - p_A + p_B)): the exact limit for every pure-DP smoothing with p_A + p_B <= 1.
+    """Return L* = max(½ ln(p_A/p_B), -ln(1 - p_A + p_B)), the exact limit of pure-DP smoothing with p_A + p_B <= 1.
 
     **Guarantee.** For any ε-DP smoothing with ε < L*, expected score A stays above expected score B: the trade-off
     function of ε-DP gives E_A >= f(1 - p_A) and E_B <= 1 - f(p_B), and f(1 - p_A) + f(p_B) > 1 iff ε < L*.
@@ -50,8 +50,9 @@ def pure_robustness_epsilon(score_lower: Floats, runner_up_upper: Floats) -> Flo
 
 
 def gaussian_margin(score_lower: Floats, runner_up_upper: Floats) -> Floats:
-    """Z = ½ (Φ⁻¹(p_A) - Φ⁻¹(p_B)): the exact limit on the shift, in standard deviations, for Gaussian smoothing."""
+    """Return Z = ½ (Φ⁻¹(p_A) - Φ⁻¹(p_B)), the exact limit of Gaussian smoothing, in standard deviations."""
     check_probabilities(score_lower, runner_up_upper)
+    # Φ⁻¹ is infinite at 0 and 1. Clipping p_A = 1 down and p_B = 0 up lowers Z; for p_A = 0 or p_B = 1 Z stays 0.
     edge = np.finfo(np.float64).eps
     lower, upper = np.clip(score_lower, edge, 1 - edge), np.clip(runner_up_upper, edge, 1 - edge)
     margin: Floats = np.maximum(0.5 * (norm.ppf(lower) - norm.ppf(upper)), 0.0)
@@ -71,7 +72,7 @@ class Shift:
 
 
 def input_shift(norm: Norm, num_inputs: int) -> Shift:
-    """Of the input itself: ‖α‖₁ and ‖α‖₂ for a perturbation of size 1 in the given norm."""
+    """Return the largest ‖a‖₁ and ‖a‖₂ of an input perturbation a of size 1 in the given norm."""
     return {
         Norm.L1: Shift(1.0, 1.0),
         Norm.L2: Shift(sqrt(num_inputs), 1.0),
@@ -80,7 +81,7 @@ def input_shift(norm: Norm, num_inputs: int) -> Shift:
 
 
 def hidden_shift(norm: Norm, encoder: AffineEncoder) -> Shift:
-    """Of h = Ax: ‖Aα‖₁ and ‖Aα‖₂, every map and position counted."""
+    """Return bounds on ‖Aa‖₁ and ‖Aa‖₂ for ‖a‖ <= 1 and the encoder h = Ax, over all maps and positions."""
     norms = encoder.operator_norms()
     num_inputs, num_hidden = prod(encoder.input_shape), prod(encoder.hidden_shape)
     return {

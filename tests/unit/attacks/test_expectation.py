@@ -11,7 +11,7 @@ import torch
 from oracles import NORMS, ROUNDING, ball, best_gains, digits, excess, rows, seeded
 from torch import Tensor, nn
 
-from stobatch.attacks import ATTACKS, Attack, Budget, Expectation, Goal, Plain, Scores, Victim, of_module
+from stobatch.attacks import ATTACKS, Attack, Budget, Expectation, Goal, Plain, Scores, Victim, module_sample
 from stobatch.attacks.expectation import Sample
 from stobatch.errors import SettingError
 from stobatch.types import Norm
@@ -115,7 +115,7 @@ class Frozen:
     def draw(self, generator: torch.Generator) -> Scores:
         return self.scores
 
-    def draw_to_judge(self, generator: torch.Generator) -> Scores:
+    def draw_to_compare(self, generator: torch.Generator) -> Scores:
         return self.scores
 
 
@@ -151,7 +151,7 @@ def test_judging_does_not_see_a_shift_of_the_logits() -> None:
         return of
 
     points = torch.randn(5, 2, generator=seeded())
-    plain, moved = (Expectation(sample(s), 1).draw_to_judge(seeded())(points).log_softmax(1) for s in (0.0, 50.0))
+    plain, moved = (Expectation(sample(s), 1).draw_to_compare(seeded())(points).log_softmax(1) for s in (0.0, 50.0))
     assert torch.allclose(plain, moved, atol=1e-4)
 
 
@@ -212,7 +212,7 @@ def dropout() -> nn.Module:
 @pytest.mark.parametrize("name", sorted(ATTACKS))
 def test_a_module_that_draws_as_it_runs_follows_the_generator_and_leaves_the_global_one_alone(name: str) -> None:
     around, attack = ball(digits(6), Norm.LINF, 0.1), ATTACKS[name](Budget(steps=5, queries=10))
-    victim = Expectation(of_module(dropout()), 3)
+    victim = Expectation(module_sample(dropout()), 3)
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = attack.run(victim, around, Goal(LABELS), seeded(5))
@@ -224,7 +224,7 @@ def test_a_module_that_draws_as_it_runs_follows_the_generator_and_leaves_the_glo
 
 def test_a_modules_scores_are_the_logarithms_of_its_mean_probabilities() -> None:
     module, points = dropout(), digits(4)
-    found = of_module(module)(7, seeded(3))(points)
+    found = module_sample(module)(7, seeded(3))(points)
     assert torch.allclose(found.exp().sum(1), torch.ones(4).double())
     torch.manual_seed(int(torch.randint(2**62, (), generator=seeded(3))))
     by_hand = torch.stack([module(points).softmax(1) for _ in range(7)]).mean(0)
@@ -232,7 +232,7 @@ def test_a_modules_scores_are_the_logarithms_of_its_mean_probabilities() -> None
 
 
 def test_two_draws_of_a_module_differ_and_each_stays_what_it_is() -> None:
-    sample, points, generator = of_module(dropout()), digits(4), seeded()
+    sample, points, generator = module_sample(dropout()), digits(4), seeded()
     one, other = sample(1, generator), sample(1, generator)
     assert torch.equal(one(points), one(points))
     assert not torch.allclose(one(points), other(points))

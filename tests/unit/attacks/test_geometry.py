@@ -154,7 +154,7 @@ def test_a_climb_of_a_radius_from_the_centre_ends_at_the_best_point(
     """Also where few values carry most of the gradient."""
     around = ball(digits(3, shape, seed=seed), norm, share)
     gradient = gauss(around.centre, seed) * torch.exp(spread * gauss(around.centre, seed + 1))
-    found = around.climb(around.centre, gradient, around.radius.size)
+    found = around.ascend(around.centre, gradient, around.radius.size)
     assert excess(around, found) <= 1e-12 * (1 + around.radius.size)
     for centre, slope, point in zip(rows(around.centre), rows(gradient), rows(found), strict=True):
         best = best_offset(slope, -1 - centre, 1 - centre, around.radius.size, norm)
@@ -177,7 +177,7 @@ def test_the_best_point_stays_put(norm: Norm, shape: tuple[int, ...], share: flo
     around = ball(digits(3, shape, seed=seed), norm, share)
     gradient = gauss(around.centre, seed)
     best = best_points(around, gradient)
-    after = around.climb(best, gradient, step * around.radius.size)
+    after = around.ascend(best, gradient, step * around.radius.size)
     gain = ((after - best) * gradient).flatten(1).sum(1)
     assert float(gain.min()) >= -1e-7 * (1 + around.radius.size)
 
@@ -202,7 +202,7 @@ def test_climbing_again_and_again_gains_again_and_again(
     around = ball(digits(3, shape, seed=seed), norm, share)
     gradient, points = gauss(around.centre, seed), random_points(around, seeded(seed))
     for _ in range(5):
-        ahead = around.climb(points, gradient, step * around.radius.size)
+        ahead = around.ascend(points, gradient, step * around.radius.size)
         assert excess(around, ahead) <= 1e-10 * (1 + around.radius.size)
         assert float(((ahead - points) * gradient).flatten(1).sum(1).min()) >= -1e-8 * (1 + around.radius.size)
         points = ahead
@@ -213,10 +213,10 @@ def test_each_example_may_have_a_step_of_its_own(norm: Norm) -> None:
     around = ball(digits(3), norm, 0.4)
     gradient, points = gauss(around.centre, 1), random_points(around, seeded())
     sizes = torch.tensor([0.1, 0.0, 0.3], dtype=torch.float64) * around.radius.size
-    together = around.climb(points, gradient, sizes[:, None, None, None])
+    together = around.ascend(points, gradient, sizes[:, None, None, None])
     for index in range(3):
         part = slice(index, index + 1)
-        alone = around.part(part).climb(points[part], gradient[part], float(sizes[index]))
+        alone = around.part(part).ascend(points[part], gradient[part], float(sizes[index]))
         assert torch.allclose(together[part], alone, rtol=0, atol=1e-12)
     assert torch.allclose(together[1], points[1], rtol=0, atol=1e-12)
 
@@ -225,7 +225,7 @@ def test_each_example_may_have_a_step_of_its_own(norm: Norm) -> None:
 def test_without_a_gradient_nothing_moves(norm: Norm) -> None:
     around = ball(digits(3), norm, 0.4)
     points = random_points(around, seeded())
-    still = around.climb(points, torch.zeros_like(points), around.radius.size)
+    still = around.ascend(points, torch.zeros_like(points), around.radius.size)
     assert torch.allclose(still, points, rtol=0, atol=1e-12)
 
 
@@ -289,7 +289,7 @@ def test_settling_leaves_points_alone_that_are_inside(
 ) -> None:
     around = ball(digits(3, shape, seed=seed, dtype=dtype), norm, share)
     inside = around.centre + 0.9 * (random_points(around, seeded(seed)) - around.centre)
-    assert torch.equal(around.settle(inside), inside)
+    assert torch.equal(around.make_feasible(inside), inside)
 
 
 @every_norm
@@ -302,20 +302,20 @@ def test_settled_points_are_inside_in_double_precision_and_where_they_were(
     """Radii that float32 can hardly resolve beside values of 1, too: there rounding is as large as the offset."""
     around = Ball.around(digits(4, shape, dtype=dtype), Radius(size, norm))
     for seed in range(3):
-        rounded = around.climb(around.centre, gauss(around.centre, seed), size) + 1e-7 * gauss(around.centre, seed)
-        settled = around.settle(rounded.clamp(-1, 1))
+        rounded = around.ascend(around.centre, gauss(around.centre, seed), size) + 1e-7 * gauss(around.centre, seed)
+        settled = around.make_feasible(rounded.clamp(-1, 1))
         assert excess(around, settled) <= ROUNDING
         if size >= 1e-3:
             assert float((settled - rounded).abs().max()) <= 1e-6 * (2 + size) + max(0.0, excess(around, rounded))
 
 
 @every_norm
-def test_points_that_are_no_numbers_are_not_settled(norm: Norm) -> None:
+def test_points_that_are_are_nan_are_refused(norm: Norm) -> None:
     around = ball(digits(3, dtype=torch.float32), norm, 0.2)
     points = around.centre.clone()
     points[1, 0, 0, 0] = torch.nan
-    with pytest.raises(ModelError, match="not a number"):
-        around.settle(points)
+    with pytest.raises(ModelError, match="NaN"):
+        around.make_feasible(points)
 
 
 @every_norm
@@ -323,10 +323,10 @@ def test_a_radius_of_nothing_is_the_centre_and_a_wide_one_the_whole_range(norm: 
     centre = digits(4, dtype=torch.float32)
     wished, gradient = centre + gauss(centre, 0), gauss(centre, 1)
     nothing, everything = ball(centre, norm, 0.0), ball(centre, norm, 1.0)
-    for found in (nothing.project(wished), nothing.climb(centre, gradient, 0.0), random_points(nothing, seeded())):
-        assert torch.equal(nothing.settle(found), centre)
+    for found in (nothing.project(wished), nothing.ascend(centre, gradient, 0.0), random_points(nothing, seeded())):
+        assert torch.equal(nothing.make_feasible(found), centre)
     assert torch.allclose(everything.project(wished), wished.clamp(-1, 1), atol=1e-6)
-    best = everything.climb(centre, gradient, everything.radius.size)
+    best = everything.ascend(centre, gradient, everything.radius.size)
     assert torch.allclose(best, gradient.sign(), atol=1e-6)
 
 

@@ -8,7 +8,7 @@ import torch
 from oracles import NORMS, ROUNDING, Floats, ball, best_gains, digits, excess, rows, seeded
 from torch import Tensor
 
-from stobatch.attacks import APGD, ATTACKS, Ball, Budget, EveryAim, Goal, Madry, Plain, Restarts
+from stobatch.attacks import APGD, ATTACKS, Ball, Budget, Goal, Madry, MultiTargeted, Plain, Restarts
 from stobatch.types import Norm
 
 SHAPE = (1, 4, 4)
@@ -96,7 +96,7 @@ def test_an_aim_at_the_runner_up_alone_misses_some() -> None:
     victim = Plain(lambda x: x.flatten(1) @ weight.T + bias)
 
     def left(aims: int) -> int:
-        found = EveryAim(APGD(30, loss="dlr"), num_aims=aims).run(victim, around, Goal(labels), seeded())
+        found = MultiTargeted(APGD(30, loss="dlr"), num_aims=aims).run(victim, around, Goal(labels), seeded())
         return int((victim.scores(found).argmax(1) != labels).sum())
 
     assert left(1) < left(4)

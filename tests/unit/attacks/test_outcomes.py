@@ -10,7 +10,7 @@ from oracles import NORMS, ROUNDING, ball, digits, excess, rows, seeded
 from torch import Tensor, nn
 
 from stobatch.attacks import ATTACKS, FGSM, IFGSM, MIM, Ball, Budget, Goal, Plain
-from stobatch.attacks.loop import piece_by_piece
+from stobatch.attacks.loop import map_chunks
 from stobatch.errors import ModelError
 from stobatch.types import Norm
 
@@ -77,7 +77,7 @@ def test_a_label_once_left_stays_left(norm: Norm) -> None:
     for _ in range(12):
         leaf = now.clone().requires_grad_()
         nn.functional.cross_entropy(network(leaf), goal.labels, reduction="sum").backward()
-        now = around.climb(now, leaf.grad, attack.step_size(around))
+        now = around.ascend(now, leaf.grad, attack.step_size(around))
         ever |= left(network, now, goal)
     assert torch.equal(left(network, attack.run(Plain(network), around, goal, seeded()), goal), ever)
     assert 0 < int(ever.sum()) < 24, "a test of nothing"
@@ -133,7 +133,7 @@ def test_what_goes_wrong_in_a_thread_is_raised() -> None:
     try:
         torch.set_num_threads(2)
         with pytest.raises(ModelError, match="later piece"):
-            piece_by_piece(work, torch.zeros(500), 220, concurrent=True)
+            map_chunks(work, torch.zeros(500), 220, concurrent=True)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)

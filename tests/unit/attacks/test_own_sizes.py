@@ -47,10 +47,10 @@ def test_projections_and_steps_are_those_of_each_row(norm: Norm, shape: tuple[in
     inside = many.project(wished)
     slack = 1e-12 if dtype is torch.float64 else 1e-5
     for one, wish, push, found, step in zip(
-        alone, each(wished), each(gradient), each(inside), each(many.climb(inside, gradient, 0.1)), strict=True
+        alone, each(wished), each(gradient), each(inside), each(many.ascend(inside, gradient, 0.1)), strict=True
     ):
         assert torch.allclose(found, one.project(wish), rtol=0, atol=slack)
-        assert torch.allclose(step, one.climb(found, push, 0.1), rtol=0, atol=slack)
+        assert torch.allclose(step, one.ascend(found, push, 0.1), rtol=0, atol=slack)
 
 
 @every_norm
@@ -58,7 +58,10 @@ def test_projections_and_steps_are_those_of_each_row(norm: Norm, shape: tuple[in
 @every_precision
 def test_every_point_is_settled_in_its_own_ball(norm: Norm, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     many, alone = balls(norm, shape, dtype)
-    for points in (many.settle(many.centre + scattered(many, 3)), many.settle(random_points(many, seeded(4)))):
+    for points in (
+        many.make_feasible(many.centre + scattered(many, 3)),
+        many.make_feasible(random_points(many, seeded(4))),
+    ):
         for offset, one in zip(rows(points) - rows(many.centre), alone, strict=True):
             assert length(offset, norm) <= one.radius.size * (1 + 1e-14)
         assert np.abs(rows(points)).max() <= 1
@@ -89,5 +92,5 @@ def test_a_part_keeps_its_sizes(norm: Norm) -> None:
     part = many.part(torch.tensor([4, 2]))
     assert part.sizes is not None
     assert part.sizes.tolist() == [many.sizes[4], many.sizes[2]]
-    wanted = many.settle(many.project(many.centre + 1))[[4, 2]]
-    assert torch.allclose(part.settle(part.project(part.centre + 1)), wanted, rtol=0, atol=1e-12)
+    wanted = many.make_feasible(many.project(many.centre + 1))[[4, 2]]
+    assert torch.allclose(part.make_feasible(part.project(part.centre + 1)), wanted, rtol=0, atol=1e-12)

@@ -78,7 +78,7 @@ def excess_over_the_reach(mistake: str = "") -> dict[Norm, float]:
         claimed = np.full_like(stddev, stddev.mean()) if mistake == "mean deviation" else stddev
         for norm_ in NORMS:
             from_ = Norm.L2 if mistake == "l2 for all" else norm_
-            deviations = 1 / gaussian(A, claimed).reach(from_, A.shape[1]).per_deviation
+            deviations = 1 / gaussian(A, claimed).factors(from_, A.shape[1]).per_deviation
             scaled = A / stddev[:, None]
             caused = np.linalg.norm(moves_of_unit_size(norm_, scaled, random) @ scaled.T, axis=1).max()
             worst[norm_] = max(worst[norm_], caused / deviations)
@@ -103,16 +103,16 @@ def test_wrong_reaches_are_exceeded(mistake: str) -> None:
 def test_in_l2_every_layer_is_reached_exactly(seed: int) -> None:
     A, stddev = random_layer(np.random.default_rng(seed))
     expected = np.linalg.norm(A / stddev[:, None], 2)
-    assert gaussian(A, stddev).reach(Norm.L2, A.shape[1]).per_deviation == pytest.approx(1 / expected, rel=1e-6)
+    assert gaussian(A, stddev).factors(Norm.L2, A.shape[1]).per_deviation == pytest.approx(1 / expected, rel=1e-6)
 
 
 @given(st.integers(0, 2**32 - 1))
 def test_in_linf_one_neuron_and_one_input_are_reached_exactly(seed: int) -> None:
     """With one neuron the sum over |G| is the square of the row sum; with one input all norms agree."""
     weights = np.random.default_rng(seed).normal(size=(1, 5))
-    assert 1 / gaussian(weights, 0.5).reach(Norm.LINF, 5).per_deviation == pytest.approx(np.abs(weights).sum() / 0.5)
+    assert 1 / gaussian(weights, 0.5).factors(Norm.LINF, 5).per_deviation == pytest.approx(np.abs(weights).sum() / 0.5)
     for norm_ in NORMS:
-        found = gaussian(weights.T, 0.5).reach(norm_, 1).per_deviation
+        found = gaussian(weights.T, 0.5).factors(norm_, 1).per_deviation
         assert 1 / found == pytest.approx(np.linalg.norm(weights) / 0.5)
 
 
@@ -124,7 +124,7 @@ def test_a_convolution_counts_as_its_matrix_with_a_deviation_for_each_position()
         A = conv(torch.eye(72, dtype=torch.float64).reshape(72, 2, 6, 6)).flatten(1).t().numpy()
     found, expected = LayerGaussian(conv, stddev), gaussian(A, stddev.flatten().numpy())
     for norm_ in NORMS:
-        assert found.reach(norm_, 72).per_deviation == pytest.approx(expected.reach(norm_, 72).per_deviation)
+        assert found.factors(norm_, 72).per_deviation == pytest.approx(expected.factors(norm_, 72).per_deviation)
 
 
 def test_large_inputs_get_a_bound_that_is_no_worse_than_the_layer_over_its_least_deviation(
@@ -146,8 +146,8 @@ def test_large_inputs_get_a_bound_that_is_no_worse_than_the_layer_over_its_least
 @pytest.mark.parametrize("norm_", NORMS)
 def test_laplace_noise_reaches_as_far_as_the_norms_of_the_layer_say(norm_: Norm) -> None:
     A, _ = random_layer(np.random.default_rng(3))
-    shift, found = hidden_shift(norm_, dense(A)), LayerLaplace(dense(A), 0.7).reach(norm_, A.shape[1])
-    assert found.per_loss == pytest.approx(0.7 / shift.l1)
+    shift, found = hidden_shift(norm_, dense(A)), LayerLaplace(dense(A), 0.7).factors(norm_, A.shape[1])
+    assert found.per_epsilon == pytest.approx(0.7 / shift.l1)
     assert found.per_deviation == pytest.approx(sqrt(2 / np.pi) * 0.7 / shift.l2)
 
 
@@ -206,8 +206,8 @@ def test_the_published_radius_is_that_of_a_slow_search(rule: Calibration | None)
     runner_up = np.array([0.1, 0.2, 0.49, 0.3, 0.001, 0.4, 1e-6])
     limits = np.array([slow_limit(rule, p, q) for p, q in zip(top, runner_up, strict=True)])
     for norm_ in NORMS:
-        reach = noise.reach(norm_, A.shape[1])
-        expected = (reach.per_loss if rule is None else reach.per_deviation) * limits
+        reach = noise.factors(norm_, A.shape[1])
+        expected = (reach.per_epsilon if rule is None else reach.per_deviation) * limits
         assert published_radius(noise, rule, norm_, top, runner_up) == pytest.approx(expected, rel=1e-6, abs=1e-9)
     assert limits[-2] == 0
 
@@ -447,11 +447,11 @@ def test_every_hidden_value_gets_noise_of_its_own_size(kind: str) -> None:
 def test_training_on_does_not_change_what_was_certified() -> None:
     encoder, stddev = dense(LAYER), torch.ones(4)
     noise = LayerGaussian(encoder, stddev)
-    seen, reach = noise.seen(at(0.5)), noise.reach(Norm.L2, 3)
+    seen, reach = noise.noise_free(at(0.5)), noise.factors(Norm.L2, 3)
     encoder.weight.data.mul_(10)
     stddev.mul_(10)
-    assert torch.equal(noise.seen(at(0.5)), seen)
-    assert noise.reach(Norm.L2, 3) == reach
+    assert torch.equal(noise.noise_free(at(0.5)), seen)
+    assert noise.factors(Norm.L2, 3) == reach
     assert not noise.encoder.weight.requires_grad
 
 
@@ -477,7 +477,7 @@ def test_it_works_on_the_networks_of_the_paper(images: Network) -> None:
     assert first.label[~first.abstain].tolist() == images(inputs).argmax(1).numpy()[~first.abstain].tolist()
     counter = verifier.counter(inputs)
     counter.votes(np.arange(6), 50, seeded())
-    assert torch.equal(counter.seen, images.encoder(inputs))
+    assert torch.equal(counter.noise_free, images.encoder(inputs))
 
 
 def test_an_attacker_differentiates_the_mean_probability_and_a_sharpened_one(images: Network) -> None:
@@ -508,7 +508,7 @@ def test_noise_that_is_none_is_refused() -> None:
     with pytest.raises(SettingError, match=r"shape \(3,\), the first layer gives values of shape \(4,\)"):
         gaussian(LAYER, np.ones(3))
     with pytest.raises(ModelError, match="takes 3 values, the inputs have 5"):
-        gaussian(LAYER, 1.0).reach(Norm.L2, 5)
+        gaussian(LAYER, 1.0).factors(Norm.L2, 5)
 
 
 def test_a_network_that_the_noise_was_not_made_for_is_refused() -> None:
@@ -549,5 +549,5 @@ def test_scores_that_are_not_numbers_are_refused() -> None:
     network = two_classes(LAYER, TOWARDS)
     verifier = verifier_of(network, gaussian(LAYER, STDDEV))
     network.head.output.weight.data.fill_(float("nan"))
-    with pytest.raises(ModelError, match="not numbers"):
+    with pytest.raises(ModelError, match="NaN"):
         verifier.verify(at(0.1), seeded())

@@ -245,7 +245,7 @@ def test_shares_that_leave_a_coordinate_bare_are_refused(share: float) -> None:
         spread(1.0, torch.tensor([0.5, share]))
     with pytest.raises(SettingError, match="Give every coordinate"):
         spread(1.0, torch.ones(0))
-    with pytest.raises(SettingError, match="not a size of noise"):
+    with pytest.raises(SettingError, match="not a positive number"):
         spread(share, torch.ones(2))
 
 

@@ -18,7 +18,7 @@ from stobatch.evaluation.functions import SinglePass, Vote
 from stobatch.models import Network
 from stobatch.published.monte_carlo import FreshNoise, SoftVotes, tally_products
 from stobatch.published.verified_inference import VerifiedInference
-from stobatch.votes.noise import two_streams
+from stobatch.votes.noise import split_generator
 
 INPUTS, LABELS = images(11)
 DOUBLE = INPUTS.double()
@@ -41,7 +41,7 @@ def test_the_memory_budget_limits_the_rows_of_a_pass() -> None:
 def test_scores_that_are_no_numbers_are_no_prediction(value: float) -> None:
     made = network(normalised=False)
     made.head.output.weight.data[1, 0] = value
-    with pytest.raises(ModelError, match="not numbers"):
+    with pytest.raises(ModelError, match="NaN or infinite"):
         SinglePass(made, 4).answer(INPUTS, seeded())
 
 
@@ -100,7 +100,7 @@ NOISE = FreshNoise(0.15, 0.25)
 
 def score_by_hand(made: Network, draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Product scores of every draw, one pass at a time; and those draws' winners."""
-    at_input, at_hidden = NOISE.draw(made, draws, two_streams(generator))
+    at_input, at_hidden = NOISE.draw(made, draws, split_generator(generator))
     products = []
     for one, other in zip(at_input, at_hidden, strict=True):
         factors = []

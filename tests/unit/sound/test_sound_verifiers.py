@@ -293,7 +293,7 @@ def test_what_is_attacked_is_the_mean_over_the_votes_own_noise_and_can_be_differ
     scores = verifier.samples()["score"](50, torch.Generator().manual_seed(3))(points)
     shifts = verifier.noise.draw((50, 1, 6, 6), torch.Generator().manual_seed(3))
     expected = torch.stack(
-        [verifier.behind_noise(verifier.noise.seen(points) + shift).softmax(1) for shift in shifts]
+        [verifier.behind_noise(verifier.noise.noise_free(points) + shift).softmax(1) for shift in shifts]
     ).mean(0)
     assert torch.allclose(scores.exp(), expected, atol=1e-5)
     (gradient,) = torch.autograd.grad(scores[:, 0].sum(), points)
@@ -304,9 +304,9 @@ def test_noise_in_the_hidden_layer_hides_more() -> None:
     """The same classifier behind noise at the input alone, and in both places."""
     net = network("conv 3 3/2, relu, linear")
     both, alone = hidden_votes(net), votes(net=net)
-    assert both.noise.reach(Norm.L2, 36).per_deviation > alone.noise.reach(Norm.L2, 36).per_deviation
+    assert both.noise.factors(Norm.L2, 36).per_deviation > alone.noise.factors(Norm.L2, 36).per_deviation
     points = pictures(3)
-    assert torch.allclose(both.behind_noise(both.noise.seen(points)), net(points), atol=1e-5)
+    assert torch.allclose(both.behind_noise(both.noise.noise_free(points)), net(points), atol=1e-5)
 
 
 # The best of both.
@@ -530,7 +530,7 @@ def test_a_vote_that_claims_far_too_much_is_refuted(digits: Path, monkeypatch: p
     """Certificates for ten times the noise that was drawn."""
     asked = {**VOTES, "evaluation.norm": "l2", "evaluation.radii": [4.0], "evaluation.functions": ["vote"]}
     asked |= {"certification.stop_early": False, "evaluation.vote_limit": 30, "evaluation.adaptive_steps": 20}
-    honest = GaussianNoise.reach
+    honest = GaussianNoise.factors
     with monkeypatch.context() as broken:
         broken.setattr(GaussianNoise, "reach", lambda self, norm, d: honest(GaussianNoise(10 * self.stddev), norm, d))
         stobatch.certify(digits, overrides=asked, quiet=True)

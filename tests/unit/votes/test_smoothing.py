@@ -254,11 +254,11 @@ def test_more_inputs_never_raise_a_radius(noise: SmoothingNoise) -> None:
 def test_the_needed_votes_are_the_fewest(kind: int, norm: Norm) -> None:
     noise = every_noise()[kind]
     for size in (0.01, 0.1, 0.5):
-        needed = noise.needed_top(size, norm, 5)
+        needed = noise.required_top_probability(size, norm, 5)
         if needed < 1:
             assert radius(noise, norm, needed, 5) >= size > radius(noise, norm, needed - 1e-9, 5)
-    assert noise.needed_top(1e6, norm, 5) == 1
-    assert 0.5 < noise.needed_top(0.0, norm, 5) < 0.5 + 1e-12
+    assert noise.required_top_probability(1e6, norm, 5) == 1
+    assert 0.5 < noise.required_top_probability(0.0, norm, 5) < 0.5 + 1e-12
 
 
 @pytest.mark.parametrize("kind", [HiddenGaussian, HiddenLaplace])
@@ -342,20 +342,20 @@ def test_what_is_seen_is_the_layer_with_its_bias_and_noise_passes_through_it(lay
     noise = HiddenGaussian.behind(layer, (1, 6, 6), at_input=0.5, at_hidden=1e-12)
     inputs = torch.rand(3, 1, 6, 6, dtype=torch.float64)
     as_taken = (lambda v: v.flatten(1)) if isinstance(layer, nn.Linear) else (lambda v: v)
-    assert torch.allclose(noise.seen(inputs), layer(as_taken(inputs)), atol=1e-12)
+    assert torch.allclose(noise.noise_free(inputs), layer(as_taken(inputs)), atol=1e-12)
     drawn = noise.draw((3, 1, 6, 6), torch.Generator().manual_seed(4))
     at_input = 0.5 * torch.randn(3, 1, 6, 6, generator=torch.Generator().manual_seed(4)).double()
-    assert torch.allclose(noise.seen(inputs) + drawn, layer(as_taken(inputs + at_input)), atol=1e-6)
+    assert torch.allclose(noise.noise_free(inputs) + drawn, layer(as_taken(inputs + at_input)), atol=1e-6)
 
 
 def test_training_on_does_not_change_what_was_certified() -> None:
     layer = nn.Linear(4, 3)
     noise = HiddenGaussian.behind(layer, (4,), at_input=0.5, at_hidden=1.0)
-    seen = noise.seen(torch.ones(1, 4))
+    seen = noise.noise_free(torch.ones(1, 4))
     with torch.no_grad():
         layer.weight.mul_(10)
         layer.bias.mul_(10)
-    assert torch.equal(noise.seen(torch.ones(1, 4)), seen)
+    assert torch.equal(noise.noise_free(torch.ones(1, 4)), seen)
 
 
 @pytest.mark.parametrize("noise", every_noise(), ids=lambda noise: type(noise).__name__)

@@ -248,7 +248,7 @@ class NotANumber(nn.Module):
         (nn.Dropout(0.5), "different scores in two batches"),
         (MeanOfBatch(), "different scores in two batches"),
         (nn.Linear(4, 3), r"scores of shape \(4, 3\)"),
-        (NotANumber(), "not numbers"),
+        (NotANumber(), "NaN or infinite"),
     ],
     ids=["batch norm", "batch statistics", "dropout", "mean", "shape", "nan"],
 )

@@ -12,8 +12,8 @@ from stobatch.attacks.loop import Memory, StepInfo
 class ShrinkingSteps(GradientAttack):
     """The loop, the ball and the goal are the library's: an attack is how it starts and how it steps."""
 
-    def move(self, ball: Ball, points: Tensor, sight: StepInfo, memory: Memory) -> Tensor:
-        return ball.climb(points, sight.gradient, ball.size_for(points) / (sight.step + 1))
+    def move(self, ball: Ball, points: Tensor, info: StepInfo, memory: Memory) -> Tensor:
+        return ball.ascend(points, info.gradient, ball.size_for(points) / (info.step + 1))
 
 
 def shrinking_steps(budget: Budget) -> Attack:
