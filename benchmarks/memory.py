@@ -71,10 +71,12 @@ COMMON: dict[str, object] = {
     "evaluation.restarts": 1,
     "evaluation.adaptive_attacks": ["madry"],
     "evaluation.adaptive_steps": 2,
-    "audit.num_inputs": 100,
+    "audit.num_inputs": 20,
+    "audit.judging_draws": 100,
     "audit.attack_steps": 2,
     "audit.restarts": 1,
     "audit.trainings": 32,
+    "audit.release_trials": 100,
 }
 METHODS = {
     "published": Method(
@@ -102,7 +104,7 @@ def verbs(method: Method) -> dict[str, list[str]]:
     instruments = [part for name in method.audits for part in ("--instrument", name)]
     return {
         "plan": ["plan", "--recipe", method.recipe, *method.arguments()],
-        "train": ["train", "--recipe", method.recipe, "--out", run, *method.arguments()],
+        "train": ["train", "--recipe", method.recipe, "--out", run, "--seed", "1", *method.arguments()],
         "certify": ["certify", run],
         "attack": ["attack", run, "--attack", "madry"],
         "evaluate": ["evaluate", run],
@@ -168,7 +170,7 @@ def main() -> None:
         if not name.startswith(wanted):
             continue
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            draw_pictures(method)
+            measure(lambda method=method: draw_pictures(method))
             _, bare, _ = measure(lambda method=method: nothing(method))
             print(f"{name}: {bare:.0f} MiB with the data, of which nothing is done", flush=True)
             for verb, arguments in verbs(method).items():

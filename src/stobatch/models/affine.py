@@ -25,7 +25,6 @@ from stobatch.models.spectrum import largest_eigenvalue
 
 EXACT_SPECTRUM_UP_TO = 4096
 """Inputs with more values than this get the Schur bound instead of the exact spectral norm."""
-_ROWS_OF_GRAM = 64
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,10 @@ class AffineEncoder(nn.Module, ABC):
     @abstractmethod
     def decode(self, hidden: Tensor) -> Tensor:
         """x̃ = θ1h, the transpose of `forward`."""
+
+    @abstractmethod
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        """AᵀWA in float64, for weights W of the hidden values (all 1 if None)."""
 
     @abstractmethod
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
@@ -124,16 +127,6 @@ class AffineEncoder(nn.Module, ABC):
         l1_to_l2 = sqrt(float(gram.diagonal().max())) * rounding if gram is not None else l2
         linf_to_l1 = min(float(row_sums.sum()), num_hidden * linf, num_inputs * l1, sqrt(num_inputs * num_hidden) * l2)
         return OperatorNorms(l1, linf, l2, l1_to_l2, linf_to_l1)
-
-    @torch.no_grad()
-    def gram(self, weights: Tensor | float = 1.0) -> Tensor:
-        """AᵀWA in float64 for weights of the hidden values, built in slices so that A itself is never in memory."""
-        encoder, size = self.copy().double().cpu(), prod(self.input_shape)
-        found = torch.empty(size, size, dtype=torch.float64)
-        for rows in torch.arange(size).split(_ROWS_OF_GRAM):
-            unit = F.one_hot(rows, size).double().reshape(-1, *self.input_shape)
-            found[rows] = encoder.decode(encoder(unit) * weights).flatten(1)
-        return found
 
 
 @dataclass(frozen=True)
@@ -226,6 +219,22 @@ class ConvEncoder(AffineEncoder):
         )
         return gradient
 
+    @torch.no_grad()
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        """Add up the Gram matrices of the kernels over all positions, each at the input values of its patch."""
+        kernels, size = self.weight.detach().cpu().double().flatten(1), prod(self.input_shape)
+        numbers = torch.arange(1.0, size + 1, dtype=torch.float64).reshape(1, *self.input_shape)
+        # Row and column 0 collect what falls on the padding.
+        patches = F.unfold(numbers, self.weight.shape[-1], padding=self.padding, stride=self.stride)[0].t().long()
+        if weights is None:
+            products = (kernels.t() @ kernels).expand(len(patches), -1, -1)
+        else:
+            each = weights.reshape(self.num_maps, -1).t().unsqueeze(2)
+            products = kernels.t() @ (each * kernels)
+        found = torch.zeros(size + 1, size + 1, dtype=torch.float64)
+        found.index_put_((patches.unsqueeze(2), patches.unsqueeze(1)), products, accumulate=True)
+        return found[1:, 1:].contiguous()
+
 
 class DenseEncoder(AffineEncoder):
     """A fully connected layer, θ1 a d x β matrix: the setting in which the paper states its lemmas."""
@@ -254,6 +263,11 @@ class DenseEncoder(AffineEncoder):
         decoded = hidden @ self.weight
         note(self, hidden, decoded, WeightForm.TRANSPOSE)
         return decoded.reshape(-1, *self.input_shape)
+
+    @torch.no_grad()
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        kernels = self.weight.detach().cpu().double()
+        return kernels.t() @ (kernels if weights is None else weights.reshape(-1, 1) * kernels)
 
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
         return hidden.t() @ inputs.flatten(1)
