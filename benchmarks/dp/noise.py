@@ -70,16 +70,16 @@ def in_double(part: Any) -> Any:
     for name, value in vars(part).items():
         if isinstance(value, Tensor):
             setattr(made, name, value.double())
-    made.met = {
+    made.uses = {
         kind: [LayerUse(replace(m.use, inputs=m.use.inputs.double()), m.gradient.double()) for m in all_met]
-        for kind, all_met in part.met.items()
+        for kind, all_met in part.uses.items()
     }
     return made
 
 
 def rounding(method: DpSgdTrainable, count: int) -> float:
     """How far float32 sums of `count` examples in all are from float64 sums of the same numbers, over C."""
-    real, missed = per_example._summed, dict[str, Any]()
+    real, missed = per_example._weighted_sums, dict[str, Any]()
 
     def both(network: Any, layers: Any, weights: Tensor) -> Any:
         small = real(network, layers, weights)
@@ -89,12 +89,12 @@ def rounding(method: DpSgdTrainable, count: int) -> float:
                 missed[f"{prefix}.{name}"] = missed.get(f"{prefix}.{name}", 0) + small[f"{prefix}.{name}"] - exact
         return small
 
-    per_example._summed = both  # type: ignore[assignment]
+    per_example._weighted_sums = both  # type: ignore[assignment]
     try:
         inputs, labels = method.reader.fetch(torch.arange(count))
         method.contributions(inputs, labels, STEP)
     finally:
-        per_example._summed = real
+        per_example._weighted_sums = real
     return float(torch.cat([value.flatten() for value in missed.values()]).norm()) / method.plan.clip_norm
 
 

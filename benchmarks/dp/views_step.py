@@ -25,8 +25,8 @@ from torch.nn.grad import conv2d_weight
 
 from stobatch.config import DataConfig, MachineConfig
 from stobatch.data import from_tensors
-from stobatch.dp.clipping import Batch, _in_full, clipped_sum_by_example, clipped_sum_in_one_pass, stirred
-from stobatch.dp.layer_gradients import KNOWN, ConvGradients, LayerUse, Tape, _gram, weighted_rows
+from stobatch.dp.clipping import Batch, _in_full, clipped_sum_by_example, clipped_sum_in_one_pass, perturbed_weights
+from stobatch.dp.layer_gradients import LAYER_GRADIENTS, ConvGradients, LayerUse, Tape, _gram, weighted_rows
 from stobatch.dp.noise import add_noise
 from stobatch.loading import make_network, make_plan
 from stobatch.methods import method_of
@@ -87,7 +87,7 @@ def compare(network: Layered, batch: Batch, precision: str) -> None:
     """Print how far the fast way is from float64, and the longest contribution over C."""
     device = network.device
     exact = copy.deepcopy(network).double()
-    with stirred(network), stirred(exact):
+    with perturbed_weights(network), perturbed_weights(exact):
         slow = clipped_sum_by_example(exact, losses, (batch[0].double(), batch[1]), 0.01)
         with working_precision(precision, device):
             fast = clipped_sum_in_one_pass(network, losses, batch, 0.01)
@@ -119,7 +119,7 @@ def compare_sums(device: torch.device) -> None:
 
 @contextmanager
 def recorded(network: Layered, batch: Batch) -> Iterator[dict[str, tuple[nn.Module, list[LayerUse]]]]:
-    """The uses of each layer with their gradients, as clipping meets them."""
+    """The uses of each layer with their gradients, as clipping form them."""
     with Tape(network) as tape, torch.enable_grad():
         total = losses(network, batch).sum()
     uses = [(layer, use) for layer, all_uses in tape.uses.items() for use in all_uses]
@@ -140,7 +140,7 @@ def by_layer(network: Layered, batch: Batch, rounds: int) -> None:
     with working_precision("bfloat16", device), recorded(network, batch) as met:
         for name, (layer, uses) in met.items():
             with torch.no_grad(), torch.autocast(device.type, enabled=False):
-                kind = KNOWN[type(layer)]
+                kind = LAYER_GRADIENTS[type(layer)]
                 made = kind(layer, uses, count)
                 norms = seconds(lambda k=kind, one=layer, u=uses: k(one, u, count).squared_norms(), device, rounds)
                 sums = seconds(lambda m=made: m.weighted_sum(weights), device, rounds)

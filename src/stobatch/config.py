@@ -200,8 +200,8 @@ class CertificationConfig(Settings):
     slope_steps: int = setting(
         20,
         at_least=0,
-        doc="Of bounds: steps on the slopes of a lead that plain bounds and a short attack leave open; above 0 hidden "
-        "values of deep networks are followed back, too",
+        doc="Of bounds: optimiser steps on the slopes of a margin that plain bounds and a short attack leave open; "
+        "above 0, boxes inside deep networks are tightened too",
         added_later=True,
     )
     branches: int = setting(

@@ -23,7 +23,7 @@ from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.data.sources import hold_out, is_public
 from stobatch.dp.canaries import CANARY_SCORES, draw_run_canaries, replace_by_canaries
-from stobatch.dp.clipping import Batch, clipped_sum_partly_formed, clipper_for, formed_at_once, unrecorded
+from stobatch.dp.clipping import Batch, bytes_per_example, clipped_sum_mixed, clipper_for, parameters_without_rule
 from stobatch.dp.mixing import FEW_ROWS
 from stobatch.dp.plan import DpSgdPlan, Plan
 from stobatch.errors import BudgetError, ModelError, RunError, SettingError
@@ -115,12 +115,12 @@ def _clipping_words(network: HandedOver) -> str:
             why="DP-SGD clips every example's gradient, and torch.func forms it where one pass does not.",
             remedy="Let its forward not branch on values, and change no tensor in place.",
         ) from None
-    if not (formed := formed_at_once(network, way)):
+    if not (formed := bytes_per_example(network, way)):
         return "clipping: in one backward pass, no example's gradient is formed"
-    left_over = [f"'{name.removeprefix('module.')}'" for name in unrecorded(network)]
+    left_over = [f"'{name.removeprefix('module.')}'" for name in parameters_without_rule(network)]
     named = ", ".join(left_over[:4]) + (", ..." if len(left_over) > 4 else "")
     cost = f"{formed:,} bytes for each example that passes at once"
-    if way is clipped_sum_partly_formed:
+    if way is clipped_sum_mixed:
         return f"clipping: in one backward pass, and in a second that forms gradients of {named}, {cost}"
     why = f"no layer that one pass can clip holds {named}" if left_over else "a weight is used outside of its layer"
     return f"clipping: every example's gradient is formed, {cost}: {why}"

@@ -20,7 +20,7 @@ from stobatch_recipes import recipe
 
 
 @dataclass(frozen=True)
-class Planted:
+class Canaries:
     """A training with canaries of its own."""
 
     recipe: str
@@ -34,27 +34,27 @@ class Planted:
 WIDE = "linear 1000, linear"
 """75,000 parameters, for as many canaries."""
 CASES = {
-    "half of the noise": Planted("half_noise", 40_000, "refuted", WIDE),
-    "half of the noise, ε = 1": Planted("half_noise", 40_000, "refuted", WIDE, 1.0),
-    "shared noise": Planted("shared_noise", 150, "refuted"),
-    "no clipping": Planted("no_clipping", 300, "refuted"),
-    "sound": Planted("sound", 600, "consistent"),
-    "sound, ε = 1": Planted("sound", 600, "consistent", epsilon=1.0),
-    "sound, ε = 0.2": Planted("sound", 600, "consistent", epsilon=0.2),
-    "sound, the rest frozen": Planted("sound", 600, "consistent", "linear 64, relu, linear", train_only="head"),
-    "no clipping, the rest frozen": Planted(
+    "half of the noise": Canaries("half_noise", 40_000, "refuted", WIDE),
+    "half of the noise, ε = 1": Canaries("half_noise", 40_000, "refuted", WIDE, 1.0),
+    "shared noise": Canaries("shared_noise", 150, "refuted"),
+    "no clipping": Canaries("no_clipping", 300, "refuted"),
+    "sound": Canaries("sound", 600, "consistent"),
+    "sound, ε = 1": Canaries("sound", 600, "consistent", epsilon=1.0),
+    "sound, ε = 0.2": Canaries("sound", 600, "consistent", epsilon=0.2),
+    "sound, the rest frozen": Canaries("sound", 600, "consistent", "linear 64, relu, linear", train_only="head"),
+    "no clipping, the rest frozen": Canaries(
         "no_clipping", 300, "refuted", "linear 64, relu, linear", train_only="head"
     ),
-    "shared noise, the rest frozen": Planted(
+    "shared noise, the rest frozen": Canaries(
         "shared_noise", 150, "refuted", "linear 64, relu, linear", train_only="head"
     ),
-    "sound, many canaries": Planted("sound", 40_000, "consistent", WIDE),
-    "sound, many canaries, ε = 1": Planted("sound", 40_000, "consistent", WIDE, 1.0),
+    "sound, many canaries": Canaries("sound", 40_000, "consistent", WIDE),
+    "sound, many canaries, ε = 1": Canaries("sound", 40_000, "consistent", WIDE, 1.0),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_one_training_with_canaries_tells_broken_from_sound(case: Planted, tmp_path: Path) -> None:
+def test_one_training_with_canaries_tells_broken_from_sound(case: Canaries, tmp_path: Path) -> None:
     changes = {
         "canaries.num": case.canaries,
         "method.epsilon": case.epsilon,

@@ -69,7 +69,7 @@ def test_fresh_noise_psi_times_smaller_proves_a_radius_psi_times_smaller(
 
 
 @given(rules, st.floats(0, 1), st.floats(0, 1))
-def test_without_a_lead_nothing_is_proved(rule: CorrectedRule, first: float, second: float) -> None:
+def test_without_a_positive_margin_nothing_is_proved(rule: CorrectedRule, first: float, second: float) -> None:
     assert radius(rule, min(first, second), max(first, second)) == 0
 
 

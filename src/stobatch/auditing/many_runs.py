@@ -22,7 +22,7 @@ from stobatch.auditing.subject import Audited, require_claim, require_enough, sc
 from stobatch.auditing.tradeoff_curves import PoissonGaussianFamily
 from stobatch.data import Examples
 from stobatch.dp.accounting import PoissonGaussian
-from stobatch.dp.canaries import GradientCanaries, Planted
+from stobatch.dp.canaries import Canaries, GradientCanaries
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.plan import Plan
 from stobatch.errors import SettingError
@@ -205,7 +205,7 @@ class Trials:
             here = torch.tensor([True])
             gradient = self.audited.settings.canary == "gradient"
             trainable.add_canaries(
-                Planted(here, self._place(trainable)) if gradient else Planted(here, None, inputs, labels)
+                Canaries(here, self._place(trainable)) if gradient else Canaries(here, None, inputs, labels)
             )
         return trainable
 

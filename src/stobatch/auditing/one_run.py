@@ -14,7 +14,7 @@ from stobatch.auditing.subject import Audited, require_claim
 from stobatch.auditing.tradeoff_curves import PoissonGaussianFamily
 from stobatch.config import CanaryConfig
 from stobatch.dp.accounting import PoissonGaussian
-from stobatch.dp.canaries import CANARY_SCORES, Planted, draw_run_canaries
+from stobatch.dp.canaries import CANARY_SCORES, Canaries, draw_run_canaries
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, read_tensors
@@ -32,7 +32,7 @@ ATTACKS = {
 }
 
 
-def input_scores(logits: Tensor, canaries: Planted, relation: Neighbours) -> NDArray[np.float64]:
+def input_scores(logits: Tensor, canaries: Canaries, relation: Neighbours) -> NDArray[np.float64]:
     """Return how much the model prefers each canary's label."""
     assert canaries.labels is not None
     scores = logits.double().cpu()

@@ -66,18 +66,18 @@ class SplitPersons(DpSgdTrainable):
         return Persons.in_memory(as_dense(codes))
 
     def _canary_units(self, canaries: Tensor) -> Tensor:
-        return canaries.repeat_interleave(2) if self.per > 1 else canaries
+        return canaries.repeat_interleave(2) if self.records_per_unit > 1 else canaries
 
 
 class RecordClipping(DpSgdTrainable):
     """Each record is clipped by itself, so that a person adds as many contributions as records."""
 
-    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int = 1) -> Gradients:
-        return super()._clipped(inputs, labels, step, coins, 1)
+    def _clipped(self, inputs: Tensor, labels: Tensor, step: int, normal: NormalSampler, per: int = 1) -> Gradients:
+        return super()._clipped(inputs, labels, step, normal, 1)
 
     @property
-    def _canary_pull(self) -> float:
-        return self.per * super()._canary_pull
+    def _canary_norm(self) -> float:
+        return self.records_per_unit * super()._canary_norm
 
 
 @dataclass(frozen=True, kw_only=True)

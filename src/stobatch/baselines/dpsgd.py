@@ -9,7 +9,7 @@ from __future__ import annotations
 from stobatch.settings import setting
 from stobatch.sound.losses import CrossEntropy, Objective, Ramp
 from stobatch.sound.method import DpSgdFamily
-from stobatch.sound.settings import DpSgdSettings, noisy_views, own_adversarial, smoothing_noise
+from stobatch.sound.settings import DpSgdSettings, adversarial_term, noisy_views, smoothing_noise
 from stobatch.votes.noise import SmoothingNoise
 
 _AT_ONCE = Ramp(0.0, 0.0)
@@ -38,7 +38,7 @@ class DpAdversarialConfig(DpSgdSettings, name="dp_adversarial"):
 
     def objective(self, attack_chunk: int) -> Objective:
         natural = (self.natural_weight, CrossEntropy())
-        attacked = (1 - self.natural_weight, own_adversarial(self.radius, self.attack_steps, attack_chunk))
+        attacked = (1 - self.natural_weight, adversarial_term(self.radius, self.attack_steps, attack_chunk))
         return Objective((natural, attacked), Ramp(self.warm_up, self.ramp))
 
 

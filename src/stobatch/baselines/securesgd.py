@@ -27,7 +27,7 @@ from stobatch.baselines.noise_layer_verifier import (
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo
 from stobatch.dp.clipping import clipping_weights
-from stobatch.dp.gaussian import Analytic, Calibration, Extended, spread
+from stobatch.dp.gaussian import Analytic, Calibration, Extended, heterogeneous_stddevs
 from stobatch.dp.plan import DpSgdPlan, Plan, PlanRow
 from stobatch.errors import SettingError
 from stobatch.methods import split_network
@@ -73,10 +73,10 @@ class RelevanceTrainable(DpSgdTrainable):
             return super().targets(step)
         return {RELEVANCE: torch.zeros(self.relevance_shape, device=self.network.device, dtype=self.network.dtype)}
 
-    def _clipped_rows(self, inputs: Tensor, labels: Tensor, step: int, coins: NormalSampler, per: int) -> Gradients:
+    def _clipped_rows(self, inputs: Tensor, labels: Tensor, step: int, normal: NormalSampler, per: int) -> Gradients:
         if step != self.relevance_step:
-            return super()._clipped_rows(inputs, labels, step, coins, per)
-        relevances = self.relevances(inputs, labels, coins).detach()
+            return super()._clipped_rows(inputs, labels, step, normal, per)
+        relevances = self.relevances(inputs, labels, normal).detach()
         # In float64, and vectors with NaN or infinite values left out: the bound must not depend on what the data do.
         rows = relevances.reshape(len(relevances) // per, per, -1).double().mean(1)
         rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
@@ -183,7 +183,7 @@ class VulnerableLayer(RelevanceTrainable, EvenLayer):
         assert isinstance(self.config, SecureSgdConfig)
         even, vulnerable = self.config.even_share, relevance.clamp(min=0).double()
         shares = even + (1 - even) * vulnerable / vulnerable.mean().clamp(min=1e-30)
-        spread_of(self.network).copy_(spread(1.0, shares))
+        spread_of(self.network).copy_(heterogeneous_stddevs(1.0, shares))
 
 
 class SecureSgdAgm(DpSgdFamily):

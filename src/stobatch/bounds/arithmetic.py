@@ -1,10 +1,10 @@
-"""How the products of a float32 pass are computed: what bounds allow for, and how to find out that it is not that.
+"""Float32 arithmetic: what the rounding allowance of bounds covers, and checks that PyTorch computes nothing else.
 
-The rounding allowance of `bounds.linear` covers sums of float32 products, accumulated in float32 or wider
-in any order, fused or not. It covers nothing else: operands rounded to TF32 or bfloat16 first, and algorithms that
-combine inputs before they multiply (Winograd, FFT), whose error is not a share of the products that are summed.
+The allowance of `bounds.linear` covers sums of float32 products, accumulated in float32 or wider in any order, fused or
+not. It does not cover operands that are first rounded to TF32 or bfloat16, nor algorithms that combine inputs before
+they multiply (Winograd, FFT), whose error is not a share of the products that are summed.
 
-PyTorch has a switch for each, by device and library, and some by environment. They are read here, in one place.
+PyTorch has switches for these, by device and library, and libraries have environment variables. All are read here.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from stobatch.errors import ModelError
 from stobatch.models.scattering import Scattering
 
 _SWITCHES = {"cpu": ("mkldnn.matmul", "mkldnn.conv"), "cuda": ("cuda.matmul", "cudnn.conv")}
-"""Where `torch.backends` says, from PyTorch 2.9 on, in which precision float32 products are made."""
+"""Attributes of `torch.backends` that hold, from PyTorch 2.9 on, the precision of float32 products."""
 _ALL_SWITCHES = ("", "mkldnn", "cudnn", "mkldnn.rnn", "cudnn.rnn", *_SWITCHES["cpu"], *_SWITCHES["cuda"])
-"""Those that the others inherit from, first; PyTorch refuses to read older switches where these differ."""
+"""Parents first; PyTorch refuses to read older switches where these differ."""
 _ENVIRONMENT = {
     "cpu": {"ONEDNN_DEFAULT_FPMATH_MODE": "STRICT", "DNNL_DEFAULT_FPMATH_MODE": "STRICT"},
     "cuda": {"NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_EMULATE_SINGLE_PRECISION": "0"},
 }
-"""Variables that change products behind PyTorch's back, and the value that does not."""
+"""Variables that change products without PyTorch's knowledge, and their harmless value."""
 
 
 def use_plain_float32() -> None:
-    """Have products made in float32 in this process: no TF32, no bfloat16 and no NNPACK.
+    """Compute float32 products in float32 in this process: no TF32, no bfloat16 and no NNPACK.
 
-    Products of bfloat16 numbers are summed in float32.
+    Products of bfloat16 numbers are accumulated in float32.
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -44,20 +44,20 @@ def use_plain_float32() -> None:
 
 
 def switch_nnpack_off() -> None:
-    """NNPACK's convolutions are Winograd and FFT; PyTorch takes them on CPUs where oneDNN is missing or off."""
+    """Switch NNPACK off: it uses Winograd and FFT, and PyTorch uses it on CPUs where oneDNN is missing or off."""
     torch.backends.nnpack.set_flags(False)  # type: ignore[no-untyped-call]
 
 
 def require_plain_float32(layers: Iterable[nn.Module], device: torch.device) -> None:
-    """Raise unless passes through these layers are made of sums of float32 products, as far as can be found out.
+    """Raise unless passes through these layers are sums of float32 products, as far as can be detected.
 
-    NNPACK is switched off rather than refused: nobody asks for it.
+    NNPACK is switched off rather than refused, since it is never a deliberate choice.
     """
     switch_nnpack_off()
     if device.type not in _SWITCHES:
         raise ModelError(
-            f"how a device of type '{device.type}' rounds is not known.",
-            why="The certificate allows for the rounding of float32 sums on CPUs and CUDA devices.",
+            f"the rounding of a device of type '{device.type}' is not known.",
+            why="The certificate covers the rounding of float32 sums on CPUs and CUDA devices.",
             remedy="Use --device cpu.",
         )
     reduced = [f"torch.backends.{path}" for path in _SWITCHES[device.type] if _precision(path) not in ("none", "ieee")]
@@ -71,10 +71,10 @@ def require_plain_float32(layers: Iterable[nn.Module], device: torch.device) -> 
         reduced.append("torch.autocast")
     if reduced:
         raise ModelError(
-            f"float32 products are rounded to TF32, bfloat16 or less in this process, says {reduced[0]}.",
-            why="That is a thousand times the rounding that the certificate allows for.",
-            remedy="Call stobatch.bounds.arithmetic.use_plain_float32(), leave autocast, and unset the variable, if it "
-            "is one.",
+            f"float32 products are rounded to TF32, bfloat16 or less in this process: {reduced[0]} is set.",
+            why="That is a thousand times the rounding that the certificate covers.",
+            remedy="Call stobatch.bounds.arithmetic.use_plain_float32(), leave autocast, and unset environment "
+            "variables named here.",
         )
     cudnn = torch.backends.cudnn
     if device.type == "cuda" and cudnn.enabled and cudnn.is_available():  # type: ignore[no-untyped-call]
@@ -82,32 +82,33 @@ def require_plain_float32(layers: Iterable[nn.Module], device: torch.device) -> 
             if isinstance(layer, Scattering) or (isinstance(layer, nn.Conv2d) and layer.stride == (1, 1)):
                 raise ModelError(
                     "a convolution of stride 1 may be computed by Winograd or FFT on this device.",
-                    why="cuDNN chooses the algorithm and does not say which; their rounding is not bounded.",
+                    why="cuDNN does not say which algorithm it chooses, and the rounding of these is not covered.",
                     remedy="Use --device cpu, set torch.backends.cudnn.enabled = False wherever the network runs, or "
                     "give the convolution a larger stride.",
                 )
 
 
 def _old_switches(device: torch.device) -> list[str]:
-    """Return the switches from before PyTorch 2.9. Where newer ones contradict them they cannot be read, and those
-    count.
+    """Return the switches from before PyTorch 2.9 that reduce precision.
+
+    PyTorch refuses to read them where newer ones contradict them; then the newer ones count.
     """
-    found = []
+    reduced = []
     try:
         if torch.get_float32_matmul_precision() != "highest":
-            found.append("torch.get_float32_matmul_precision()")
+            reduced.append("torch.get_float32_matmul_precision()")
         if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
-            found.append("torch.backends.cudnn.allow_tf32")
+            reduced.append("torch.backends.cudnn.allow_tf32")
     except RuntimeError:
         pass
-    return found
+    return reduced
 
 
 def _switch(path: str) -> object | None:
-    place: object | None = torch.backends
+    backend: object | None = torch.backends
     for part in filter(None, path.split(".")):
-        place = getattr(place, part, None)
-    return place
+        backend = getattr(backend, part, None)
+    return backend
 
 
 def _precision(path: str) -> str:

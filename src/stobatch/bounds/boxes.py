@@ -1,7 +1,7 @@
-"""Interval bounds through a stack of layers, differentiable: what certified training descends on.
+"""Differentiable interval bounds (IBP) for certified training.
 
-These bounds are for training. They are computed in the network's own precision without regard to rounding; the
-certificate (`bounds.certifier`) bounds the rounding too and never uses these numbers.
+They are computed in the network's own precision and ignore rounding. The certificate (`bounds.certifier`) includes
+rounding, and never uses these numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.bounds import graph
-from stobatch.dp.layer_gradients import WeightForm, absolute, class_pairs, note
+from stobatch.dp.layer_gradients import WeightForm, absolute, class_pairs, record_use
 from stobatch.errors import ModelError
 from stobatch.models.layered import Squash
 from stobatch.models.replacements import FrozenAffine
@@ -22,19 +22,22 @@ from stobatch.types import PAPER_RANGE
 
 
 @dataclass(frozen=True)
-class Box:
-    """All points within `radius` of `centre`, value by value."""
+class TrainingBox:
+    """All points within `radius` of `centre`, value by value; both have the shape examples x layer.
+
+    Certificates use `linear.Box`, whose ends include rounding.
+    """
 
     centre: Tensor
     radius: Tensor
 
     @classmethod
-    def between(cls, low: Tensor, high: Tensor) -> Box:
+    def between(cls, low: Tensor, high: Tensor) -> TrainingBox:
         return cls((low + high) / 2, (high - low) / 2)
 
     @classmethod
-    def around(cls, inputs: Tensor, radius: float | Tensor) -> Box:
-        """Return what an l-infinity attacker can reach without leaving the range of inputs."""
+    def around(cls, inputs: Tensor, radius: float | Tensor) -> TrainingBox:
+        """Return the intersection of l-infinity balls around the inputs with the input range."""
         low = (inputs - radius).clamp(PAPER_RANGE.low, PAPER_RANGE.high)
         return cls.between(low, (inputs + radius).clamp(PAPER_RANGE.low, PAPER_RANGE.high))
 
@@ -49,83 +52,84 @@ class Box:
 
 _MONOTONE = (Squash, nn.ReLU, nn.Tanh, nn.MaxPool2d)
 _RESHAPING = (nn.Flatten, nn.Identity, nn.AvgPool2d, nn.AdaptiveAvgPool2d, graph.Sum, graph.Concatenation)
-"""Sums, means and orders of values, with no sign but plus: they do to centres and to radii the same."""
+"""Linear layers with weights >= 0: they map centres and radii in the same way."""
 
 
-def spread(layer: nn.Conv2d | nn.Linear, radius: Tensor) -> Tensor:
-    """Return how far an affine layer's values can move: |W| times how far its inputs can."""
+def affine_radius(layer: nn.Conv2d | nn.Linear, radius: Tensor) -> Tensor:
+    """Return |W|·radius, the radius of an affine layer's output box."""
     weight = absolute(layer.weight)
     if isinstance(layer, nn.Linear):
         out = F.linear(radius, weight)
     else:
         out = F.conv2d(radius, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
-    note(layer, radius, out, WeightForm.ABSOLUTE)
+    record_use(layer, radius, out, WeightForm.ABSOLUTE)
     return out
 
 
-def through(layer: nn.Module, box: Box, *others: Box) -> Box:
-    """Return the smallest box that holds the layer's values, value by value; joins are given several boxes."""
+def propagate(layer: nn.Module, box: TrainingBox, *others: TrainingBox) -> TrainingBox:
+    """Return the smallest box that contains the layer's outputs; sums and concatenations take several boxes."""
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
         raise ModelError(
             f"there are no interval bounds for a convolution with padding_mode='{layer.padding_mode}'.",
             remedy="Pad with zeros.",
         )
     if isinstance(layer, nn.Conv2d | nn.Linear):
-        return Box(layer(box.centre), spread(layer, box.radius))
+        return TrainingBox(layer(box.centre), affine_radius(layer, box.radius))
     if isinstance(layer, _MONOTONE):
-        return Box.between(layer(box.low), layer(box.high))
+        return TrainingBox.between(layer(box.low), layer(box.high))
     if isinstance(layer, _RESHAPING):
         boxes = (box, *others)
-        return Box(layer(*(each.centre for each in boxes)), layer(*(each.radius for each in boxes)))
+        return TrainingBox(layer(*(each.centre for each in boxes)), layer(*(each.radius for each in boxes)))
     if isinstance(layer, FrozenAffine):
         scale = layer.scale.abs().view(-1, *(1,) * (box.radius.dim() - 2))
-        return Box(layer(box.centre), box.radius * scale)
+        return TrainingBox(layer(box.centre), box.radius * scale)
     raise ModelError(
         f"there are no interval bounds for a {type(layer).__name__} layer.",
         remedy="Use conv, linear, relu, tanh, avgpool, maxpool, squash, or train without the certified loss.",
     )
 
 
-def worst_case_scores(layers: nn.Module, box: Box, labels: Tensor) -> Tensor:
-    """For each class, the most by which its score can exceed the label's within the box; 0 for the label itself.
+def worst_case_scores(layers: nn.Module, box: TrainingBox, labels: Tensor) -> Tensor:
+    """Return the largest score_k - score_label within the box, examples x classes k; 0 for the label itself.
 
-    The last layer is bounded together with the difference, which is tighter than bounding the scores: the weights of
-    a class and of the label meet the same hidden values.
+    The last layer is bounded together with the difference, which is tighter than bounding the scores: both classes
+    share the hidden values.
     """
     *hidden, (output, inputs, _) = _operations(layers)
     boxes = {graph.INPUT: box}
-    for place, operation in enumerate(hidden):
-        boxes[place] = through(operation.layer, *(boxes[source] for source in operation.inputs))
+    for position, operation in enumerate(hidden):
+        boxes[position] = propagate(operation.layer, *(boxes[source] for source in operation.inputs))
     assert isinstance(output, nn.Linear)
     (box,) = (boxes[source] for source in inputs)
     scores: Tensor = output(box.centre)
-    of_label = scores.gather(1, labels[:, None])
-    return scores - of_label + spread_from_label(output, box.radius, labels)
+    label_score = scores.gather(1, labels[:, None])
+    return scores - label_score + difference_radius(output, box.radius, labels)
 
 
-_FOLLOWED: WeakKeyDictionary[nn.Module, list[graph.Operation]] = WeakKeyDictionary()
+_TRACED: WeakKeyDictionary[nn.Module, list[graph.Operation]] = WeakKeyDictionary()
 
 
 def _operations(layers: nn.Module) -> list[graph.Operation]:
-    """Return the network's operations; a forward of its own is followed once, since training asks at every step."""
+    """Return the network's operations; a forward of its own is traced once, not at every training step."""
     if graph.is_plain_stack(layers) or not list(layers.children()):
         return graph.operations_of(layers)
-    if layers not in _FOLLOWED:
-        _FOLLOWED[layers] = graph.operations_of(layers)
-    return _FOLLOWED[layers]
+    if layers not in _TRACED:
+        _TRACED[layers] = graph.operations_of(layers)
+    return _TRACED[layers]
 
 
-def spread_from_label(output: nn.Linear, radius: Tensor, labels: Tensor) -> Tensor:
-    """Return how far each class's score can move against the label's: |W_j - W_y| times how far the hidden values
-    can.
+def difference_radius(output: nn.Linear, radius: Tensor, labels: Tensor) -> Tensor:
+    """Return |W_k - W_y|·radius, the radius of score_k - score_y, examples x classes k.
+
+    All K(K - 1)/2 pairs of classes are one matrix product, so that per-example clipping sees one layer use.
     """
     num_classes = output.out_features
     first, second = class_pairs(num_classes, radius.device)
     pairs = F.linear(radius, absolute(output.weight[first] - output.weight[second]))
-    note(output, radius, pairs, WeightForm.DIFFERENCES, labels)
-    # Where in the list of pairs (j, k) stands; the diagonal points at an extra column of zeros.
-    place = torch.full((num_classes, num_classes), len(first), device=radius.device)
+    record_use(output, radius, pairs, WeightForm.DIFFERENCES, labels)
+    # column[j, k] is the pair's column; the diagonal points at an extra column of zeros.
+    column = torch.full((num_classes, num_classes), len(first), device=radius.device)
     order = torch.arange(len(first), device=radius.device)
-    place[first, second] = order
-    place[second, first] = order
-    return F.pad(pairs, (0, 1)).gather(1, place[labels])
+    column[first, second] = order
+    column[second, first] = order
+    return F.pad(pairs, (0, 1)).gather(1, column[labels])

@@ -1,7 +1,8 @@
-"""Deterministic l∞ certificates: no noise, no votes, no chance of error.
+"""Deterministic l∞ certificates: no noise, no votes, no failure probability.
 
-A box of inputs is pushed through the network, and a class is certified when it leads by more than all that the box
-and the rounding of float32 can change. Loose for deep networks, good for shallow ones that were trained for it.
+Bounds are propagated from a box of inputs to the margins of the predicted class over all others. Where all are
+positive, rounding of float32 included, the class is certified. Loose for deep networks, tight for shallow ones that
+were trained for it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from torch import Tensor, nn
 from stobatch.attacks import IFGSM, Ball, Goal, Plain
 from stobatch.bounds import graph
 from stobatch.bounds.arithmetic import require_plain_float32
-from stobatch.bounds.branching import PLAIN, Effort, Leads
-from stobatch.bounds.hidden_boxes import hidden_boxes
-from stobatch.bounds.linear import LOWER_SLOPES, Box, Join, Rows, lower_bounds
-from stobatch.bounds.passes import Node, leads, other_classes, passes, steps_of
+from stobatch.bounds.branching import PLAIN, Effort, MarginSearch
+from stobatch.bounds.linear import LOWER_SLOPES, Box, Join, LinearBounds, lower_bounds
+from stobatch.bounds.propagation import Node, hidden_boxes, margin_pairs, margin_rows, nodes_of, propagate
 from stobatch.errors import DataError, ModelError, StobatchError, UnitError
 from stobatch.models.handed_over import HandedOver
 from stobatch.models.layered import Layered
@@ -30,7 +30,7 @@ from stobatch.types import PAPER_RANGE, InputRange, Norm, Radius, Status
 from stobatch.verifier import Certificate, CertificateKind, Flags, Labels, Search, require_stack, require_unaltered
 
 FLOAT32_DISTANCE = 2.0**-22
-"""Boxes are this much wider than asked, so that a distance may be measured, or a ball cut out, in float32."""
+"""Boxes are wider than the radius by this much, so that distances may be measured, and balls computed, in float32."""
 
 _COPIES = 10
 """Tensors of the size of one layer's coefficients that are alive at once, roughly."""
@@ -39,7 +39,7 @@ _CPU_EXAMPLES = 32
 """Examples at once on a CPU: enough to fill the cores, few enough to stay near the cache."""
 
 _ATTACK = IFGSM(steps=20, relative_step=2.5, loss="margin")
-"""What is tried on an input before more effort is spent on it."""
+"""Tried on an input before more effort is spent on it."""
 
 
 _ASSUMPTIONS = (
@@ -56,7 +56,7 @@ _FOLLOWED = (
 
 
 def bound_kind(unit: Radius, *, followed: bool = False) -> CertificateKind:
-    """Say what a radius by bounds means, in this unit, and what it rests on; `followed` is for a forward of its own."""
+    """Return what a radius by bounds means, in this unit; `followed`: the network's own forward was traced."""
     source = "interval and linear bounds, docs/guarantees.md, section 5"
     inside = "" if unit.norm is Norm.LINF else "; the ball lies inside the l-infinity ball of the same radius"
     assumptions = (*_ASSUMPTIONS, _FOLLOWED) if followed else _ASSUMPTIONS
@@ -65,15 +65,15 @@ def bound_kind(unit: Radius, *, followed: bool = False) -> CertificateKind:
 
 @dataclass(frozen=True, repr=False)
 class BoundCertificates:
-    """What bounds say about a batch: the network's own labels, and the largest radius asked about that is proved.
+    """Certificates of a batch by bounds: the network's labels, and the largest of the given radii that is proved.
 
-    A radius of 0 is no statement: not even the input itself was proved to keep its label.
+    A radius of 0 means that nothing was proved.
     """
 
     label: Labels
     radius: NDArray[np.float64]
     kind: CertificateKind
-    """The unit of the radii, who vouches for them and on what assumptions."""
+    """The unit of the radii, their status and assumptions."""
     correct: Flags | None = None
     """Where the label is the true one, if true labels were given."""
 
@@ -84,15 +84,15 @@ class BoundCertificates:
     def columns(self) -> dict[str, NDArray[Any]]:
         return {"label": self.label, "abstain": self.abstain, "radius": self.radius}
 
-    def certified(self, asked: Radius | float) -> Flags:
-        """Return whether the label is proved to hold in the ball asked about, by a radius that was checked."""
+    def certified(self, radius: Radius | float) -> Flags:
+        """Return whether the label is proved to hold throughout a ball of this radius."""
         unit = self.kind.unit
-        ball = Radius.of(asked, unit.norm, unit.range).to(unit.range)
-        if ball.norm is not unit.norm:
+        radius = Radius.of(radius, unit.norm, unit.range).to(unit.range)
+        if radius.norm is not unit.norm:
             raise UnitError(
-                f"the radii are {unit.norm}; you ask about {ball.norm}.", remedy="Certify in the norm you ask about."
+                f"the radii are {unit.norm}; you ask about {radius.norm}.", remedy="Certify in the norm you ask about."
             )
-        flags: Flags = (self.radius > 0) & (self.radius >= ball.size)
+        flags: Flags = (self.radius > 0) & (self.radius >= radius.size)
         return flags
 
     def __len__(self) -> int:
@@ -127,21 +127,21 @@ def certify(
     branches: int = 0,
     memory_mb: int = 512,
 ) -> BoundCertificates:
-    """Prove, input by input, that no perturbation up to a radius changes the label that a network gives.
+    """Prove, input by input, that no perturbation up to a radius changes the label of a network.
 
     `module` is made of Linear, Conv2d, ReLU, Tanh, AvgPool2d, AdaptiveAvgPool2d, MaxPool2d, Flatten, Identity, Squash
     and `stobatch.models.FrozenAffine`, ends in Linear, and is in float32: layers in a row (nn.Sequential, or a
-    `stobatch.models.Layered`), or a forward of its own that torch.fx can follow, with sums of values, as in residual
-    networks, and concatenations. Numbers are l-infinity radii on inputs in [-1, 1]; a `Radius` may have another norm,
-    and another range inside [-1, 1] that the inputs lie in. Of several radii, which share their unit, the largest that
-    is proved counts. `labels` are the true ones, to count right answers with.
+    `stobatch.models.Layered`), or a forward of its own that torch.fx can trace, with residual sums and concatenations.
+    Numbers are l-infinity radii on inputs in [-1, 1]; a `Radius` may have another norm, and another range inside
+    [-1, 1] that the inputs lie in. Of several radii, which share their unit, the largest that is proved counts.
+    `labels` are the true ones, to count correct predictions.
 
-    Where plain bounds fail and a short attack does, too, `slope_steps` are spent on the slopes of each lead, and then
-    up to `branches` on cutting an input's leads at the signs of ReLUs.
+    Where plain bounds fail and a short attack fails too, each margin gets `slope_steps` steps of slope optimisation,
+    and then an input gets up to `branches` branches on the signs of ReLUs.
 
     **Guarantee.** No float32 input of the range within `radius` of the given one gets another label from the module,
     called as it is now: deterministic, with the rounding of the module's own pass and of these bounds included. The
-    assumptions on arithmetic stand in `bounds.linear`, and in what is returned.
+    assumptions on arithmetic are in `bounds.linear`, and in the result.
 
     >>> model = nn.Sequential(nn.Linear(1, 2))
     >>> _ = model[0].load_state_dict({"weight": torch.tensor([[1.0], [-1.0]]), "bias": torch.zeros(2)})
@@ -151,31 +151,31 @@ def certify(
     >>> certificates.radius.tolist(), certificates.certified(0.4).tolist()
     ([0.4, 0.2], [True, False])
     """
-    several = [radii] if isinstance(radii, Radius | float | int) else list(radii)
-    asked = [Radius.of(radius) for radius in several]
-    if not asked or len({(radius.norm, radius.range) for radius in asked}) > 1:
+    given = [radii] if isinstance(radii, Radius | float | int) else list(radii)
+    checked = [Radius.of(radius) for radius in given]
+    if not checked or len({(radius.norm, radius.range) for radius in checked}) > 1:
         raise UnitError(
             "the radii to certify are none, or of different units.", remedy="Give one or more of one norm and range."
         )
     effort = Effort(slope_steps, branches)
     if isinstance(module, Layered | HandedOver):
-        certifier = BoxCertifier(_inside(module), method, memory_mb, module, effort)
+        certifier = BoxCertifier(_certified_module(module), method, memory_mb, module, effort)
     else:
         certifier = BoxCertifier(module, method, memory_mb, effort=effort)
-    unit = replace(asked[0], size=1.0)
-    found = certifier.certificates(inputs, [radius.size for radius in asked], unit)
+    unit = replace(checked[0], size=1.0)
+    certificates = certifier.certificates(inputs, [radius.size for radius in checked], unit)
     if labels is None:
-        return found
+        return certificates
     if labels.shape != inputs.shape[:1]:
         raise DataError(
             f"{len(inputs)} inputs come with labels of shape {tuple(labels.shape)}.",
             remedy="Give one label for each input.",
         )
-    return replace(found, correct=found.label == labels.cpu().numpy())
+    return replace(certificates, correct=certificates.label == labels.cpu().numpy())
 
 
 class BoundRadii(NamedTuple):
-    """What is predicted, and how far around the input no other prediction is possible."""
+    """Predictions, and the certified l∞ radius of each."""
 
     prediction: Tensor
     radius: Tensor
@@ -183,11 +183,11 @@ class BoundRadii(NamedTuple):
 
 @dataclass(frozen=True)
 class BoxCertifier:
-    """Proves that no input within an l∞ radius changes the class that a network of known operations names.
+    """Proves that no input within an l∞ radius changes the prediction of a network of known operations.
 
-    `interval` propagates boxes. `linear` also follows linear lower bounds of every lead back to the last squash or
-    tanh, or to the input, and keeps the better bound: slower, never worse. With `effort`, hidden values of deep
-    networks are followed back too (`bounds.hidden_boxes`), slopes are climbed on and leads cut into branches
+    `interval` propagates boxes. `linear` also propagates linear lower bounds of every margin back to the last squash or
+    tanh, or to the input, and takes the larger bound: slower, never worse. With `effort`, boxes inside deep networks
+    are tightened the same way (`propagation.hidden_boxes`), slopes are optimised and margins split into branches
     (`bounds.branching`): slower, never worse.
 
     **Guarantee.** Where `margins` is positive, every float32 input in [-1, 1] within the radius of the given one gets
@@ -207,41 +207,39 @@ class BoxCertifier:
     deployed: nn.Module | None = None
     """The network that is called, if it is not `layers` itself."""
     effort: Effort = PLAIN
-    """What is spent on inputs that the plain bounds leave open; of `linear` alone."""
+    """The budget for inputs that the plain bounds do not certify; for `linear` only."""
 
     def __post_init__(self) -> None:
-        self._steps()
+        self._nodes()
 
     @classmethod
     def of(cls, network: nn.Module, memory_mb: int, effort: Effort = PLAIN) -> Self:
         """For the calls of a network; raises unless they compute what its layers say."""
-        return cls(_inside(network), memory_mb=memory_mb, deployed=network, effort=effort)
+        return cls(_certified_module(network), memory_mb=memory_mb, deployed=network, effort=effort)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
-        """Return the deployed prediction, the class that certificates are about.
+        """Return the deployed predictions, which certificates are about.
 
-        Scores of the call itself; they have to lie in the bounds of a ball of radius 0, as those of every pass do that
-        the certificate speaks of.
+        The scores of the call have to lie in the bounds of a ball of radius 0, as those of every certified pass do.
         """
-        inputs, steps = self._checked(inputs), self._steps()
+        inputs, nodes = self._check_inputs(inputs), self._nodes()
         if not len(inputs):
             return inputs.new_zeros(0, dtype=torch.long)
         call = self.deployed or self.layers
         parts = [(part, call(part.clone())) for part in torch.split(inputs, _CPU_EXAMPLES)]
         scores = torch.cat([scores for _, scores in parts])
-        # The largest of scores that are no numbers is no prediction.
         if not bool(scores.isfinite().all()):
             raise ModelError("the network returned scores that are NaN or infinite.", remedy="Train it again.")
-        for part, found in parts:
-            _require_within_bounds(steps, part, found)
+        for part, part_scores in parts:
+            _require_within_bounds(nodes, part, part_scores)
         return scores.argmax(1)
 
     @torch.no_grad()
     def margins(self, inputs: Tensor, radius: float | Tensor) -> Tensor:
-        """Lower bounds on the lead of the predicted class over the ball: certified where positive."""
-        inputs = self._checked(inputs)
-        radii = _checked_radii(radius, inputs)
+        """Return lower bounds on the least margin of the predicted class over the ball: certified where positive."""
+        inputs = self._check_inputs(inputs)
+        radii = _check_radii(radius, inputs)
         return self._margins(inputs, self.predict(inputs), radii, until_positive=False, effort=self.effort)
 
     @torch.no_grad()
@@ -250,64 +248,63 @@ class BoxCertifier:
 
         From small to large; what fails at one radius is not tried, and not claimed, at a larger one.
         """
-        inputs = self._checked(inputs)
-        predictions, alive = self.predict(inputs), torch.arange(len(inputs), device=inputs.device)
-        found = torch.zeros(len(inputs), len(radii), dtype=torch.bool, device=inputs.device)
+        inputs = self._check_inputs(inputs)
+        predictions, rows = self.predict(inputs), torch.arange(len(inputs), device=inputs.device)
+        certified = torch.zeros(len(inputs), len(radii), dtype=torch.bool, device=inputs.device)
         for column in sorted(range(len(radii)), key=lambda i: radii[i]):
-            radius = _checked_radii(radii[column], inputs[alive])
-            part = inputs[alive], predictions[alive], radius
-            alive = alive[self._margins(*part, until_positive=True, effort=self.effort) > 0]
-            found[alive, column] = True
-        return found
+            radius = _check_radii(radii[column], inputs[rows])
+            part = inputs[rows], predictions[rows], radius
+            rows = rows[self._margins(*part, until_positive=True, effort=self.effort) > 0]
+            certified[rows, column] = True
+        return certified
 
     def certificates(self, inputs: Tensor, sizes: Sequence[float], unit: Radius) -> BoundCertificates:
-        """The deployed labels, and the largest of the sizes that is proved for each input; of `unit` norm and range.
+        """Return the deployed labels, and the largest of the sizes that is proved; `unit` gives their norm and range.
 
         Bounds are for l-infinity balls; an l1 or l2 ball lies in the l-infinity ball of the same radius. And they are
-        for [-1, 1]: a range inside of it leaves an attacker less.
+        for inputs in [-1, 1], so they hold for every range inside it.
         """
         if unit.range != PAPER_RANGE:
             _require_within(unit.range, inputs)
         holds, label = self.certified_at(inputs, sizes), self.predict(inputs)
-        # From small to large, what fails at one radius is not claimed at a larger one.
         proved = torch.tensor((0.0, *sorted(sizes)), dtype=torch.float64)[holds.sum(1).cpu()]
         return BoundCertificates(label.cpu().numpy(), proved.numpy(), self.kind(unit))
 
     def kind(self, unit: Radius) -> CertificateKind:
-        """Return what its radii mean, in this unit."""
+        """Return what the radii mean, in this unit."""
         return bound_kind(unit, followed=not graph.is_plain_stack(self.layers))
 
     @torch.no_grad()
     def certified_radius(self, inputs: Tensor, *, largest: float, tolerance: float) -> BoundRadii:
-        """Return the largest multiple of `tolerance` up to `largest` that bisection finds certified; 0 where none is.
+        """Return the largest multiple of `tolerance` up to `largest` that bisection certifies; 0 where none is.
 
-        Sound whether or not bounds fall with the radius: each radius returned is one that was checked.
+        Sound even if bounds are not monotone in the radius: each radius returned was itself checked.
         """
         search = RadiusSearch(self, inputs, Radius(1.0), largest=largest, tolerance=tolerance)
         while search.step():
             pass
         return search.radii()
 
-    def _steps(self) -> list[Node]:
-        """Of the layers as they are now: weights and hooks may have changed since the last question."""
-        if self.deployed is not None and _inside(self.deployed) is not self.layers:
+    def _nodes(self) -> list[Node]:
+        """Return the rules of the layers as they are now: weights and hooks may have changed since the last call."""
+        if self.deployed is not None and _certified_module(self.deployed) is not self.layers:
             raise ModelError("the network has other layers than those certified.", remedy="Make the certifier again.")
-        return steps_of(self.layers)
+        return nodes_of(self.layers)
 
     def _margins(
         self, inputs: Tensor, predictions: Tensor, radii: Tensor, *, until_positive: bool, effort: Effort
     ) -> Tensor:
-        steps = self._steps()
+        nodes = self._nodes()
         if not len(inputs):
             return radii
-        size = self._examples_in_memory(inputs, steps)
+        size = self._examples_in_memory(inputs, nodes)
         parts = zip(*(torch.split(whole, size) for whole in (inputs, predictions, radii)), strict=True)
-        found = [self._part_margins(steps, *part, until_positive=until_positive, effort=effort) for part in parts]
-        return torch.cat(found).nan_to_num(nan=-torch.inf)
+        margins = [self._part_margins(nodes, *part, until_positive=until_positive, effort=effort) for part in parts]
+        return torch.cat(margins).nan_to_num(nan=-torch.inf)
 
     def _part_margins(
         self,
-        steps: list[Node],
+        nodes: list[Node],
         inputs: Tensor,
         predictions: Tensor,
         radii: Tensor,
@@ -315,72 +312,75 @@ class BoxCertifier:
         until_positive: bool,
         effort: Effort,
     ) -> Tensor:
+        """Return the least margin of each example: plain bounds, then hidden boxes, then slopes and branches."""
         ball = _ball(inputs, radii)
-        margins = self._leads(steps, ball, predictions, {}, until_positive=until_positive)
+        margins = self._plain_margins(nodes, ball, predictions, {}, until_positive=until_positive)
         if self.method == "interval" or effort == PLAIN:
             return margins.amin(1)
         todo = torch.arange(len(inputs), device=inputs.device)
         if until_positive:
             todo = _undecided(margins, todo)
             if len(todo):
-                todo = todo[~self._broken(inputs[todo], predictions[todo], radii[todo])]
-        known = hidden_boxes(steps, ball.of(todo), self.memory_mb) if len(todo) else {}
+                todo = todo[~self._attack_succeeds(inputs[todo], predictions[todo], radii[todo])]
+        known = hidden_boxes(nodes, ball.select(todo), self.memory_mb) if len(todo) else {}
         if known:
-            better = self._leads(steps, ball.of(todo), predictions[todo], known, until_positive=until_positive)
+            better = self._plain_margins(
+                nodes, ball.select(todo), predictions[todo], known, until_positive=until_positive
+            )
             margins[todo] = torch.maximum(margins[todo], better)
             if until_positive:
                 still = _undecided(margins[todo], torch.arange(len(todo), device=todo.device))
-                todo, known = todo[still], {place: box.of(still) for place, box in known.items()}
+                todo, known = todo[still], {place: box.select(still) for place, box in known.items()}
         if len(todo):
-            several = Leads.of(steps, ball.of(todo), predictions[todo], margins.shape[1] + 1, known)
-            found = several.improved(
+            search = MarginSearch.of(nodes, ball.select(todo), predictions[todo], margins.shape[1] + 1, known)
+            better = search.improve(
                 margins[todo].flatten(), effort, until_positive=until_positive, memory_mb=self.memory_mb
             )
-            margins[todo] = found.view(len(todo), -1)
+            margins[todo] = better.view(len(todo), -1)
         return margins.amin(1)
 
-    def _leads(
-        self, steps: list[Node], ball: Box, predictions: Tensor, known: dict[int, Box], *, until_positive: bool
+    def _plain_margins(
+        self, nodes: list[Node], ball: Box, predictions: Tensor, known: dict[int, Box], *, until_positive: bool
     ) -> Tensor:
-        """Return lower bounds on the leads of each prediction over all other classes, as examples x others."""
-        *hidden, head = passes(steps, ball, known=known)
-        owner, others = other_classes(predictions, head.after.low.shape[1])
-        rows = leads(head, owner, predictions[owner], others)
-        margins = rows.lowest(head.before)
+        """Return lower bounds on the margins over all other classes, as examples x others, without any effort."""
+        *hidden, head = propagate(nodes, ball, known=known)
+        owner, others = margin_pairs(predictions, head.after.low.shape[1])
+        rows = margin_rows(head, owner, predictions[owner], others)
+        margins = rows.concretise(head.before)
         if self.method == "linear" and hidden:
             for lower_slope in LOWER_SLOPES.values():
                 todo = (~(until_positive & (margins > 0))).nonzero().squeeze(1)
-                part = Rows(rows.coefficients[todo], rows.constant[todo], rows.owner[todo])
+                part = LinearBounds(rows.coefficients[todo], rows.constant[todo], rows.owner[todo])
                 margins[todo] = torch.maximum(margins[todo], lower_bounds(part, hidden, lower_slope))
         return margins.view(len(predictions), -1)
 
-    def _broken(self, inputs: Tensor, predictions: Tensor, radii: Tensor) -> Tensor:
-        """Return where a short attack finds another class, so that nothing can be proved; it only saves time."""
+    def _attack_succeeds(self, inputs: Tensor, predictions: Tensor, radii: Tensor) -> Tensor:
+        """Return where a short attack finds another class, so that nothing can be proved; this only saves time."""
         call, goal = self.deployed or self.layers, Goal(predictions)
         try:
             ball = Ball.around_each(inputs, radii, Radius(1.0))
             points = _ATTACK.run(Plain(call), ball, goal, torch.Generator(), chunk=_CPU_EXAMPLES)
         except StobatchError:
-            # Scores that an attack would not judge.
+            # The attack refuses such scores; then nothing is skipped.
             return torch.zeros_like(predictions, dtype=torch.bool)
         return goal.reached(call(points))
 
-    def _examples_in_memory(self, inputs: Tensor, steps: list[Node]) -> int:
-        *hidden, head = passes(steps, _ball(inputs[:1], inputs.new_zeros(1).double()))
+    def _examples_in_memory(self, inputs: Tensor, nodes: list[Node]) -> int:
+        *hidden, head = propagate(nodes, _ball(inputs[:1], inputs.new_zeros(1).double()))
         largest = max(passed.before.low.numel() for passed in (*hidden, head))
-        # Behind a join, coefficients of several values wait at once.
-        largest *= 1 + any(isinstance(passed.step, Join) for passed in hidden)
+        # Behind a join, coefficients of several values are alive at once.
+        largest *= 1 + any(isinstance(passed.rule, Join) for passed in hidden)
         rows = head.after.low.numel() - 1
         examples = max(1, self.memory_mb * 2**20 // (8 * _COPIES * rows * largest))
         return min(examples, _CPU_EXAMPLES) if inputs.is_cpu else examples
 
-    def _checked(self, inputs: Tensor) -> Tensor:
-        """Return the inputs where the network is, if they are what certificates speak of."""
+    def _check_inputs(self, inputs: Tensor) -> Tensor:
+        """Return the inputs on the network's device; raise unless certificates cover them."""
         if inputs.dtype != torch.float32:
             raise DataError(f"inputs are {inputs.dtype}, the deployed pass is float32.", remedy="Call inputs.float().")
         if not bool((inputs.abs() <= 1).all()):
             raise DataError(
-                "inputs leave [-1, 1] or are not numbers.",
+                "inputs leave [-1, 1] or are NaN.",
                 why="The certificate is about inputs in that range.",
                 remedy="Scale them as stobatch.data does.",
             )
@@ -390,16 +390,16 @@ class BoxCertifier:
 
 
 def _undecided(margins: Tensor, examples: Tensor) -> Tensor:
-    """Return the examples with a lead that is not proved."""
+    """Return the examples with a margin that is not proved."""
     return examples[~(margins > 0).all(1)]
 
 
 class RadiusSearch(Search):
     """Bisection for the largest multiple of `tolerance` up to `largest` that is certified, row by row.
 
-    By plain bounds first, which are quick; then on from there with the certifier's whole effort.
+    By plain bounds first, which are fast; then from there with the certifier's whole effort.
 
-    **Guarantee.** At every moment each radius is one that was checked, or 0.
+    **Guarantee.** At any time each radius is one that was checked, or 0.
     """
 
     def __init__(
@@ -411,7 +411,7 @@ class RadiusSearch(Search):
                 remedy="Give 0 < tolerance <= largest.",
             )
         self.certifier, self.unit, self.tolerance = certifier, unit, tolerance
-        self.inputs = certifier._checked(inputs)
+        self.inputs = certifier._check_inputs(inputs)
         self.predictions: Tensor | None = None
         self.proved = torch.zeros(len(inputs), dtype=torch.long, device=self.inputs.device)
         self.too_large = int(largest / tolerance + 1e-9) + 1
@@ -421,14 +421,14 @@ class RadiusSearch(Search):
 
     @torch.no_grad()
     def step(self) -> bool:
-        """Find the predictions, then try one radius for each row that is open; return whether any row is."""
+        """Compute the predictions, then check one radius for each unfinished row; return whether any is left."""
         if self.predictions is None:
             self.predictions = self.certifier.predict(self.inputs)
             return bool(len(self.inputs))
         todo = (self.failed - self.proved > 1).nonzero().squeeze(1)
         if len(todo):
             middle = (self.proved[todo] + self.failed[todo]) // 2
-            radius = _checked_radii(middle.double() * self.tolerance, self.inputs[todo])
+            radius = _check_radii(middle.double() * self.tolerance, self.inputs[todo])
             part = self.inputs[todo], self.predictions[todo], radius
             holds = self.certifier._margins(*part, until_positive=True, effort=self.efforts[0]) > 0
             self.proved[todo] = torch.where(holds, middle, self.proved[todo])
@@ -461,22 +461,22 @@ def _require_within(limits: InputRange, inputs: Tensor) -> None:
         raise DataError(f"inputs leave {limits}, which the radii are over.", remedy="Give radii over their own range.")
 
 
-def _checked_radii(radius: float | Tensor, inputs: Tensor) -> Tensor:
+def _check_radii(radius: float | Tensor, inputs: Tensor) -> Tensor:
     radii = torch.as_tensor(radius, dtype=torch.float64, device=inputs.device).expand(len(inputs))
     if not bool(((radii >= 0) & radii.isfinite()).all()):
-        raise UnitError(f"a radius of {radius} is not a size.", remedy="Give a number that is at least 0.")
+        raise UnitError(f"{radius} is not a radius.", remedy="Give a number that is at least 0.")
     return radii
 
 
 def _ball(inputs: Tensor, radii: Tensor) -> Box:
-    """Return everything in [-1, 1] within the radius, a hair more than all of it."""
+    """Return a box that contains every point of [-1, 1] within the radius."""
     wide = radii.view(-1, *(1,) * (inputs.dim() - 1)) * (1 + FLOAT32_DISTANCE) + FLOAT32_DISTANCE
     centre = inputs.double()
     return Box((centre - wide).clamp(-1, 1), (centre + wide).clamp(-1, 1))
 
 
-def _inside(network: nn.Module) -> nn.Module:
-    """Return what a call of the network computes, and nothing else: its stack of layers, or the module handed over."""
+def _certified_module(network: nn.Module) -> nn.Module:
+    """Return the module that a call of the network evaluates, and nothing else: its layers, or a user's module."""
     if type(network) is not HandedOver:
         return require_stack(network)
     require_unaltered("the network", network)
@@ -484,7 +484,7 @@ def _inside(network: nn.Module) -> nn.Module:
 
 
 def why_unbounded(network: nn.Module) -> str:
-    """Return why there are no bounds for a network, or nothing if there are."""
+    """Return why there are no bounds for a network, or an empty string if there are."""
     try:
         BoxCertifier.of(network, memory_mb=1)
     except ModelError as error:
@@ -492,14 +492,14 @@ def why_unbounded(network: nn.Module) -> str:
     return ""
 
 
-def _require_within_bounds(steps: list[Node], inputs: Tensor, scores: Tensor) -> None:
-    """Raise unless the scores lie in the bounds of a ball of radius 0 around the inputs that they were given for."""
-    *_, last = passes(steps, _ball(inputs, inputs.new_zeros(len(inputs)).double()))
-    box = last.after
-    # Bounds that are NaN, where sums may overflow, hold for nothing and certify nothing.
+def _require_within_bounds(nodes: list[Node], inputs: Tensor, scores: Tensor) -> None:
+    """Raise unless the scores lie in the bounds of a ball of radius 0 around their inputs."""
+    *_, output = propagate(nodes, _ball(inputs, inputs.new_zeros(len(inputs)).double()))
+    box = output.after
+    # NaN bounds, where sums may overflow, compare as false: they accept all scores and certify nothing.
     if scores.shape != box.low.shape or bool(((scores < box.low) | (scores > box.high)).any()):
         raise ModelError(
             "the network's scores are not those that its layers give in float32.",
-            why="It computes another function, or by other arithmetic, than what is certified.",
+            why="It computes another function than what is certified, or in other arithmetic.",
             remedy="Remove whatever changes its passes: patched functions, reduced precision, another back-end.",
         )

@@ -1,12 +1,13 @@
-"""Deterministic l2 certificates of a linear head behind wavelet scattering: a lead, over how fast leads can fall.
+"""Deterministic l2 certificates of a linear head behind wavelet scattering: margin over its Lipschitz constant.
 
-Scores are linear in the features, and features move by a bounded multiple of what the picture moves. The multiple is
-computed for the very filters, strides and margins that are deployed, one stage at a time, from the stage's own matrix;
-what float32 rounds is allowed for (docs/guarantees/scattering.md).
+Scores are linear in the features, and the features are Lipschitz in the input. The constant is computed for the
+deployed filters, strides and padding, one stage at a time, from the stage's own matrix, and the rounding of float32 is
+included. Theorem and proof: docs/guarantees/scattering.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod, sqrt
@@ -26,62 +27,61 @@ from stobatch.models.spectrum import largest_eigenvalue
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 from stobatch.verifier import CertificateKind, require_stack, require_unaltered
 
-MOST_PIXELS = 1024
-"""Of a picture: a stage's matrix has a row for each of them."""
+MAX_PIXELS = 1024
+"""Largest number of pixels: a stage's matrix has a row for each of them."""
 _SLACK = 1 + 1e-9
-"""Of squared norms, for what sums and eigenvalues in float64 miss: thousands of roundings of 2⁻⁵³."""
-_TINY = 2.0**-50
-"""More than all that numbers too small for float32 can change in a stage."""
+"""Factor on squared norms that covers the rounding of sums and eigenvalues in float64: thousands of times 2⁻⁵³."""
+_UNDERFLOW = 2.0**-50
+"""More than underflow in float32 can change in a stage."""
 _MODULUS = 8
 """Units in the last place within which the modulus of a complex number is computed."""
 _COMPARED = 2
-"""Inputs of each hundred whose scores are computed a second time, in float64 and by other sums."""
+"""Inputs of each hundred whose scores are computed a second time, in float64 by the stages' matrices."""
 _WEIGHTS = ((1.0, 1.0), (1.25, 1.0), (1.5, 1.0), (2.0, 1.0), (1.0, 1.25), (1.5, 1.25), (2.0, 1.5))
-"""How much the fine and the coarse wavelets count beside the means. Every weight gives a bound; the least counts."""
+"""Weights of the fine and coarse wavelets relative to the means. Every pair gives a bound; the smallest counts."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A linear stage as it is deployed, as a matrix in float64."""
+    """A deployed linear stage as a float64 matrix A, transposed: pixels of the input x outputs."""
 
     rows: Tensor
-    """A row for each pixel that it is given."""
     gram: Tensor
-    size: float
-    """A bound on the norm of the matrix of sizes."""
+    """AᵀA, of which the largest eigenvalue is ‖A‖₂²."""
+    absolute_norm: float
+    """A bound on ‖|A|‖₂."""
     fan_in: int
 
     @classmethod
     @torch.no_grad()
-    def of(cls, apply: object, shape: tuple[int, int], fan_in: int) -> Self:
-        """Of a linear map from pictures of one channel, in float64."""
-        assert callable(apply)
+    def of(cls, apply: Callable[[Tensor], Tensor], shape: tuple[int, int], fan_in: int) -> Self:
+        """Return the matrix of a linear map of one-channel images: its values at the unit images."""
         rows = apply(torch.eye(prod(shape), dtype=torch.float64).view(-1, 1, *shape)).flatten(1)
-        sizes = rows.abs()
-        # Schur's test: a norm is at most the root of the largest row sum times the largest column sum.
-        return cls(rows, rows @ rows.T, sqrt(float(sizes.sum(0).max() * sizes.sum(1).max())), fan_in)
+        absolute = rows.abs()
+        # Schur's test: ‖|A|‖₂² is at most the largest row sum times the largest column sum.
+        return cls(rows, rows @ rows.T, sqrt(float(absolute.sum(0).max() * absolute.sum(1).max())), fan_in)
 
 
-def largest(*weighted: tuple[float, Stage]) -> float:
-    """Return the squared norm of several stages side by side, each with a weight on its square."""
+def squared_norm(*weighted: tuple[float, Stage]) -> float:
+    """Return max Σ c‖Ax‖² over ‖x‖ = 1 for stages A with weights c: the largest eigenvalue of Σ c AᵀA."""
     gram = torch.stack([weight * stage.gram for weight, stage in weighted]).sum(0)
     return largest_eigenvalue(gram) * _SLACK
 
 
-class Stretch:
-    """How far scattering can move, for a picture that moves by 1.
+class ScatteringLipschitz:
+    """Lipschitz constants of scattering, and its rounding errors.
 
-    **Guarantee.** For all pictures x and y and each row w of weights of the features,
+    **Guarantee.** For all images x and y and each row w of weights of the features,
     |w·(S(x) - S(y))| <= `of(w)`·‖x - y‖₂, in exact arithmetic; and ‖M(x) - M(y)‖₂ <= `maps`·‖x - y‖₂ for the maps M
     before gains. The deployed float32 pass is within `rounding`·(‖x‖₂ + 1) of M(x).
     """
 
     def __init__(self, front: Scattering) -> None:
         channels, height, width = front.input_shape
-        if height * width > MOST_PIXELS:
+        if height * width > MAX_PIXELS:
             raise ModelError(
-                f"pictures of {height} x {width} pixels are too large for the norm of their scattering.",
-                remedy=f"Use pictures of at most {MOST_PIXELS} pixels.",
+                f"images of {height} x {width} pixels are too large to compute the norm of their scattering.",
+                remedy=f"Use images of at most {MAX_PIXELS} pixels.",
             )
         front = deepcopy(front).cpu().double()
         whole, half = (height, width), (height // 2, width // 2)
@@ -89,20 +89,23 @@ class Stretch:
         self.fine = Stage.of(lambda maps: front.filtered(maps, front.fine), whole, front.fine[0].numel())
         self.coarse = Stage.of(lambda maps: front.filtered(maps, front.coarse), whole, front.coarse[0].numel())
         self.leaf = Stage.of(front.means, half, front.low_coarse.numel())
-        self.front, self.turn = front, float(torch.linalg.matrix_norm(front.colours, 2)) * _SLACK
+        self.front, self.colour_norm = front, float(torch.linalg.matrix_norm(front.colours, 2)) * _SLACK
         self.roots = {
-            pair: largest((1.0, self.low), *zip(pair, (self.fine, self.coarse), strict=True)) for pair in _WEIGHTS
+            pair: squared_norm((1.0, self.low), *zip(pair, (self.fine, self.coarse), strict=True)) for pair in _WEIGHTS
         }
-        self.nodes = {weight: largest((1.0, self.low), (weight, self.coarse)) for weight, _ in _WEIGHTS}
-        # Each stage leaves some maps as they are, so none counts for less than 1.
-        steps = [
-            sqrt(max(1.0, square)) for square in (self.roots[1.0, 1.0], self.nodes[1.0], largest((1.0, self.leaf)))
-        ]
-        self.maps = self.turn * prod(steps)
-        self.rounding = self._rounding(channels, steps)
+        self.nodes = {weight: squared_norm((1.0, self.low), (weight, self.coarse)) for weight, _ in _WEIGHTS}
+        # Each stage passes some maps on unchanged, so its norm is at least 1.
+        squares = (self.roots[1.0, 1.0], self.nodes[1.0], squared_norm((1.0, self.leaf)))
+        norms = [sqrt(max(1.0, square)) for square in squares]
+        self.maps = self.colour_norm * prod(norms)
+        self.rounding = self._rounding(channels, norms)
 
     def of(self, functionals: Tensor) -> Tensor:
-        """Return the bound for each row of weights, in float64."""
+        """Return the Lipschitz constant of each row of weights of the features, in float64.
+
+        By Cauchy-Schwarz from the leaves to the root, as in docs/guarantees/scattering.md: with b the norms of the
+        weights of a node's children and c > 0, ‖v‖·‖φd‖ + Σ bᵢ·‖ψᵢd‖ <= √(‖v‖² + Σ bᵢ²/c) · √(‖φd‖² + c Σ‖ψᵢd‖²).
+        """
         front, angles = self.front, self.front.angles
         maps = front.lifted(functionals.cpu().double())
         by_path = maps.view(len(maps), -1, front.paths, *maps.shape[2:])
@@ -113,49 +116,49 @@ class Stretch:
         def squared(part: Tensor) -> Tensor:
             return part.square().flatten(1).sum(1).view(len(maps), -1).sum(1)
 
-        def spread(part: Tensor) -> Tensor:
-            """Return the weights of the means as weights of what they are means of."""
+        def transposed_means(part: Tensor) -> Tensor:
+            """Return weights of the means as weights of the maps that they average."""
             padding = (front.low_coarse.shape[-1] - 2) // 2
-            one = part.reshape(-1, 1, *part.shape[2:])
-            back = F.conv_transpose2d(one, front.low_coarse, stride=2, padding=padding)
-            return back.view(*part.shape[:2], *back.shape[2:])
+            channels = part.reshape(-1, 1, *part.shape[2:])
+            weights = F.conv_transpose2d(channels, front.low_coarse, stride=2, padding=padding)
+            return weights.view(*part.shape[:2], *weights.shape[2:])
 
-        outer, inner = squared(spread(coarse)), squared(spread(second))
-        behind = torch.stack([norm * (squared(fine) + inner / weight) for weight, norm in self.nodes.items()]).amin(0)
+        outer, inner = squared(transposed_means(coarse)), squared(transposed_means(second))
+        children = torch.stack([norm * (squared(fine) + inner / weight) for weight, norm in self.nodes.items()]).amin(0)
         root = [
-            norm * (squared(first) + behind / weight + outer / other) for (weight, other), norm in self.roots.items()
+            norm * (squared(first) + children / weight + outer / other) for (weight, other), norm in self.roots.items()
         ]
-        return self.turn * (torch.stack(root).amin(0) * _SLACK).sqrt()
+        return self.colour_norm * (torch.stack(root).amin(0) * _SLACK).sqrt()
 
-    def maps_of(self, pictures: Tensor) -> Tensor:
+    def maps_of(self, images: Tensor) -> Tensor:
         """Return the maps before gains in float64, by the stages' matrices: what the filters should compute."""
         front, angles = self.front, self.front.angles
 
         def moduli(values: Tensor, stage: Stage) -> Tensor:
-            found = values @ stage.rows
-            return found.view(*found.shape[:-1], 2, angles, -1).square().sum(-3).sqrt()
+            complex_parts = values @ stage.rows
+            return complex_parts.view(*complex_parts.shape[:-1], 2, angles, -1).square().sum(-3).sqrt()
 
-        turned = torch.einsum("dc,nchw->ndhw", front.colours, pictures).flatten(2)
-        fine, coarse = moduli(turned, self.fine), moduli(turned, self.coarse)
+        channels = torch.einsum("dc,nchw->ndhw", front.colours, images).flatten(2)
+        fine, coarse = moduli(channels, self.fine), moduli(channels, self.coarse)
         second = moduli(fine, self.coarse).flatten(2, 3)
-        first = (turned @ self.low.rows).unsqueeze(2)
+        first = (channels @ self.low.rows).unsqueeze(2)
         low = (first, fine @ self.low.rows, coarse @ self.leaf.rows, second @ self.leaf.rows)
-        return torch.cat(low, 2).reshape(len(pictures), *front.map_shape)
+        return torch.cat(low, 2).reshape(len(images), *front.map_shape)
 
-    def _rounding(self, channels: int, steps: list[float]) -> float:
-        """Return e with ‖M̂(x) - M(x)‖₂ <= e(‖x‖₂ + 1): what a stage is given wrong it stretches, and adds its own."""
-        error, size = gamma(FLOAT32_UNIT, channels + 2) * sqrt(channels) * self.turn, self.turn
+    def _rounding(self, channels: int, norms: list[float]) -> float:
+        """Return e with ‖M̂(x) - M(x)‖₂ <= e(‖x‖₂ + 1): each stage multiplies the error by its norm and adds its own."""
+        error, size = gamma(FLOAT32_UNIT, channels + 2) * sqrt(channels) * self.colour_norm, self.colour_norm
         stages = ((self.low, self.fine, self.coarse), (self.low, self.coarse), (self.leaf,))
-        for step, parts in zip(steps, stages, strict=True):
-            own = sqrt(sum((gamma(FLOAT32_UNIT, part.fan_in + 2) * part.size) ** 2 for part in parts))
-            own += gamma(FLOAT32_UNIT, _MODULUS) * (step + own)
-            error = step * error + own * (size + error) + _TINY
-            size *= step
+        for norm, parts in zip(norms, stages, strict=True):
+            stage_error = sqrt(sum((gamma(FLOAT32_UNIT, part.fan_in + 2) * part.absolute_norm) ** 2 for part in parts))
+            stage_error += gamma(FLOAT32_UNIT, _MODULUS) * (norm + stage_error)
+            error = norm * error + stage_error * (size + error) + _UNDERFLOW
+            size *= norm
         return error * _SLACK
 
 
 def margin_kind(norm: Norm) -> CertificateKind:
-    """Say what a radius by margins means in this norm, and what it rests on."""
+    """Return what a radius by margins means in this norm, and its assumptions."""
     source = "margin over the norm of the scattering, docs/guarantees/scattering.md"
     if norm is not Norm.L2:
         source += f"; the {norm} ball lies inside an l2 ball"
@@ -169,46 +172,52 @@ def margin_kind(norm: Norm) -> CertificateKind:
     )
 
 
-class _Falls:
-    """How fast leads between classes can fall, for one linear head: c0 + c1·r at most, at distance r."""
+class _MarginLipschitz:
+    """Lipschitz constants of the margins of one linear head, and the rounding errors of its scores."""
 
-    def __init__(self, stretch: Stretch, head: nn.Linear) -> None:
-        self.stretch, front = stretch, stretch.front
+    def __init__(self, scattering: ScatteringLipschitz, head: nn.Linear) -> None:
+        self.scattering, front = scattering, scattering.front
         self.weight, self.bias = head.weight.detach().double().cpu(), head.bias.detach().double().cpu()
-        self.sizes = self.weight.abs()
+        self.absolute_weight = self.weight.abs()
         differences = [self.weight - row for row in self.weight]
-        self.speed = torch.stack([stretch.of(rows) for rows in differences])
-        self.lengths = torch.stack([front.lifted(rows).flatten(1).norm(dim=1) for rows in differences])
-        self.own_lengths = front.lifted(self.weight).flatten(1).norm(dim=1)
-        self.size_lengths = front.lifted(self.sizes).flatten(1).norm(dim=1)
-        # The sum over features, and in every one of them a gain, the sum with its mirrored one and a product.
-        self.unit = gamma(FLOAT32_UNIT, head.in_features + 8)
+        # constants[y, k] is of the margin of y over k.
+        self.constants = torch.stack([scattering.of(rows) for rows in differences])
+        # Norms of the head's rows as weights of the maps: of W_k - W_y, of W_k and of |W_k|.
+        self.difference_norms = torch.stack([front.lifted(rows).flatten(1).norm(dim=1) for rows in differences])
+        self.weight_norms = front.lifted(self.weight).flatten(1).norm(dim=1)
+        self.absolute_norms = front.lifted(self.absolute_weight).flatten(1).norm(dim=1)
+        # The sum over features, and for each of them a gain, the sum with its mirrored map and a product.
+        self.share = gamma(FLOAT32_UNIT, head.in_features + 8)
 
-    def of_scores(self, sizes: Tensor, reach: Tensor) -> Tensor:
-        """Return how far each deployed score may lie from the real one, given sizes of features and ‖x‖₂ + 1."""
-        error = self.stretch.rounding * reach[:, None]
-        # Sizes are deployed ones as well, so they may be off by that error, too.
-        weighed = sizes @ self.sizes.T + 2 * self.size_lengths * error + self.bias.abs()
-        allowed: Tensor = (self.own_lengths * error + self.unit * weighed) * _SLACK
-        return allowed
+    def score_errors(self, magnitudes: Tensor, lengths: Tensor) -> Tensor:
+        """Return bounds on the rounding error of each deployed score, given |features| and ‖x‖₂ + 1."""
+        error = self.scattering.rounding * lengths[:, None]
+        # The magnitudes are deployed values too, so they may be off by the same error.
+        sums = magnitudes @ self.absolute_weight.T + 2 * self.absolute_norms * error + self.bias.abs()
+        errors: Tensor = (self.weight_norms * error + self.share * sums) * _SLACK
+        return errors
 
-    def radii(self, scores: Tensor, labels: Tensor, sizes: Tensor, reach: Tensor) -> Tensor:
-        own, each = labels[:, None], self.of_scores(sizes, reach)
-        lead, allowed = scores.gather(1, own) - scores, each.gather(1, own) + each
-        both = self.size_lengths[own] + self.size_lengths
-        rounding = self.stretch.rounding
-        by_distance = self.lengths[labels] * rounding + self.unit * both * (self.stretch.maps + 2 * rounding)
-        # The scores here and those at the other end may both be off.
-        farthest = (lead - 2 * allowed) / (self.speed[labels] + by_distance) / _SLACK
-        nearest = farthest.scatter(1, own, torch.inf).amin(1)
-        values = prod(self.stretch.front.input_shape)
-        # Distances may be measured, and points of a ball rounded, in float32.
-        kept: Tensor = nearest * (1 - gamma(FLOAT32_UNIT, values + 8)) - 2.0**-22 * sqrt(values)
-        return kept.nan_to_num(nan=0.0).clamp(min=0)
+    def radii(self, scores: Tensor, labels: Tensor, magnitudes: Tensor, lengths: Tensor) -> Tensor:
+        """Return the certified radius of each input: the least of (margin - errors) / constant over other classes."""
+        label, errors = labels[:, None], self.score_errors(magnitudes, lengths)
+        margin, margin_error = scores.gather(1, label) - scores, errors.gather(1, label) + errors
+        # At distance r, ‖x‖ is larger by r and the features by `maps`·r at most: that part of the error at the other
+        # point grows with r and goes to the denominator. The factor 2 is for the errors at both points.
+        rounding = self.scattering.rounding
+        absolute_norms = self.absolute_norms[label] + self.absolute_norms
+        error_per_distance = self.difference_norms[labels] * rounding + self.share * absolute_norms * (
+            self.scattering.maps + 2 * rounding
+        )
+        by_class = (margin - 2 * margin_error) / (self.constants[labels] + error_per_distance) / _SLACK
+        radius = by_class.scatter(1, label, torch.inf).amin(1)
+        # Shrunk so that distances may be measured, and points of a ball rounded, in float32.
+        values = prod(self.scattering.front.input_shape)
+        shrunk: Tensor = radius * (1 - gamma(FLOAT32_UNIT, values + 8)) - 2.0**-22 * sqrt(values)
+        return shrunk.nan_to_num(nan=0.0).clamp(min=0)
 
 
 class MarginCertifier:
-    """Proves that no picture within an l2 radius changes the class, for scattering followed by one linear layer.
+    """Proves that no input within an l2 radius changes the class, for scattering followed by one linear layer.
 
     **Guarantee.** Every float32 input of [-1, 1] within the returned radius of the given one gets the same label from
     the deployed float32 pass, on any device that keeps to the assumptions of `margin_kind`.
@@ -217,7 +226,7 @@ class MarginCertifier:
     def __init__(self, network: nn.Module) -> None:
         self.network = network
         self.front, self.head = self._parts()
-        self.stretch = Stretch(self.front)
+        self.scattering = ScatteringLipschitz(self.front)
 
     def _parts(self) -> tuple[Scattering, nn.Linear]:
         layers = require_stack(self.network)
@@ -231,45 +240,47 @@ class MarginCertifier:
         front, head = layers[0], layers[-1]
         assert isinstance(front, Scattering)
         assert isinstance(head, nn.Linear)
-        if {value.dtype for value in (*front.buffers(), *head.parameters()) if value.is_floating_point()} != {
-            torch.float32
-        }:
+        dtypes = {value.dtype for value in (*front.buffers(), *head.parameters()) if value.is_floating_point()}
+        if dtypes != {torch.float32}:
             raise ModelError("the network is not in float32.", remedy="Call .float().")
         return front, head
 
     @torch.no_grad()
     def certificates(self, inputs: Tensor, norm: Norm, rows_at_once: int = 100) -> BoundCertificates:
-        """The deployed labels, and the largest radius that is proved for each input; 0 where none is."""
+        """Return the deployed labels, and the largest radius that is proved for each input; 0 where none is."""
         shape = self.front.input_shape
         if inputs.shape[1:] != shape or inputs.dtype != torch.float32 or not bool((inputs.abs() <= 1).all()):
             raise DataError(
-                f"inputs are not pictures of shape {shape}, in float32 numbers of [-1, 1].",
+                f"inputs are not images of shape {shape} in float32 over [-1, 1].",
                 remedy="Scale them as stobatch.data does.",
             )
         front, head = self._parts()
         require_plain_float32((front, head), head.weight.device)
-        bounds = _Falls(self.stretch, head)
-        found = [self._part(part, bounds) for part in torch.split(inputs, rows_at_once)]
-        labels, radii = (torch.cat(parts) if parts else torch.zeros(0) for parts in zip(*found, strict=True))
+        margins = _MarginLipschitz(self.scattering, head)
+        results = [self._part(part, margins) for part in torch.split(inputs, rows_at_once)]
+        labels, radii = (torch.cat(parts) if parts else torch.zeros(0) for parts in zip(*results, strict=True))
         inside = 1.0 if norm is not Norm.LINF else 1 / sqrt(prod(self.front.input_shape))
         return BoundCertificates(labels.numpy().astype(np.int64), inside * radii.numpy(), margin_kind(norm))
 
-    def _part(self, inputs: Tensor, falls: _Falls) -> tuple[Tensor, Tensor]:
-        there = inputs.to(self.head.weight.device)
-        scores = self.network(there.clone()).double().cpu()
-        sizes = self.front.folded(self.front.maps(there).abs()).flatten(1).double().cpu()
-        reach = inputs.cpu().double().flatten(1).norm(dim=1) + 1
-        self._require_same(inputs[:_COMPARED], scores[:_COMPARED], falls, sizes[:_COMPARED], reach[:_COMPARED])
+    def _part(self, inputs: Tensor, margins: _MarginLipschitz) -> tuple[Tensor, Tensor]:
+        on_device = inputs.to(self.head.weight.device)
+        scores = self.network(on_device.clone()).double().cpu()
+        magnitudes = self.front.folded(self.front.maps(on_device).abs()).flatten(1).double().cpu()
+        lengths = inputs.cpu().double().flatten(1).norm(dim=1) + 1
+        some = slice(_COMPARED)
+        self._require_same(inputs[some], scores[some], margins, magnitudes[some], lengths[some])
         labels = scores.argmax(1)
-        return labels, falls.radii(scores, labels, sizes, reach)
+        return labels, margins.radii(scores, labels, magnitudes, lengths)
 
-    def _require_same(self, inputs: Tensor, scores: Tensor, falls: _Falls, sizes: Tensor, reach: Tensor) -> None:
-        """Raise unless the deployed scores are those of the matrices whose norms are used, but for rounding."""
-        maps = self.stretch.maps_of(inputs.cpu().double())
-        expected = self.stretch.front.folded(maps).flatten(1) @ falls.weight.T + falls.bias
-        if not bool(((scores - expected).abs() <= falls.of_scores(sizes, reach)).all()):
+    def _require_same(
+        self, inputs: Tensor, scores: Tensor, margins: _MarginLipschitz, magnitudes: Tensor, lengths: Tensor
+    ) -> None:
+        """Raise unless the deployed scores are those of the matrices whose norms are used, up to rounding."""
+        maps = self.scattering.maps_of(inputs.cpu().double())
+        expected = self.scattering.front.folded(maps).flatten(1) @ margins.weight.T + margins.bias
+        if not bool(((scores - expected).abs() <= margins.score_errors(magnitudes, lengths)).all()):
             raise ModelError(
                 "the network's scores are not those that its layers give in float32.",
-                why="It computes another function, or by other arithmetic, than what is certified.",
+                why="It computes another function than what is certified, or in other arithmetic.",
                 remedy="Remove whatever changes its passes: patched functions, reduced precision, another back-end.",
             )

@@ -1,6 +1,6 @@
 """Differential privacy on any torch module: clipping, noise, accounting, plans and guarantees.
 
-A private step of a loop of one's own, with any optimiser:
+A private step in a user's own loop, with any optimiser:
 
 >>> import torch
 >>> from stobatch import dp

@@ -1,18 +1,18 @@
-"""What T noisy steps on random batches cost: ε(δ) of the Poisson-subsampled Gaussian mechanism, never undercounted.
+"""Privacy accounting: ε(δ) of T steps of the Poisson-subsampled Gaussian mechanism, always an upper bound.
 
-The arithmetic is that of the maintained `dp-accounting` package; this module fixes how it is asked. Every
-approximation errs upwards:
+The arithmetic is that of the maintained `dp-accounting` package (privacy loss distributions, PLD); this module chooses
+its parameters. Every approximation errs upwards:
 
-* **Worst pair.** Whatever the other records and the contributions of norm <= C are, one step is no easier to tell
-  apart than N(0, σ²) from (1 - q) N(0, σ²) + q N(1, σ²), in both directions (a record removed, a record added), and
+* **Dominating pair.** For any other records and any contributions of norm <= C, one step is no easier to distinguish
+  than N(0, σ²) from (1 - q) N(0, σ²) + q N(1, σ²), in both directions (a record removed, a record added), and
   adaptive steps no easier than T independent copies. ε is the larger of the two directions.
-* **Grid.** The privacy loss of one step is moved to a grid by connect-the-dots, whose hockey-stick divergence lies on
-  or above the true one everywhere. The grid's interval is a sixteenth of the standard deviation of that loss, which
-  costs less than 1e-3 of ε; one fixed interval would be blind to a small q and slow for a large one. A grid has at
-  most 30,000 points: where a rare record (q below 1e-3) meets little noise it is coarser, hence ε larger.
-* **Tails.** What is cut off, δ/1000 per step's share and δ/1000 after composition, counts as certain disclosure.
-* **Floating point.** What rounding may have lost of δ (`rounding_of_delta`) is taken from δ beforehand. Where little
-  is left of it, with δ around 1e-11, the answer comes from Rényi accounting: looser, and an upper bound as well.
+* **Grid.** The privacy loss of one step is discretised by connect-the-dots, whose hockey-stick divergence is on or
+  above the true one everywhere. The grid's interval is a sixteenth of the standard deviation of that loss, which
+  costs less than 1e-3 of ε; one fixed interval would be too coarse for a small q and slow for a large one. A grid has
+  at most 30,000 points: for a small q (below 1e-3) with little noise it is coarser, hence ε larger.
+* **Tails.** Truncated mass, δ/1000 over all steps and δ/1000 after composition, counts as certain disclosure.
+* **Floating point.** What rounding may lose of δ (`rounding_of_delta`) is subtracted from δ beforehand. Where little
+  is left of it, with δ around 1e-11, Rényi accounting is used instead: looser, and an upper bound as well.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
 
 LEAST_NOISE, MOST_NOISE = 0.1, 1e4
-"""Noise multipliers that `noise_for` looks at."""
+"""The range in which `noise_for` searches."""
 
 MOST_STEPS = 1_000_000
 
 _SMALLEST_NOISE, _LARGEST_NOISE, _SMALLEST_RATE = 1e-2, 1e12, 1e-100
-"""Beyond these, numbers in between overflow or vanish."""
+"""Beyond these, intermediate values overflow or underflow."""
 _NOISE_TOLERANCE = 1e-3
 _POINTS_PER_DEVIATION = 16
 _COARSEST_GRID = 0.01
@@ -48,11 +48,11 @@ _MOST_POINTS = 30_000
 _MOST_COMPOSED_POINTS = 1_000_000
 TAIL_SHARE = 1e-3
 RENYI_ORDERS = (*range(2, 64), 80, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Whole orders only: they are finite sums, where the series of broken orders may fail to converge."""
+"""Integer orders only: their divergences are finite sums, where series of fractional orders may not converge."""
 _CURVE_POINTS = 512
 _CURVE_DELTA = 1e-10
 _CURVE_EPSILON = 25.0
-"""A trade-off curve is drawn up to the ε of that δ, or to this ε: beyond it speaks only of rates below 1e-10."""
+"""A trade-off curve is computed up to the ε of that δ, or to this ε; beyond it concerns rates below 1e-10 only."""
 
 Floats = NDArray[np.float64]
 
@@ -63,6 +63,7 @@ def _require(name: str, value: float, *, ok: bool, why: str, remedy: str) -> Non
 
 
 def check_delta(delta: float) -> None:
+    """Raise unless 0 < delta < 1."""
     _require(
         "delta",
         delta,
@@ -88,17 +89,17 @@ def _check_noise(noise_multiplier: float) -> None:
         noise_multiplier,
         ok=noise_multiplier > 0,
         why="It is the noise's standard deviation over the clipping norm; without noise nothing is private.",
-        remedy="Use a number above 0, or let noise_for find one for a target epsilon.",
+        remedy="Use a number above 0, or compute one for a target epsilon with noise_for.",
     )
 
 
 @dataclass(frozen=True)
 class PoissonGaussian:
-    """T steps; each takes every record independently with probability q and releases a noisy sum.
+    """T steps of the Poisson-subsampled Gaussian mechanism with sampling rate q and noise multiplier σ.
 
-    A record adds a vector of norm at most C to the sum; the noise is N(0, (σC)² I), fresh at every step. Only q, σ and
-    T matter. Batches of a fixed size, shuffled or cut from a permutation, are a different mechanism: this class says
-    nothing about them, and `gaussian_epsilon` does.
+    Each step takes every record independently with probability q and releases a sum to which a record adds a vector of
+    norm at most C, with fresh noise N(0, (σC)² I). Batches of a fixed size, shuffled or cut from a permutation, are a
+    different mechanism, for which `gaussian_epsilon` is valid and this class is not.
 
     **Guarantee**: T steps are (epsilon(δ), δ)-differentially private when one record is added or removed.
 
@@ -137,49 +138,49 @@ class PoissonGaussian:
         _check_steps("steps", self.steps)
 
     def epsilon(self, delta: float) -> float:
-        """Return the ε that the steps cost at this δ: an upper bound, tight to about 1e-3 of itself."""
+        """Return ε of all steps at this δ: an upper bound, tight to about 1e-3 of itself."""
         check_delta(delta)
         return _epsilon(self, float(delta))
 
     def renyi_epsilon(self, delta: float) -> float:
-        """Return the same by Rényi accounting: looser, computed by other means, so a check on `epsilon`."""
+        """Return ε by Rényi accounting: looser, and an independent check on `epsilon`."""
         check_delta(delta)
         return _renyi_epsilon(self, float(delta))
 
     @property
     def event(self) -> dp_event.DpEvent:
-        """The same in the words of `dp-accounting`."""
+        """Return the mechanism as a `dp-accounting` event."""
         gaussian = dp_event.GaussianDpEvent(self.noise_multiplier)
         return dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(self.sampling_rate, gaussian), self.steps)
 
     def trade_off(self, false_positive_rates: Floats) -> Floats:
-        """The least false-negative rates of any test for one record, given these false-positive rates: lower bounds.
+        """Return lower bounds on the false-negative rate of any test for one record, at these false-positive rates.
 
         An event and its complement under (ε, δ)-DP give β >= 1 - δ - e^ε α and β >= e^-ε (1 - δ - α). Both hold for
-        each ε of a grid with its accounted δ(ε), which is never too small; the largest holds as well. δ(ε) is that of
-        the worse direction, so it does not matter which of the two hypotheses has the record.
+        each ε of a grid with its accounted δ(ε), an upper bound; so does the largest. δ(ε) is that of the worse
+        direction, so it does not matter which of the two hypotheses has the record.
 
         >>> dp_sgd = PoissonGaussian(sampling_rate=1.0, noise_multiplier=1.0, steps=1)
         >>> [round(float(beta), 3) for beta in dp_sgd.trade_off(np.array([0.01, 0.5]))]  # Φ(Φ^-1(1 - α) - 1)
         [0.908, 0.159]
         """
-        growth, kept = _curve(self)
-        least = np.zeros(len(false_positive_rates))
-        for start in range(0, len(least), _CURVE_POINTS):  # in parts, so that the table stays small
+        exp_epsilon, one_minus_delta = _curve(self)
+        false_negative_rates = np.zeros(len(false_positive_rates))
+        for start in range(0, len(false_negative_rates), _CURVE_POINTS):  # in parts, to bound memory
             rates = false_positive_rates[start : start + _CURVE_POINTS, None]
-            bounds = np.maximum(kept - growth * rates, (kept - rates) / growth)
-            least[start : start + _CURVE_POINTS] = bounds.max(axis=1)
-        return np.maximum(least, 0.0)
+            bounds = np.maximum(one_minus_delta - exp_epsilon * rates, (one_minus_delta - rates) / exp_epsilon)
+            false_negative_rates[start : start + _CURVE_POINTS] = bounds.max(axis=1)
+        return np.maximum(false_negative_rates, 0.0)
 
 
 def epsilon(
     *, noise_multiplier: float, poisson_sampling_rate: float, steps: int, delta: float, unit: str = "example"
 ) -> PrivacyGuarantee:
-    """Account for a training loop of one's own: what its steps promise when one record is added or removed.
+    """Return the guarantee of a user's own DP-SGD loop, for adding or removing one record.
 
     **Guarantee.** The mechanism that the assumptions describe, T steps of `PoissonGaussian`, is (ε, δ)-differentially
-    private for adding or removing one record. That a program is this mechanism is for its author to see to: the
-    assumptions are what to look for. Shuffled or fixed batches, and replacing a record, need another ε.
+    private for adding or removing one record. The author of a program has to make sure that it is this mechanism: the
+    assumptions list what to check. Shuffled or fixed batches, and replacing a record, need another ε.
 
     >>> print(epsilon(noise_multiplier=1.0, poisson_sampling_rate=0.01, steps=1000, delta=1e-5))
     proved ε = 1.82884, δ = 1e-05 (add-or-remove-one, per example; for the mechanism assumed; no program was checked)
@@ -208,7 +209,7 @@ def epsilon(
 
 
 def noise_multiplier(*, target_epsilon: float, poisson_sampling_rate: float, steps: int, delta: float) -> float:
-    """Find the noise multiplier with which `epsilon` is at most the target; the same relation and sampling are meant.
+    """Return a noise multiplier with which `epsilon` is at most the target, for the same neighbours and sampling.
 
     >>> round(noise_multiplier(target_epsilon=1.0, poisson_sampling_rate=0.01, steps=1000, delta=1e-5), 3)
     1.415
@@ -217,7 +218,10 @@ def noise_multiplier(*, target_epsilon: float, poisson_sampling_rate: float, ste
 
 
 def grid_interval(mechanism: PoissonGaussian, delta: float) -> float:
-    """Return a sixteenth of the standard deviation of a step's privacy loss, within what is accurate and small."""
+    """Return the PLD grid's interval: a sixteenth of the standard deviation of a step's loss, within limits.
+
+    The loss log(1 - q + q e^((x - ½)/σ²)) is integrated over x on 1001 points, without and with the record.
+    """
     q, sigma = mechanism.sampling_rate, mechanism.noise_multiplier
     log_rest = math.log1p(-q) if q < 1 else -math.inf
     furthest = -float(ndtri(0.5 * math.exp(_log_tail(mechanism, delta))))
@@ -238,36 +242,36 @@ def _log_tail(mechanism: PoissonGaussian, delta: float) -> float:
 
 
 def rounding_of_delta(steps: int) -> float:
-    """Well over what rounding loses of δ: 6e-17 per step, measured at q = 1, where δ is known, up to a million."""
+    """Return more than rounding loses of δ: 6e-17 per step up to 1e6 steps, measured at q = 1, where δ is known."""
     return 1e-13 + 1e-15 * steps
 
 
 @lru_cache(maxsize=4096)
 def _epsilon(mechanism: PoissonGaussian, delta: float) -> float:
-    spare = delta - rounding_of_delta(mechanism.steps)
-    if spare < delta / 2:
-        # Both hold; without sampling the closed form is exact, and with it an upper bound.
-        whole = gaussian_epsilon(mechanism.noise_multiplier, mechanism.steps, delta)
-        return min(_renyi_epsilon(mechanism, delta), whole)
-    return float(privacy_loss(mechanism, delta).get_epsilon_for_delta(spare))
+    reduced_delta = delta - rounding_of_delta(mechanism.steps)
+    if reduced_delta < delta / 2:
+        # Both are upper bounds: the closed form is exact at q = 1, and sampling costs no more.
+        without_sampling = gaussian_epsilon(mechanism.noise_multiplier, mechanism.steps, delta)
+        return min(_renyi_epsilon(mechanism, delta), without_sampling)
+    return float(privacy_loss(mechanism, delta).get_epsilon_for_delta(reduced_delta))
 
 
 @lru_cache(maxsize=1024)
 def _curve(mechanism: PoissonGaussian) -> tuple[Floats, Floats]:
-    """(e^ε, 1 - δ(ε)) for a grid of ε."""
+    """Return (e^ε, 1 - δ(ε)) for a grid of ε."""
     loss = privacy_loss(mechanism, _CURVE_DELTA)
-    furthest = min(_CURVE_EPSILON, float(loss.get_epsilon_for_delta(_CURVE_DELTA)))
-    epsilons = np.linspace(0.0, furthest, _CURVE_POINTS)
-    kept = 1 - rounding_of_delta(mechanism.steps) - np.asarray(loss.get_delta_for_epsilon(epsilons))
-    return np.exp(epsilons), kept
+    largest = min(_CURVE_EPSILON, float(loss.get_epsilon_for_delta(_CURVE_DELTA)))
+    epsilons = np.linspace(0.0, largest, _CURVE_POINTS)
+    one_minus_delta = 1 - rounding_of_delta(mechanism.steps) - np.asarray(loss.get_delta_for_epsilon(epsilons))
+    return np.exp(epsilons), one_minus_delta
 
 
 def privacy_loss(
     mechanism: PoissonGaussian, delta: float, interval: float | None = None
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Return the law of all steps' privacy loss, never too low, with tails cut that are small against this δ.
+    """Return the privacy loss distribution of all steps, pessimistic, with tails truncated that are small against δ.
 
-    Laws that are composed need one interval of the grid.
+    Distributions that are composed need the same grid interval.
     """
     one_step = privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=mechanism.noise_multiplier,
@@ -281,29 +285,26 @@ def privacy_loss(
 
 @lru_cache(maxsize=4096)
 def _renyi_epsilon(mechanism: PoissonGaussian, delta: float) -> float:
-    """By whole orders; where they say 0, by the closed form for q = 1, which costs no less.
+    """Return ε by integer Rényi orders; where they give 0, by the closed form for q = 1, which is an upper bound.
 
-    A divergence of 1e-16 is all rounding, and the accountant calls it 0, or takes it for one: a δ of 1e-12 may then
-    be called enough by itself when ε is 1e-9.
+    A divergence of 1e-16 is only rounding, and an ε of 0 from it cannot be trusted: with δ = 1e-12 the true ε may be
+    1e-9.
     """
-    found = _renyi_orders_epsilon(mechanism, delta)
-    # Orders up to 1024 give at least a hundredth where δ is small, next to which their rounding is nothing.
-    return found * (1 + 1e-9) if found > 0 else gaussian_epsilon(mechanism.noise_multiplier, mechanism.steps, delta)
-
-
-def _renyi_orders_epsilon(mechanism: PoissonGaussian, delta: float) -> float:
     accountant = rdp.RdpAccountant(orders=RENYI_ORDERS)
     accountant.compose(mechanism.event)
-    return float(accountant.get_epsilon(delta))
+    epsilon = float(accountant.get_epsilon(delta))
+    # A positive ε from orders up to 1024 is at least about 0.01 for small δ: 1e-9 of it exceeds the rounding.
+    if epsilon > 0:
+        return epsilon * (1 + 1e-9)
+    return gaussian_epsilon(mechanism.noise_multiplier, mechanism.steps, delta)
 
 
 @lru_cache(maxsize=1024)
 def noise_for(target_epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     """Return the smallest noise multiplier, to a thousandth, whose accounted ε is at most the target.
 
-    The number returned has itself been accounted: its ε is at most the target. Below a multiplier of 0.1 the search
-    refuses rather than answers: there the promise would rest on δ, or on a record being left out by luck, and not
-    on noise.
+    The result itself has been accounted: its ε is at most the target. Below a multiplier of 0.1 it raises: there the
+    guarantee would rest on δ, or on a record not being sampled, and not on noise.
 
     >>> sigma = noise_for(1.0, 1e-5, sampling_rate=2499 / 60_000, steps=240)
     >>> round(sigma, 2), PoissonGaussian(2499 / 60_000, sigma, 240).epsilon(1e-5) <= 1.0
@@ -318,7 +319,7 @@ def noise_for(target_epsilon: float, delta: float, sampling_rate: float, steps: 
     )
 
     def excess(log_noise: float) -> float:
-        """log(ε/target), cut where it is far from 0 so that an ε of 0 does no harm."""
+        """Return log(ε/target), clipped so that an ε of 0 stays finite."""
         epsilon = PoissonGaussian(sampling_rate, math.exp(log_noise), steps).epsilon(delta)
         return math.log(min(max(epsilon / target_epsilon, 1e-2), 1e2))
 
@@ -330,13 +331,13 @@ def noise_for(target_epsilon: float, delta: float, sampling_rate: float, steps: 
 
 
 def _bracket(excess: Callable[[float], float], target_epsilon: float, steps: int) -> tuple[float, float]:
-    """Logarithms of (too little noise, enough noise), at most a factor of two apart, found from 1 outwards."""
+    """Return the logs of (too little noise, enough noise), at most a factor of two apart, searching from 1 outwards."""
     least, most = math.log(LEAST_NOISE), math.log(MOST_NOISE)
     high = 0.0
     while excess(high) > 0:
         if high == most:
             raise SettingError(
-                f"target_epsilon={target_epsilon:g} is out of reach of {steps} steps.",
+                f"target_epsilon={target_epsilon:g} is out of reach for {steps} steps.",
                 why=f"Even a noise multiplier of {MOST_NOISE:g} costs more.",
                 remedy="Raise target_epsilon or delta, or take fewer steps or smaller batches.",
             )
@@ -354,11 +355,11 @@ def _bracket(excess: Callable[[float], float], target_epsilon: float, steps: int
 
 
 def gaussian_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
-    """ε of E Gaussian releases of one record's contribution: in closed form, by Gaussian differential privacy.
+    """Return ε of E Gaussian releases of one record's contribution, in closed form by Gaussian DP (GDP).
 
-    With fixed disjoint batches a record takes part once in each of E epochs, and what other batches do is
-    post-processing: the run is μ-GDP with μ = √E/σ, whatever the number of batches. It is also the case q = 1 of
-    `PoissonGaussian`. δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2), solved for ε.
+    With fixed disjoint batches a record takes part once in each of E epochs, and the other batches are post-processing:
+    the run is μ-GDP with μ = √E/σ, for any number of batches. It is also the case q = 1 of `PoissonGaussian`.
+    δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2) is solved for ε.
 
     **Guarantee.** Never below the true ε; up to a noise multiplier of 10⁹ and a δ of 0.1, above it by less than 1e-4 of
     it or 1e-10. It is 0 only where δ(0) <= δ: the releases are then (0, δ)-differentially private.
@@ -372,26 +373,27 @@ def gaussian_epsilon(noise_multiplier: float, releases: int, delta: float) -> fl
     mu = math.sqrt(releases) / noise_multiplier
 
     def excess(epsilon: float) -> float:
-        """log δ(ε) - log δ, never too small: without the term that is subtracted where rounding swallows the rest."""
-        kept, lost = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-        gap = kept - lost
-        # Each logarithm is good to a few units in its last place, and so is ε; a small gap magnifies that.
-        rounding = 1e-15 * (1 + abs(kept) + abs(lost) + epsilon)
-        share = math.log(-math.expm1(-gap)) + rounding / min(gap, 1.0) if gap > 4 * rounding else 0.0
-        return kept + min(share, 0.0) + rounding - math.log(delta)
+        """Return log δ(ε) - log δ, rounded up."""
+        # log δ(ε) = first + log(1 - e^(second - first)). Each logarithm is accurate to a few ulp, and so is ε; a small
+        # gap magnifies that. Where rounding exceeds the gap, the second term is dropped, which only raises δ(ε).
+        first, second = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+        gap = first - second
+        rounding = 1e-15 * (1 + abs(first) + abs(second) + epsilon)
+        log_share = math.log(-math.expm1(-gap)) + rounding / min(gap, 1.0) if gap > 4 * rounding else 0.0
+        return first + min(log_share, 0.0) + rounding - math.log(delta)
 
     if excess(0.0) <= 0:
         return 0.0
-    enough = mu * (mu / 2 - float(ndtri(delta)))  # there the first term alone is δ
+    enough = mu * (mu / 2 - float(ndtri(delta)))  # here the first term alone is δ
     if not math.isfinite(enough):
         return math.inf
-    high = _upwards(max(enough, 0.0), mu)
+    high = _round_up(max(enough, 0.0), mu)
     if excess(high) > 0:
         return high
-    found = float(brentq(lambda epsilon: max(excess(epsilon), -1e3), 0.0, high, xtol=1e-12 * mu, rtol=1e-13))
-    return min(_upwards(found, mu), high)
+    root = float(brentq(lambda epsilon: max(excess(epsilon), -1e3), 0.0, high, xtol=1e-12 * mu, rtol=1e-13))
+    return min(_round_up(root, mu), high)
 
 
-def _upwards(epsilon: float, mu: float) -> float:
-    """More than rounding and the search may have missed."""
+def _round_up(epsilon: float, mu: float) -> float:
+    """Return ε plus more than the errors of rounding and root finding."""
     return epsilon * (1 + 1e-11) + 1e-11 * mu

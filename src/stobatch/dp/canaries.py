@@ -1,9 +1,9 @@
-"""Canaries: records planted in a training to measure what it leaks about one record.
+"""Canaries: records inserted into a training to measure what it leaks about one record.
 
-A gradient canary is a record as bad as the proof allows: its whole contribution lies in one coordinate of the
-parameters, and it pulls there and back by turns. Whoever sees the steps adds them up with the same signs: what examples
-pull steadily cancels, noise that is fresh in every step adds up like its square root, and noise that is not fresh
-cancels too, which is how its reuse is found.
+A gradient canary is the worst record that the proof allows: its whole contribution lies in one coordinate of the
+parameters, with a sign that alternates from step to step. An observer of the steps adds them up with the same signs:
+steady gradients of other examples cancel, noise that is fresh in every step grows like the square root of the steps,
+and noise that is reused cancels too, which reveals its reuse.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from stobatch.errors import SettingError
 from stobatch.seeds import Seeds
 
 LENGTH = 100.0
-"""How many times the clipping norm a canary's gradient is before it is clipped: without clipping it stands out."""
+"""Norm of a canary's gradient before clipping, in clipping norms: without clipping it is easy to detect."""
 
 
 @dataclass(frozen=True)
 class GradientCanaries:
-    """One coordinate of the parameters, laid end to end, for each canary; no two share one."""
+    """A distinct coordinate of the flattened parameters for each canary."""
 
     coordinates: Tensor
 
     @classmethod
     def draw(cls, num: int, num_parameters: int, generator: np.random.Generator) -> Self:
+        """Draw distinct coordinates."""
         if num > num_parameters:
             raise SettingError(
                 f"{num} gradient canaries do not fit {num_parameters} parameters.",
@@ -44,40 +45,40 @@ class GradientCanaries:
 
     @staticmethod
     def sign(step: int) -> int:
+        """Return the sign of all canaries in a step."""
         return 1 if step % 2 == 0 else -1
 
     def add(self, total: dict[str, Tensor], which: Tensor, step: int, length: float) -> None:
         """Add the contributions of some canaries to sums by parameter, in place."""
-        for name, _, places in self._by_parameter(total, self.coordinates[which]):
+        for name, _, positions in self._by_parameter(total, self.coordinates[which]):
             value = total[name]
-            # Laid end to end in the order of the axes, whatever the order in memory.
-            pulls = torch.full((len(places),), self.sign(step) * length, dtype=value.dtype)
-            own = torch.zeros(value.numel(), dtype=value.dtype).index_add_(0, places, pulls)
-            value += own.reshape(value.shape).to(value.device)
+            # Flattened in the order of the axes, whatever the order in memory.
+            gradients = torch.full((len(positions),), self.sign(step) * length, dtype=value.dtype)
+            canaries = torch.zeros(value.numel(), dtype=value.dtype).index_add_(0, positions, gradients)
+            value += canaries.reshape(value.shape).to(value.device)
 
     def read(self, values: dict[str, Tensor], step: int) -> Tensor:
-        """Return what stands at each canary's coordinate, with the sign of the step."""
-        # Where a parameter is frozen nothing stands, with a canary or without.
-        found = torch.zeros(len(self.coordinates), dtype=torch.float64)
-        for name, own, places in self._by_parameter(values, self.coordinates):
-            found[own] = values[name].reshape(-1)[places.to(values[name].device)].double().cpu()
-        return found * self.sign(step)
+        """Return the value at each canary's coordinate, times the sign of the step; 0 in frozen parameters."""
+        scores = torch.zeros(len(self.coordinates), dtype=torch.float64)
+        for name, canaries, positions in self._by_parameter(values, self.coordinates):
+            scores[canaries] = values[name].reshape(-1)[positions.to(values[name].device)].double().cpu()
+        return scores * self.sign(step)
 
     @staticmethod
     def _by_parameter(values: dict[str, Tensor], coordinates: Tensor) -> list[tuple[str, Tensor, Tensor]]:
-        """(parameter, which of the coordinates lie in it, where in it)."""
+        """Return (parameter, which coordinates lie in it, their positions in it) for each parameter with a canary."""
         ends = list(accumulate((value.numel() for value in values.values()), initial=0))
         parts = []
         for name, start, end in zip(values, ends, ends[1:], strict=False):
-            own = ((coordinates >= start) & (coordinates < end)).nonzero().flatten()
-            if len(own):
-                parts.append((name, own, coordinates[own] - start))
+            inside = ((coordinates >= start) & (coordinates < end)).nonzero().flatten()
+            if len(inside):
+                parts.append((name, inside, coordinates[inside] - start))
         return parts
 
 
 @dataclass(frozen=True)
-class Planted:
-    """Records beside the training data: gradient canaries, or images with labels; which are in is secret."""
+class Canaries:
+    """Canaries of a training: gradient canaries, or images with labels. Which are included is secret."""
 
     included: Tensor
     gradients: GradientCanaries | None = None
@@ -86,45 +87,45 @@ class Planted:
 
 
 def coins(num: int, generator: np.random.Generator) -> Tensor:
-    """Return which canaries are in: independent and fair."""
+    """Return which canaries are included: independent fair coins."""
     return torch.from_numpy(generator.random(num) < 0.5)
 
 
-def draw_canaries(config: CanaryConfig, info: DatasetInfo, num_parameters: int, seeds: Seeds) -> Planted:
-    """Return the run's canaries and their coins, from its own seeds: secret where those are, and never written down."""
+def draw_canaries(config: CanaryConfig, info: DatasetInfo, num_parameters: int, seeds: Seeds) -> Canaries:
+    """Return the run's canaries and their coins, from its own seeds; never written to disk."""
     included = coins(config.num, seeds.philox("canaries", "coins"))
     if config.kind == "gradient":
         stream = seeds.philox("canaries", "places")
-        return Planted(included, GradientCanaries.draw(config.num, num_parameters, stream))
+        return Canaries(included, GradientCanaries.draw(config.num, num_parameters, stream))
     stream = seeds.philox("canaries", "images")
     images = torch.from_numpy(stream.random((config.num, *info.input_shape), dtype=np.float32)).round() * 2 - 1
     labels = torch.from_numpy(stream.integers(info.num_classes, size=config.num))
-    return Planted(included, inputs=images, labels=labels)
+    return Canaries(included, inputs=images, labels=labels)
 
 
-def replace_by_canaries(records: Examples, canaries: Planted) -> Examples:
-    """For replace-one neighbours: canaries take the place of the last records, with their label or the next one."""
+def replace_by_canaries(records: Examples, canaries: Canaries) -> Examples:
+    """Replace the last records by canaries, with their label or the next one, for replace-one neighbours."""
     assert canaries.inputs is not None
     assert canaries.labels is not None
-    kept = len(records) - len(canaries.labels)
-    if kept < 1:
+    num_kept = len(records) - len(canaries.labels)
+    if num_kept < 1:
         raise SettingError(
             f"{len(canaries.labels)} input canaries leave none of {len(records)} records.",
             why="Where neighbours have one size, each canary takes the place of a record.",
             remedy=f"Plant at most {len(records) // 2}: canaries.num.",
         )
     labels = torch.where(canaries.included, canaries.labels, (canaries.labels + 1) % records.num_classes)
-    first = records.take(slice(kept))
+    first = records.take(slice(num_kept))
     return Examples(torch.cat([first.inputs, canaries.inputs]), torch.cat([first.labels, labels]), records.num_classes)
 
 
 CANARY_SCORES = "canary_scores.safetensors"
-"""In the private folder: what the steps showed of each canary."""
+"""File in the private folder with each canary's score."""
 
 
 def draw_run_canaries(
     config: RunConfig, info: DatasetInfo, network: torch.nn.Module, parts: TrainedPart | None, seeds: Seeds
-) -> Planted:
-    """Draw those of a run; canaries of the gradient are of what is trained alone."""
+) -> Canaries:
+    """Draw the canaries of a run; coordinates of gradient canaries are of trained parameters only."""
     trained = parts.trained if parts else sum(p.numel() for p in network.parameters())
     return draw_canaries(config.canaries, info, trained, seeds)

@@ -1,8 +1,8 @@
-"""What several releases about the same records cost together: ε of their composition, never undercounted.
+"""Composition: ε of several releases about the same records, always an upper bound.
 
-Trainings by DP-SGD are composed by their privacy loss distributions on one grid; searches, whose cost is known by Rényi
-divergences, by those, or as the (ε, δ) that they are. The smallest bound is returned. All of it is for mechanisms
-whose numbers (rate, noise, steps) do not depend on what earlier ones released: what they compute may.
+DP-SGD trainings are composed by their privacy loss distributions on one grid; searches, accounted by Rényi divergences,
+by those or as (ε, δ). The smallest bound is returned. It holds for mechanisms whose parameters (rate, noise, steps) do
+not depend on earlier releases; their computations may.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from stobatch.dp.accounting import (
 from stobatch.dp.selection import LEAST_DELTA, RenyiAccountant, RunLaw, Search
 
 _FINER = 8
-"""A grid that laws have in common is so much finer than the coarsest that one of them asks for, at most."""
+"""The common grid is at most this much finer than the coarsest grid of a single distribution."""
 _SHARES = (0.5, 0.1)
-"""Of δ, for searches that are composed as the (ε, δ) that they are, and for groups."""
-_MOST_OF_A_GROUP = 500.0
-"""An ε beyond it is none."""
+"""Shares of δ to try for searches that are composed as (ε, δ), and for groups."""
+_LARGEST_GROUP_EPSILON = 500.0
+"""A larger ε of a group counts as infinite."""
 
 
 @dataclass(frozen=True)
 class Unbounded:
-    """A release of which nothing is proved."""
+    """A release without any guarantee."""
 
     why: str
 
@@ -64,7 +64,7 @@ def cost_to_dict(cost: Cost) -> dict[str, Any]:
 
 
 def cost_from_dict(plain: Mapping[str, Any]) -> Cost:
-    """Return the inverse of `cost_to_dict`; raises KeyError, TypeError or ValueError at anything else."""
+    """Return the inverse of `cost_to_dict`; raise KeyError, TypeError or ValueError on anything else."""
     kind = plain["kind"]
     if kind == "unbounded":
         return Unbounded(str(plain["why"]))
@@ -83,7 +83,7 @@ def _mechanism(plain: Mapping[str, Any]) -> PoissonGaussian:
 
 
 def compose_epsilon(costs: Sequence[Cost], delta: float) -> float:
-    """Return the ε of releases about the same records at this δ; 0 of none, infinity where one is not bounded.
+    """Return ε of all releases together at this δ; 0 for none, infinity if one is unbounded.
 
     >>> one = PoissonGaussian(0.01, 1.0, 1000)
     >>> both = compose_epsilon([one, one], 1e-5)
@@ -101,10 +101,10 @@ def compose_epsilon(costs: Sequence[Cost], delta: float) -> float:
 
 
 def compose_groups(costs: Sequence[tuple[Cost, int]], delta: float) -> float:
-    """Return the ε of releases about somebody who is so many units of each, all of them added or removed together.
+    """Return ε for a group that makes up the given number of units of each release, added or removed together.
 
-    Releases of which it is as many units are composed first, and then counted for the group; groups of different sizes
-    are added.
+    Releases with the same number of units are composed first and then converted by group privacy; the results for
+    different numbers are added.
 
     >>> one = PoissonGaussian(1.0, 10.0, 1)
     >>> 1 < compose_groups([(one, 2)], 1e-5) / PoissonGaussian(1.0, 5.0, 1).epsilon(1e-5) < 1.2  # twice as far apart
@@ -116,27 +116,27 @@ def compose_groups(costs: Sequence[tuple[Cost, int]], delta: float) -> float:
     alone = by_size.pop(1, [])
     if not by_size:
         return compose_epsilon(alone, delta)
-    found = []
+    bounds = []
     for share in _SHARES if alone else (1.0,):
-        groups = [_of_group(own, size, share * delta / len(by_size)) for size, own in by_size.items()]
-        found.append(math.fsum([*groups, compose_epsilon(alone, (1 - share) * delta) if alone else 0.0]))
-    return min(found)
+        groups = [_group_epsilon(of_size, size, share * delta / len(by_size)) for size, of_size in by_size.items()]
+        bounds.append(math.fsum([*groups, compose_epsilon(alone, (1 - share) * delta) if alone else 0.0]))
+    return min(bounds)
 
 
-def _of_group(costs: Sequence[Cost], size: int, delta: float) -> float:
-    """Return k ε' for some δ' with δ' (1 + e^ε' + ... + e^((k - 1) ε')) <= δ: k neighbours in a row."""
+def _group_epsilon(costs: Sequence[Cost], size: int, delta: float) -> float:
+    """Return k ε' for some (ε', δ') of one unit with δ' (1 + e^ε' + ... + e^((k - 1) ε')) <= δ: group privacy."""
     least = LEAST_DELTA * len(costs) / min(_SHARES) if any(isinstance(cost, Search) for cost in costs) else 1e-300
-    own = delta / size
-    while own >= least and (found := compose_epsilon(costs, own)) * size <= _MOST_OF_A_GROUP:
-        grown = own * math.fsum(math.exp(place * found) for place in range(size))
-        if grown <= delta:
-            return size * found
-        own *= 0.5 * delta / grown
+    unit_delta = delta / size
+    while unit_delta >= least and (epsilon := compose_epsilon(costs, unit_delta)) * size <= _LARGEST_GROUP_EPSILON:
+        group_delta = unit_delta * math.fsum(math.exp(index * epsilon) for index in range(size))
+        if group_delta <= delta:
+            return size * epsilon
+        unit_delta *= 0.5 * delta / group_delta
     return math.inf
 
 
 def _merged(counted: Mapping[PoissonGaussian | Search, int]) -> Iterator[tuple[PoissonGaussian | Search, int]]:
-    """Join trainings with the same sampling and noise: they are one of all their steps."""
+    """Merge trainings with the same sampling rate and noise into one with all their steps."""
     steps: Counter[tuple[float, float]] = Counter()
     for cost, times in counted.items():
         if isinstance(cost, PoissonGaussian):
@@ -153,33 +153,33 @@ def _bounds(merged: tuple[tuple[PoissonGaussian | Search, int], ...], delta: flo
     searches = [(cost, times) for cost, times in merged if isinstance(cost, Search)]
     if len(merged) == 1 and merged[0][1] == 1:
         return (merged[0][0].epsilon(delta),)
-    found = [_by_renyi(trainings, searches, delta)]
+    bounds = [_by_renyi(trainings, searches, delta)]
     if searches:
         shares = [share * delta for share in _SHARES if share * delta / sum(n for _, n in searches) >= LEAST_DELTA]
-        found += [_by_losses(trainings, searches, delta, share) for share in shares]
+        bounds += [_by_losses(trainings, searches, delta, share) for share in shares]
     else:
-        found.append(_by_losses(trainings, [], delta, 0.0))
-    return tuple(found)
+        bounds.append(_by_losses(trainings, [], delta, 0.0))
+    return tuple(bounds)
 
 
 def _by_losses(
     trainings: Sequence[PoissonGaussian], searches: Sequence[tuple[Search, int]], delta: float, share: float
 ) -> float:
-    """Compose laws of privacy losses; a share of δ is for the searches, which enter as (ε, δ)."""
-    spare = delta - rounding_of_delta(sum(one.steps for one in trainings) + 1)
-    if spare < delta / 2:
+    """Return ε by composing privacy loss distributions; searches enter as (ε, δ) with this share of δ together."""
+    reduced_delta = delta - rounding_of_delta(sum(one.steps for one in trainings) + 1)
+    if reduced_delta < delta / 2:
         return math.inf
-    own = [grid_interval(one, delta) for one in trainings] or [1e-4]
-    interval = max(min(own), max(own) / _FINER)
+    intervals = [grid_interval(one, delta) for one in trainings] or [1e-4]
+    interval = max(min(intervals), max(intervals) / _FINER)
     losses = [privacy_loss(one, delta, interval) for one in trainings]
-    each = share / max(1, sum(times for _, times in searches))
+    search_delta = share / max(1, sum(times for _, times in searches))
     for search, times in searches:
-        promised = common.DifferentialPrivacyParameters(search.epsilon(each), each)
-        losses += [privacy_loss_distribution.from_privacy_parameters(promised, interval)] * times
+        parameters = common.DifferentialPrivacyParameters(search.epsilon(search_delta), search_delta)
+        losses += [privacy_loss_distribution.from_privacy_parameters(parameters, interval)] * times
     composed = losses[0]
     for loss in losses[1:]:
         composed = composed.compose(loss, tail_mass_truncation=TAIL_SHARE * delta / len(losses))
-    return float(composed.get_epsilon_for_delta(spare))
+    return float(composed.get_epsilon_for_delta(reduced_delta))
 
 
 def _by_renyi(trainings: Sequence[PoissonGaussian], searches: Sequence[tuple[Search, int]], delta: float) -> float:
@@ -188,9 +188,9 @@ def _by_renyi(trainings: Sequence[PoissonGaussian], searches: Sequence[tuple[Sea
         accountant.compose(one.event)
     for search, times in searches:
         accountant.compose(search.event, times)
-    found = float(accountant.get_epsilon(delta))
-    if found > 0:
-        return found * (1 + 1e-9)
-    # As in `dp.accounting`: where rounding leaves 0 open, the closed form for whole batches is an upper bound.
-    size = math.sqrt(math.fsum(one.steps / one.noise_multiplier**2 for one in trainings))
-    return math.inf if searches else gaussian_epsilon(1 / size, 1, delta)
+    epsilon = float(accountant.get_epsilon(delta))
+    if epsilon > 0:
+        return epsilon * (1 + 1e-9)
+    # As in `dp.accounting`: an ε of 0 may be rounding, and the closed form without sampling is an upper bound.
+    mu = math.sqrt(math.fsum(one.steps / one.noise_multiplier**2 for one in trainings))
+    return math.inf if searches else gaussian_epsilon(1 / mu, 1, delta)

@@ -1,7 +1,7 @@
-"""The Gaussian mechanism: how much noise a known sensitivity needs, by three theorems, and noise spread unevenly.
+"""The Gaussian mechanism: how much noise a sensitivity needs, by three theorems, and heterogeneous noise.
 
-Everything is about one number, the deviations m = Δ/σ: N(0, σ²) noise on a map of l2 sensitivity Δ is no easier to see
-through than N(0, 1) against N(m, 1). A calibration says which m it calls (ε, δ)-differentially private.
+Everything depends on one number, m = Δ/σ: N(0, σ²) noise on a map of l2 sensitivity Δ is no easier to distinguish than
+N(0, 1) from N(m, 1). A calibration is a theorem that calls some m (ε, δ)-differentially private.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ _ROUNDING = 1e-12
 
 
 def _mills(values: Floats) -> Floats:
-    """Φ(-t)/φ(t), the Mills ratio; falls from 1.25 at 0 like 1/t."""
+    """Return the Mills ratio Φ(-t)/φ(t), which decreases from 1.25 at 0 like 1/t."""
     ratio: Floats = sqrt(pi / 2) * erfcx(values / sqrt(2))
     return ratio
 
 
 def gaussian_delta(epsilon: Floats | float, deviations: Floats | float) -> Floats:
-    """Return the exact δ(ε) of noise that a neighbour shifts by so many deviations m (Balle and Wang, 2018).
+    """Return the exact δ(ε) of noise that a neighbour shifts by m standard deviations (Balle and Wang, 2018).
 
     δ = Φ(m/2 - ε/m) - e^ε Φ(-m/2 - ε/m), the hockey-stick divergence of N(m, 1) and N(0, 1); e^ε φ(u) = φ(t) for
     t = ε/m - m/2 and u = ε/m + m/2, so that no large number appears: δ = φ(t) (M(t) - M(u)) with M the Mills ratio.
-    For few deviations the difference is an integral of -M' = 1 - sM(s), which cancels nothing.
+    For small m the difference is computed as the integral of -M' = 1 - sM(s), without cancellation.
 
-    **Guarantee.** Relative error below 1e-12 for up to 100 deviations and δ down to 1e-300. For numbers from 0 on.
+    **Guarantee.** Relative error below 1e-12 for m up to 100 and δ down to 1e-300; for ε, m >= 0.
 
     >>> gaussian_delta(np.array([0.0, 1.0, 700.0]), 1.0).round(4).tolist()
     [0.3829, 0.1269, 0.0]
     """
     epsilon, deviations = np.broadcast_arrays(np.float64(epsilon), np.float64(deviations))
-    # No noise and no shift are limits that come out right: δ = 1 and δ = 0.
+    # The limits of no noise (δ = 1) and no shift (δ = 0) come out right.
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         centre = np.where(deviations > 0, epsilon / deviations, inf)
         low, high = centre - deviations / 2, centre + deviations / 2
         density = np.exp(-(low**2) / 2) / sqrt(2 * pi)
         near, far = _mills(np.abs(low)), _mills(high)
-        places = np.maximum(centre, 0)[..., None] + np.minimum(deviations, _FEW_DEVIATIONS)[..., None] / 2 * _NODES
-        integral = deviations / 2 * ((1 - places * _mills(places)) @ _WEIGHTS)
-        few = density * np.where(centre < inf, integral, 0.0)
-    many = np.where(low < 0, 1 - density * (near + far), density * (near - far))
-    return np.where(deviations < _FEW_DEVIATIONS, few, many)
+        nodes = np.maximum(centre, 0)[..., None] + np.minimum(deviations, _FEW_DEVIATIONS)[..., None] / 2 * _NODES
+        integral = deviations / 2 * ((1 - nodes * _mills(nodes)) @ _WEIGHTS)
+        for_small = density * np.where(centre < inf, integral, 0.0)
+    for_large = np.where(low < 0, 1 - density * (near + far), density * (near - far))
+    return np.where(deviations < _FEW_DEVIATIONS, for_small, for_large)
 
 
 class Calibration(ABC):
-    """A theorem that says how much Gaussian noise is enough for (ε, δ)-differential privacy."""
+    """A theorem on how much Gaussian noise suffices for (ε, δ)-differential privacy."""
 
     name: ClassVar[str]
     largest_epsilon: ClassVar[float] = inf
-    """Beyond it the theorem says nothing."""
+    """The theorem holds up to this ε."""
     delta_below: ClassVar[float] = 1.0
 
     def stddev(self, epsilon: float, delta: float, sensitivity: float) -> float:
@@ -81,19 +81,17 @@ class Calibration(ABC):
             )
         if not (isfinite(sensitivity) and sensitivity > 0):
             raise SettingError(
-                f"sensitivity={sensitivity:g} is not how far a neighbour can move anything.",
+                f"sensitivity={sensitivity:g} is not a positive number.",
                 remedy="Use a number above 0.",
             )
         return sensitivity / float(self.deviations(epsilon, delta))
 
     def deviations(self, epsilon: Floats | float, delta: Floats | float) -> Floats:
-        """Return the largest Δ/σ that the theorem calls (ε, δ)-DP; an ε beyond its reach counts as the largest
-        within it.
-        """
+        """Return the largest Δ/σ that the theorem calls (ε, δ)-DP; a larger ε than it covers counts as the largest."""
         epsilon, delta = np.asarray(epsilon, dtype=np.float64), np.asarray(delta, dtype=np.float64)
         if not bool(((epsilon >= 0) & (epsilon < inf)).all()):
             raise SettingError(
-                "an epsilon is negative or not a number.",
+                "an epsilon is negative, infinite or NaN.",
                 why="It bounds the privacy loss.",
                 remedy="Use numbers that are at least 0.",
             )
@@ -109,7 +107,7 @@ class Calibration(ABC):
 
     @abstractmethod
     def _deviations(self, epsilon: Floats, delta: Floats) -> Floats:
-        """For values within the theorem's reach."""
+        """Return `deviations` for values that the theorem covers."""
 
 
 @final
@@ -124,8 +122,8 @@ class Classical(Calibration):
     largest_epsilon = 1.0
 
     def _deviations(self, epsilon: Floats, delta: Floats) -> Floats:
-        few: Floats = epsilon / np.sqrt(2 * np.log(1.25 / delta))
-        return few
+        deviations: Floats = epsilon / np.sqrt(2 * np.log(1.25 / delta))
+        return deviations
 
 
 @final
@@ -144,15 +142,15 @@ class Extended(Calibration):
 
     def _deviations(self, epsilon: Floats, delta: Floats) -> Floats:
         s = np.log(self.delta_below / delta)
-        few: Floats = sqrt(2) * epsilon / (np.sqrt(s) + np.sqrt(s + epsilon))
-        return few
+        deviations: Floats = sqrt(2) * epsilon / (np.sqrt(s) + np.sqrt(s + epsilon))
+        return deviations
 
 
 @final
 class Analytic(Calibration):
-    """The smallest σ of all: the inverse of the exact `gaussian_delta` (Balle and Wang, 2018).
+    """The smallest possible σ: the inverse of the exact `gaussian_delta` (Balle and Wang, 2018).
 
-    **Guarantee.** `gaussian_delta` of what is returned is at most δ, rounding included; it is tight to 1e-11.
+    **Guarantee.** `gaussian_delta` of the result is at most δ, rounding included; it is tight to 1e-11.
 
     >>> round(Analytic().stddev(1.0, 1e-5, sensitivity=1.0), 4)
     3.7306
@@ -161,14 +159,14 @@ class Analytic(Calibration):
     name = "analytic"
 
     def _deviations(self, epsilon: Floats, delta: Floats) -> Floats:
-        # Few enough: where the first term of δ alone is δ; or where ε = 0 is reached, too.
+        # Lower end: m at which the first term of δ alone is δ, Φ(m/2 - ε/m) = δ; or at which even ε = 0 is reached.
         first = ndtri(delta)
         root = np.sqrt(first**2 + 2 * epsilon)
         enough = np.where(first < 0, 2 * epsilon / (root - np.minimum(first, 0)), first + root)
         low: Floats = np.maximum(enough, sqrt(8) * erfinv(delta))
-        # Too many: the half-line {x > s} has e^ε Φ(-s) = η under the one law and Φ(m - s) = δ + η under the other.
-        spare = np.minimum(delta, (1 - delta) / 2)
-        high = np.maximum(ndtri(delta + spare) - ndtri_exp(np.log(spare) - epsilon), low)
+        # Upper end: the half-line {x > s} with e^ε Φ(-s) = η under N(0, 1) has Φ(m - s) = δ + η under N(m, 1).
+        eta = np.minimum(delta, (1 - delta) / 2)
+        high = np.maximum(ndtri(delta + eta) - ndtri_exp(np.log(eta) - epsilon), low)
         for _ in range(_HALVINGS):
             middle = np.sqrt(low * high)
             private = gaussian_delta(epsilon, middle) <= delta
@@ -179,17 +177,17 @@ class Analytic(Calibration):
 CALIBRATIONS: dict[str, Calibration] = {one.name: one for one in (Classical(), Extended(), Analytic())}
 
 
-def spread(stddev: float, redistribution: Tensor) -> Tensor:
-    """Standard deviations σ√(K r_i) of a heterogeneous Gaussian mechanism (Phan et al., 2019, Theorem 2).
+def heterogeneous_stddevs(stddev: float, redistribution: Tensor) -> Tensor:
+    """Return the standard deviations σ√(K r_i) of a heterogeneous Gaussian mechanism (Phan et al., 2019, Theorem 2).
 
-    The noise's total variance stays Kσ², and `redistribution` says what share r_i of it each of the K coordinates gets;
-    only the ratios of its entries matter, so that r sums to 1.
+    The total variance stays Kσ², and `redistribution` gives the share r_i of it that each of the K coordinates gets;
+    it is normalised to a sum of 1.
 
     **Guarantee.** Divided by √(K r_i), which can be undone, coordinate i carries noise N(0, σ²). So the mechanism is
     (ε, δ)-DP iff an ordinary one is, with the same σ, for the sensitivity of the divided map:
     max ‖(A(x) - A(x'))/√(K r)‖₂. The sensitivity of the map itself is not enough.
 
-    >>> spread(2.0, torch.tensor([1.0, 4.0, 4.0, 16.0])).tolist()
+    >>> heterogeneous_stddevs(2.0, torch.tensor([1.0, 4.0, 4.0, 16.0])).tolist()
     [0.8, 1.6, 1.6, 3.2]
     """
     if not (isfinite(stddev) and stddev > 0):
@@ -197,8 +195,8 @@ def spread(stddev: float, redistribution: Tensor) -> Tensor:
     shares = redistribution.detach().double()
     if not shares.numel() or not bool((shares.isfinite() & (shares > 0)).all()):
         raise SettingError(
-            "a share of the noise is 0, negative or not a number, or there is none.",
-            why="A coordinate without noise is released as it is.",
+            "a share of the noise is 0, negative or NaN, or there is none.",
+            why="A coordinate without noise is not private.",
             remedy="Give every coordinate a number above 0.",
         )
     return stddev * torch.sqrt(shares / shares.mean())

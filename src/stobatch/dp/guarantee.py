@@ -1,4 +1,4 @@
-"""A guarantee is an object: how much, against what, for whom, who says so, and what speaks against it."""
+"""A privacy guarantee as an object: budget, neighbours, unit, status, assumptions, objections and audits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stobatch.paper import implements
 from stobatch.types import Neighbours, Status, Verdict
 
 PUBLIC_SEED = "public seed"
-"""Why a guarantee is void: whoever knows the seed can rebuild the noise and take it off."""
+"""Why a guarantee is void: with the seed the noise can be computed and subtracted."""
 
 
 class AboutGuarantee(Protocol):
-    """What a guarantee asks a finding: which claim it is about, its verdict, and where the evidence is."""
+    """What a guarantee needs from a finding: the claim it is about, its verdict, and its evidence."""
 
     @property
     def about(self) -> str: ...
@@ -36,8 +36,8 @@ class AboutGuarantee(Protocol):
 class PrivacyGuarantee:
     """(ε, δ)-DP with its neighbouring relation, its status and the reasons for that status.
 
-    Nothing here can be printed without the status: a claimed epsilon is called `claimed_epsilon` in every file and
-    "claimed" in every sentence.
+    It is never printed without its status: a claimed ε is `claimed_epsilon` in every file and "claimed" in every
+    sentence.
     """
 
     epsilon: float
@@ -49,14 +49,14 @@ class PrivacyGuarantee:
     assumptions: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
     audits: tuple[str, ...] = ()
-    """What audits found, for and against it."""
+    """Findings of audits."""
     secret_seed_status: Status | None = None
-    """Of a void guarantee: the status that the same training with secret seeds has."""
+    """For a void guarantee: the status of the same training with secret seeds."""
     prior: Prior | None = None
     """The weights that the training started from; None where they were random."""
 
     def started_from(self, prior: Prior | None) -> PrivacyGuarantee:
-        """Return what is left of it where training starts from given weights: all, unless they may have seen the data.
+        """Return the guarantee of a training from these weights: only claimed if they may have seen the data.
 
         >>> proved = PrivacyGuarantee(1.0, 1e-5, Neighbours.ADD_REMOVE, "example", Status.PROVED, "DP-SGD")
         >>> print(proved.started_from(Prior("fonts", "ab" * 32, ("fonts (OFL-1.1)",), ())))
@@ -74,7 +74,7 @@ class PrivacyGuarantee:
         return replace(self, prior=prior, status=status, objections=(prior.objection, *objections))
 
     def with_public_seed(self) -> PrivacyGuarantee:
-        """Return what is left of it for a run whose seed is public: nothing, whatever the mechanism is worth.
+        """Return the guarantee of a run whose seed is public: void.
 
         >>> proved = PrivacyGuarantee(1.0, 1e-5, Neighbours.ADD_REMOVE, "example", Status.PROVED, "DP-SGD")
         >>> print(proved.with_public_seed())
@@ -85,13 +85,13 @@ class PrivacyGuarantee:
         return replace(self, status=Status.VOID, secret_seed_status=self.status)
 
     def audited(self, findings: Iterable[AboutGuarantee]) -> PrivacyGuarantee:
-        """Return the guarantee in the light of findings (`results.Finding`): one that refutes it settles it.
+        """Return the guarantee with audit findings (`results.Finding`): refuted if one refutes it.
 
-        Findings never make it more than it was: an attack that failed may have been too weak.
+        Findings never raise the status: an attack that failed may have been too weak.
         """
-        own = [finding for finding in findings if finding.about == "privacy"]
-        refuted = any(finding.verdict == Verdict.REFUTED for finding in own) and self.status is not Status.NONE
-        lines = tuple(f"{finding.verdict}: {finding.statement} ({finding.evidence})" for finding in own)
+        about_privacy = [finding for finding in findings if finding.about == "privacy"]
+        refuted = any(f.verdict == Verdict.REFUTED for f in about_privacy) and self.status is not Status.NONE
+        lines = tuple(f"{finding.verdict}: {finding.statement} ({finding.evidence})" for finding in about_privacy)
         if refuted:
             return replace(self, status=Status.REFUTED, secret_seed_status=None, audits=lines)
         return replace(self, audits=lines)
@@ -112,7 +112,7 @@ class PrivacyGuarantee:
         return f"claimed {budget} ({about}), NOT a proven guarantee"
 
     def __repr__(self) -> str:
-        """The sentence, and below it everything that it rests on and that speaks against it."""
+        """Return the sentence, and below it assumptions, objections and audits."""
         notes = {"assumes": self.assumptions, "but": self.objections, "audit": self.audits}
         return "\n".join([str(self), *(f"  {word}: {note}" for word, each in notes.items() for note in each)])
 
@@ -122,7 +122,7 @@ class PrivacyGuarantee:
 
     @classmethod
     def none(cls, source: str) -> PrivacyGuarantee:
-        """Of a method that promises nothing about its training data."""
+        """Return the guarantee of a method without privacy."""
         return cls(float("inf"), 1.0, Neighbours.REPLACE_ONE, "training tuple", Status.NONE, source)
 
     def to_dict(self) -> dict[str, Any]:

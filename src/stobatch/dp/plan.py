@@ -1,4 +1,4 @@
-"""Plans: every number that privacy depends on, fixed before data is read; of DP-SGD by one trainer and by several."""
+"""Privacy plans: every number that privacy depends on, fixed before data is read; DP-SGD by one or several trainers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stobatch.types import Neighbours, Status
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """What is trained of a network, by name and by number of values; an adapter's values are not the network's own."""
+    """The trained parameters of a network, by name and number of values; adapters are not counted in `parameters`."""
 
     names: tuple[str, ...]
     trained: int
@@ -38,69 +38,68 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan(ABC):
-    """What a method promises and does, derived from public numbers only."""
+    """The guarantee of a training and the numbers it follows from, all public."""
 
     public_seeds: bool = field(default=False, kw_only=True)
-    """Whether the seeds are known to others, who can then take the noise off."""
+    """Whether the seeds are known to others, who can then subtract the noise."""
     prior: Prior | None = field(default=None, kw_only=True)
     """The weights that training starts from; None where they are random."""
     network: tuple[str, ...] = field(default=(), kw_only=True)
-    """Of a network handed over: how it is clipped, and which certificates it will have; no number depends on it."""
+    """For a user's network: how it is clipped, and which certificates it will have; no number depends on it."""
     parts: TrainedPart | None = field(default=None, kw_only=True)
-    """What is trained of the network; None where it is all of it."""
+    """The trained parameters; None where all are trained."""
 
     @property
     @abstractmethod
     def claim(self) -> PrivacyGuarantee:
-        """What the mechanism promises where its seeds are secret, whatever it starts from."""
+        """Return the guarantee of the mechanism with secret seeds and random initial weights."""
 
     @final
     @property
     def guarantee(self) -> PrivacyGuarantee:
-        """What is promised about the training data: the claim, void where the seeds are public."""
+        """Return the guarantee for the training data: the claim with its prior, void where the seeds are public."""
         claim = self.claim.started_from(self.prior)
         return claim.with_public_seed() if self.public_seeds else claim
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
-        """Return the claim when so many steps have looked at the data, with those that a crash made necessary again."""
+        """Return the claim after this many steps, steps repeated after a crash included."""
         return self.claim
 
     def recorded(self, rounds: Mapping[str, int], excluded: Mapping[str, str]) -> Plan:
-        """Return the plan in the light of a finished federation: answers counted by party, and who was excluded."""
+        """Return the plan after a federation: `rounds` counts the answers of each party, `excluded` gives reasons."""
         return self
 
     @property
     def curve(self) -> PoissonGaussian | None:
-        """The mechanism that the proof says is not exceeded, at any ε; None where nothing so exact is said."""
+        """Return the mechanism whose privacy loss the training does not exceed; None where no mechanism is proved."""
         return None
 
     def mechanism_of(self, accounted_steps: int | None = None) -> PoissonGaussian | Search | None:
-        """Return what is paid for the plan, or for as many steps as were counted; None where nothing so exact is
-        said.
-        """
+        """Return the mechanism to account for, of the plan or of the counted steps; None where none is proved."""
         return None
 
     @abstractmethod
-    def rows(self) -> list[PlanRow]: ...
+    def rows(self) -> list[PlanRow]:
+        """Return the lines of the printed plan."""
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        others = ("public_seeds", "parts", "prior", "network")
-        return {name: value for name, value in vars(self).items() if name not in others}
+        not_sizes = ("public_seeds", "parts", "prior", "network")
+        return {name: value for name, value in vars(self).items() if name not in not_sizes}
 
-    def _rows_of_parts(self) -> list[PlanRow]:
+    def _part_rows(self) -> list[PlanRow]:
         parts = self.parts
         return [PlanRow("parameters trained", "", parts.trained, f"of {parts.parameters}", "")] if parts else []
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [vars(row) for row in (*self.rows(), *self._rows_of_parts())]
-        said = {"network": list(self.network)} if self.network else {}
-        return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows, **said}
+        rows = [vars(row) for row in (*self.rows(), *self._part_rows())]
+        network = {"network": list(self.network)} if self.network else {}
+        return {"guarantee": self.guarantee.to_dict(), "sizes": self.sizes(), "rows": rows, **network}
 
 
 @dataclass(frozen=True)
 class OpenPlan(Plan):
-    """The plan of a method that protects nothing: its sizes, and the plain statement."""
+    """The plan of a method without privacy."""
 
     num_examples: int
     batch_size: int
@@ -118,10 +117,10 @@ class OpenPlan(Plan):
 
 
 MOST_EPSILON = 100.0
-"""e^100 to one against: beyond it a budget is a slip of the pen."""
+"""A larger ε promises nothing (e^100 to one), and is taken for a typing error."""
 
 LEAST_CLIP_NORM, MOST_CLIP_NORM = 1e-12, 1e12
-"""Between them a clipped float32 gradient is as long as it should be, up to rounding; gradients are below 1e19."""
+"""Between them clipping in float32 is accurate up to rounding; gradients are below 1e19."""
 
 TUNING_OBJECTION = (
     "hyper-parameters were chosen on the private data: the search is not covered by this ε, which holds for the last "
@@ -131,18 +130,18 @@ TUNING_OBJECTION = (
 
 @dataclass(frozen=True, kw_only=True)
 class DpSgdPlan(Plan):
-    """Poisson batches, one clipped contribution per example, Gaussian noise on the sum, a public denominator.
+    """DP-SGD: Poisson batches, one clipped contribution per example, Gaussian noise on the sum, a public denominator.
 
     A contribution is everything that a step takes from one example: the gradients of its benign loss, of its
-    adversarial versions and of its reconstruction, clipped as one vector. However many there are, the sum moves by at
-    most C when the example is added or removed.
+    adversarial versions and of its reconstruction, clipped as one vector. So the sum changes by at most C when the
+    example is added or removed.
 
-    Where the examples belong to persons (`num_persons`), all of this is said of persons: a step takes each person with
-    probability B / P, at most `records_per_person` of that person's records, and clips their mean gradient as one.
+    Where the examples belong to persons (`num_persons`), the unit is a person: a step takes each person with
+    probability B / P, at most `records_per_person` of that person's records, and clips their mean gradient.
 
     **Guarantee**: (ε, δ)-differential privacy for adding or removing one example, or one person with all records, with
-    the accounted ε at most `target_epsilon`. The noise follows from the other numbers, or is given and a plan that
-    would exceed the target is refused; all of them are public and fixed before any data is read.
+    the accounted ε at most `target_epsilon`. The noise follows from the other numbers, or is given, and then a plan
+    that would exceed the target is refused. All numbers are public and fixed before any data is read.
 
     >>> plan = DpSgdPlan(num_examples=60_000, expected_batch_size=2_499, steps=240, clip_norm=1.0, target_epsilon=1.0,
     ...                  delta=1e-5, tuned_on_private_data=False)
@@ -159,14 +158,13 @@ class DpSgdPlan(Plan):
     tuned_on_private_data: bool
     records_per_person: int = 1
     spare_steps: int = 0
-    """Steps that may be made again, with other bits, within the budget."""
+    """Steps that may be repeated after a crash, with fresh randomness, within the budget."""
     given_noise_multiplier: float | None = None
-    """σ where it was chosen, so that ε follows from it; unset, it is the smallest within the target."""
+    """σ where it was given; unset, it is the smallest within the target."""
     searched: Searched | None = None
-    """The search that this training is a candidate of; None where it stands for itself."""
+    """The search that this training is a candidate of; None outside searches."""
     num_persons: int | None = None
-    """Whom the examples belong to: then batches count persons, and nothing depends on the number of examples. None
-    where each example stands for itself."""
+    """The number of persons whom the examples belong to, where the unit is a person; batches then count persons."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -224,7 +222,7 @@ class DpSgdPlan(Plan):
             )
         spent = self.spent(self.most_steps)
         if spent > self.target_epsilon:
-            # Rounded up, so that what is read here is enough.
+            # Rounded up, so that the printed ε suffices.
             enough = ceil(1e3 * spent) / 1e3 if spent <= MOST_EPSILON else spent
             raising = f"Set method.epsilon={enough:g}, or raise" if enough <= MOST_EPSILON else "Raise"
             raise SettingError(
@@ -236,59 +234,59 @@ class DpSgdPlan(Plan):
 
     @property
     def num_units(self) -> int:
-        """How many there are of what is sampled, clipped and protected: examples, or persons."""
+        """Return the number of units that are sampled, clipped and protected: examples or persons."""
         return self.num_examples if self.num_persons is None else self.num_persons
 
     @property
     def word(self) -> str:
-        """What one of them is called."""
+        """Return the word for one unit."""
         return "example" if self.num_persons is None else "person"
 
     @property
     def unit(self) -> str:
-        """What the guarantee is per."""
+        """Return the unit of the guarantee."""
         return "training example" if self.num_persons is None else "person"
 
     @property
     def sampling_rate(self) -> float:
-        """q, the probability that a step takes a given example, or person."""
+        """Return q, the probability that a step takes a given unit."""
         return self.expected_batch_size / self.num_units
 
     @property
     def denominator(self) -> float:
-        """What a trainer divides its noisy sum by; public, and the same whatever the sample's size is."""
+        """Return the public constant that a trainer divides its noisy sum by."""
         return self.expected_batch_size
 
     @property
     def epochs(self) -> float:
-        """How often an example takes part on average."""
+        """Return how often a unit takes part on average."""
         return self.steps * self.sampling_rate
 
     @property
     def most_steps(self) -> int:
-        """Releases that the noise is chosen for."""
+        """Return the number of steps that the noise is chosen for."""
         return self.steps + self.spare_steps
 
     @property
     def releases(self) -> int:
-        """How many of them read the records of one owner, at most."""
+        """Return how many of the steps read the records of one owner, at most."""
         return self.most_steps
 
     @property
     def noise_multiplier(self) -> float:
-        """σ, the noise's standard deviation over the clipping norm."""
+        """Return σ, the noise's standard deviation over the clipping norm."""
         if self.given_noise_multiplier is not None:
             return self.given_noise_multiplier
-        own = self.target_epsilon if self.searched is None else self.searched.candidate_epsilon
-        return noise_for(own, self.delta, self.sampling_rate, self.releases)
+        target = self.target_epsilon if self.searched is None else self.searched.candidate_epsilon
+        return noise_for(target, self.delta, self.sampling_rate, self.releases)
 
     @property
     def noise_stddev(self) -> float:
-        """Of the noise on the sum of clipped contributions, per coordinate."""
+        """Return the standard deviation of the noise on the sum of clipped contributions, per coordinate."""
         return self.noise_multiplier * self.clip_norm
 
     def mechanism(self, steps: int) -> PoissonGaussian:
-        """Return what the first `steps` steps are, for an accountant."""
+        """Return the mechanism of the first `steps` steps, for the accountant."""
         return PoissonGaussian(self.sampling_rate, self.noise_multiplier, steps)
 
     @property
@@ -300,11 +298,14 @@ class DpSgdPlan(Plan):
         if self.searched is None:
             return self.mechanism(counted)
         search = self.searched.search
-        own = self.mechanism(max(counted, self.most_steps))
-        return search if own in search.mechanisms else replace(search, mechanisms=(*search.mechanisms, own))
+        mechanism = self.mechanism(max(counted, self.most_steps))
+        if mechanism in search.mechanisms:
+            return search
+        # More steps than any candidate was planned for: the search is accounted with them.
+        return replace(search, mechanisms=(*search.mechanisms, mechanism))
 
     def spent(self, steps: int) -> float:
-        """ε after that many steps; the whole run spends `claim.epsilon`."""
+        """Return ε after this many steps; the whole run spends `claim.epsilon`."""
         if not 0 <= steps <= self.most_steps:
             raise SettingError(
                 f"{steps} steps are not part of a plan of {self.most_steps}.",
@@ -413,10 +414,10 @@ class DpSgdPlan(Plan):
         ]
 
     def sizes(self) -> dict[str, Any]:
-        # As plans from before there were such fields, where they are not used.
-        later = ("spare_steps", "given_noise_multiplier", "num_persons", "searched")
-        found = {name: value for name, value in super().sizes().items() if value or name not in later}
-        return found if self.searched is None else {**found, "searched": self.searched.to_dict()}
+        # Fields that were added later are left out where they are not used, so that older plans stay the same.
+        added_later = ("spare_steps", "given_noise_multiplier", "num_persons", "searched")
+        sizes = {name: value for name, value in super().sizes().items() if value or name not in added_later}
+        return sizes if self.searched is None else {**sizes, "searched": self.searched.to_dict()}
 
     def rows(self) -> list[PlanRow]:
         accounted = self.curve
@@ -449,10 +450,10 @@ class DpSgdPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainersPlan(DpSgdPlan):
-    """`per_step` of `num_trainers` trainers take part in a step, by turns in a random order.
+    """DP-SGD in which `per_step` of `num_trainers` trainers take part in a step, by turns in a random order.
 
-    Nobody is drawn twice before everybody had a turn, so the number of steps a trainer takes part in is known
-    beforehand; who takes part is treated as public and amplifies nothing.
+    No trainer has a second turn before all had one, so the number of steps of each is known beforehand. Who takes part
+    is treated as public: no amplification is claimed for it.
 
     **Guarantee**: (ε, δ)-differential privacy for adding or removing one example of any one trainer, towards those who
     see every trainer's release (`noise_shares=False`: each adds all the noise), or towards those who see the sums
@@ -480,16 +481,16 @@ class TrainersPlan(DpSgdPlan):
 
     @property
     def sampling_rate(self) -> float:
-        """q, the probability that a step takes a given example, or person, of a trainer who takes part."""
+        """Return q, the probability that a step takes a given unit of a trainer who takes part."""
         return self.expected_batch_size * self.num_trainers / (self.num_units * self.per_step)
 
     @property
     def turns(self) -> int:
-        """Steps in which everybody has at most one turn."""
+        """Return the number of steps in which every trainer has at most one turn."""
         return self.num_trainers // self.per_step
 
     def participations(self, steps: int) -> int:
-        """Return the most that a trainer takes part in the first `steps` steps."""
+        """Return how many of the first `steps` steps a trainer takes part in, at most."""
         return -(-steps // self.turns)
 
     @property
@@ -502,19 +503,20 @@ class TrainersPlan(DpSgdPlan):
 
     @property
     def noise_stddev(self) -> float:
-        """Of what one trainer adds to the sum of its clipped contributions, per coordinate."""
+        """Return the standard deviation of one trainer's noise on its sum, per coordinate."""
         whole = self.noise_multiplier * self.clip_norm
         return whole / sqrt(self.per_step) if self.noise_shares else whole
 
     @property
     def denominator(self) -> float:
-        """Its own part of the batch size: the average over the trainers of a step then has the whole."""
+        """Return B / per_step: averaging over the trainers of a step divides their total by B."""
         return self.expected_batch_size / self.per_step
 
     def mechanism(self, steps: int) -> PoissonGaussian:
-        # Which trainers a crash made repeat their steps is not kept: each is counted for all of them.
-        again = max(0, steps - self.steps)
-        return PoissonGaussian(self.sampling_rate, self.noise_multiplier, self.participations(steps - again) + again)
+        # Which trainers repeated steps after a crash is not recorded: each is counted for all repeated steps.
+        repeated = max(0, steps - self.steps)
+        total = self.participations(steps - repeated) + repeated
+        return PoissonGaussian(self.sampling_rate, self.noise_multiplier, total)
 
     @property
     def claim(self) -> PrivacyGuarantee:

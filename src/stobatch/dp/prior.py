@@ -1,9 +1,9 @@
-"""What a training starts from, where that is not random weights: what was read to make it, and what may be in it.
+"""The public prior: weights that a training starts from, the data they were made from, and the data they may contain.
 
-**Guarantee.** Weights that were made without the private records are a constant: the same for every two neighbouring
-data sets. A mechanism that starts from them is as private as one that starts from random weights, and whatever is
-computed from its releases and from the constant is post-processing. Of weights that may have seen the records none of
-this holds: they can carry a record past the noise, and no ε of the training counts that.
+**Guarantee.** Weights that were made without the private records are a constant: the same for all neighbouring data
+sets. A mechanism that starts from them is as private as one that starts from random weights, and everything computed
+from its releases and the constant is post-processing. This fails for weights that may have seen the records: they can
+reveal a record without noise, and the ε of the training does not count that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 UNKNOWN = "unknown"
-"""Among the names of data that weights may contain: nobody can say."""
+"""Stands for data that is not known, among the names of data that weights may contain."""
 _RELATED = tuple(
     re.compile(pattern)
     for pattern in (
@@ -23,31 +23,31 @@ _RELATED = tuple(
         r"cifar10(?!0).*|(80million|80m)?tinyimages.*",
     )
 )
-"""Data sets that share records, by their names in small letters and digits: Tiny ImageNet is a part of ImageNet."""
+"""Families of data sets that share records, by normalised names: Tiny ImageNet is a part of ImageNet."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """The weights that a training starts from, as their card describes them."""
+    """The weights that a training starts from, as described by their card."""
 
     name: str
     weights_sha256: str
     read: tuple[str, ...]
-    """What they were made from: each source with its licence, and its digest where it has one."""
+    """Sources that they were made from, with licence, and digest where there is one."""
     may_contain: tuple[str, ...]
     """Data sets whose records they may have seen, or `unknown`."""
     promise: str | None = None
-    """Of a run: what that run guarantees to the records that it was trained on."""
+    """For weights of a run: that run's guarantee to its own training records."""
     new_head: bool = False
-    """Whether the last layer is not taken from them."""
+    """Whether the last layer is initialised anew."""
     conflict: str | None = None
-    """Why they may contain the private records; None where nothing says so."""
+    """Why they may contain the private records; None if nothing suggests it."""
     tuned: str | None = None
-    """Why choosing how they are made may have told something of the private records; None where nothing says so."""
+    """Why their settings may have been chosen on the private records; None if nothing suggests it."""
 
     @property
     def assumption(self) -> str:
-        """What a guarantee assumes of a start that is said to be free of the private records."""
+        """Return the assumption of a guarantee that the prior does not contain the private records."""
         seen = ", ".join(self.may_contain) or "no data set by name"
         return (
             f"the weights that training starts from, {self.name} ({self.weights_sha256[:12]}…), were trained without "
@@ -57,6 +57,7 @@ class Prior:
 
     @property
     def objection(self) -> str:
+        """Return the objection to a prior that may contain the private records."""
         return (
             f"the weights that training starts from, {self.name} ({self.weights_sha256[:12]}…), may contain the "
             f"private records: {self.conflict}; ε counts the training alone, and accuracies may be those of records "
@@ -65,6 +66,7 @@ class Prior:
 
     @property
     def tuning_objection(self) -> str:
+        """Return the objection to a prior whose settings may have been chosen on the private data."""
         return (
             f"how the weights that training starts from, {self.name}, are made was chosen by looking at the private "
             f"data: {self.tuned}; that choice is not covered by this ε, which holds for this training alone"
@@ -80,18 +82,18 @@ class Prior:
 
 
 def find_tuning(tuned_on: Iterable[str], private: Iterable[str]) -> str | None:
-    """Say why a choice that was made by looking at some data sets was made by looking at the private one.
+    """Return why settings chosen on some data sets were chosen on the private one; None if they were not.
 
     >>> find_tuning(["mnist"], ["small_digits"]), find_tuning(["mnist"], ["cifar10"])
     ('somebody looked at mnist, and the private data are small_digits', None)
     """
-    own = list(private)
-    pairs = ((name, one) for name in tuned_on for one in own if _share_records(_plain(name), _plain(one)))
-    return next((f"somebody looked at {name}, and the private data are {one}" for name, one in pairs), None)
+    names = list(private)
+    pairs = ((name, other) for name in tuned_on for other in names if _share_records(_plain(name), _plain(other)))
+    return next((f"somebody looked at {name}, and the private data are {other}" for name, other in pairs), None)
 
 
 def find_conflict(may_contain: Iterable[str], private: Iterable[str]) -> str | None:
-    """Say why weights that may contain some data sets may contain the records of the private one, known by its names.
+    """Return why weights that may contain some data sets may contain the private records; None if they do not.
 
     >>> find_conflict(["imagenet"], ["tiny_imagenet"])
     'they may have seen imagenet, and the private data are tiny_imagenet'
@@ -101,9 +103,9 @@ def find_conflict(may_contain: Iterable[str], private: Iterable[str]) -> str | N
     for name in may_contain:
         if _plain(name) == UNKNOWN:
             return "their card says that nobody knows which records they have seen"
-        for own in private:
-            if _share_records(_plain(name), _plain(own)):
-                return f"they may have seen {name}, and the private data are {own}"
+        for other in private:
+            if _share_records(_plain(name), _plain(other)):
+                return f"they may have seen {name}, and the private data are {other}"
     return None
 
 

@@ -1,11 +1,11 @@
-"""What a search for settings costs that trains a random number of candidates and keeps the best.
+"""Private hyper-parameter search: the cost of training a random number of candidates and releasing the best.
 
-A fixed number of trainings of which the best is kept costs about as much as all of them together. With a random number
-K that nobody learns it costs two or three trainings (Papernot and Steinke, 2022, Theorems 2 and 6): K has a Poisson or
-a truncated negative binomial law, every candidate is the same random mechanism, the choice of its settings included,
-and the best one alone is released. docs/guarantees/search.md has the statement and its proof from theirs.
+Releasing the best of a fixed number of trainings costs about as much as all of them together. With a secret random
+number K it costs two or three trainings (Papernot and Steinke, 2022, Theorems 2 and 6): K has a Poisson or a truncated
+negative binomial distribution, every candidate is the same random mechanism, the choice of its settings included, and
+only the best one is released. docs/guarantees/search.md has the statement and its proof from theirs.
 
-The arithmetic is that of `dp-accounting` (`RepeatAndSelectDpEvent`), at whole Rényi orders.
+The arithmetic is that of `dp-accounting` (`RepeatAndSelectDpEvent`), at integer Rényi orders.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from stobatch.errors import SettingError
 from stobatch.seeds import Stream
 
 MOST_RUNS = 1000.0
-"""Candidates on average, at most."""
+"""The largest mean number of candidates."""
 LEAST_DELTA = 1e-10
 _ROUNDING = 1e-12
-"""Taken from δ: well over what float64 gets wrong of the law that the number of candidates is drawn from."""
+"""Subtracted from δ: far more than the error of float64 in drawing the number of candidates."""
 _LARGEST_COUNT = 1_000_000
 
 
 @dataclass(frozen=True)
 class RunLaw:
-    """The law of the number of candidates: Poisson where `shape` is infinite, else a truncated negative binomial.
+    """The distribution of the number of candidates: Poisson if `shape` is infinite, else truncated negative binomial.
 
-    A shape of 1 is the geometric law, 0 the logarithmic one. A Poisson number may be 0: then nothing is trained, and
-    nothing is released.
+    A shape of 1 is the geometric distribution, 0 the logarithmic one. A Poisson number may be 0: then nothing is
+    trained or released.
 
     >>> law = RunLaw(mean=5.0, shape=math.inf)
-    >>> round(law.probability(0), 4), round(law.at_most(10), 3)
-    (0.0067, 0.986)
+    >>> [round(probability, 4) for _, probability in zip(range(3), law.probabilities())]
+    [0.0067, 0.0337, 0.0842]
     """
 
     mean: float
@@ -56,7 +56,7 @@ class RunLaw:
                 remedy="Use a number above 1, such as 5.",
             )
         if not self.shape >= 0:
-            raise SettingError(f"shape={self.shape} is no shape of a law.", remedy="Use 0, 0.5 or 1.")
+            raise SettingError(f"shape={self.shape} is negative.", remedy="Use 0, 0.5 or 1.")
 
     @property
     def is_poisson(self) -> bool:
@@ -64,43 +64,37 @@ class RunLaw:
 
     @property
     def success(self) -> float:
-        """γ of the truncated negative binomial law, found from its mean."""
+        """Return γ of the truncated negative binomial distribution with this mean."""
         if self.shape == 1:
             return 1 / self.mean
         low, high = 1e-12, 1 - 1e-12
         return float(brentq(lambda gamma: _mean(gamma, self.shape) - self.mean, low, high, xtol=1e-15, rtol=1e-13))
 
-    def _probabilities(self) -> Iterator[float]:
-        """Yield P(K = 0), P(K = 1), ... by the ratio of one to the next."""
+    def probabilities(self) -> Iterator[float]:
+        """Yield P(K = 0), P(K = 1), ... by the ratios of successive probabilities."""
         if self.is_poisson:
-            now = math.exp(-self.mean)
-            yield now
+            probability = math.exp(-self.mean)
+            yield probability
             for count in range(1, _LARGEST_COUNT):
-                now *= self.mean / count
-                yield now
+                probability *= self.mean / count
+                yield probability
             return
         eta, gamma = self.shape, self.success
         rest = 1 - gamma
-        now = rest / -math.log(gamma) if eta == 0 else eta * rest / math.expm1(-eta * math.log(gamma))
+        probability = rest / -math.log(gamma) if eta == 0 else eta * rest / math.expm1(-eta * math.log(gamma))
         yield 0.0
-        yield now
+        yield probability
         for count in range(1, _LARGEST_COUNT):
-            now *= rest * (count + eta) / (count + 1)
-            yield now
-
-    def probability(self, count: int) -> float:
-        return next(p for number, p in enumerate(self._probabilities()) if number == count)
-
-    def at_most(self, count: int) -> float:
-        return math.fsum(p for _, p in zip(range(count + 1), self._probabilities(), strict=False))
+            probability *= rest * (count + eta) / (count + 1)
+            yield probability
 
     def draw(self, stream: Stream) -> int:
-        """Draw a number of candidates by its distribution function from 64 random bits."""
+        """Draw a number of candidates by inverting its distribution function at 64 random bits."""
         uniform = (int(next(stream.blocks(1))[0]) + 0.5) / 2**64
-        below = 0.0
-        for count, probability in enumerate(self._probabilities()):
-            below += probability
-            if uniform < below:
+        cumulative = 0.0
+        for count, probability in enumerate(self.probabilities()):
+            cumulative += probability
+            if uniform < cumulative:
                 return count
         return _LARGEST_COUNT
 
@@ -126,9 +120,9 @@ class AnyOfDpEvent(dp_event.DpEvent):  # type: ignore[misc]
 
 
 class RenyiAccountant(rdp.RdpAccountant):  # type: ignore[misc]
-    """Rényi accounting that also knows `AnyOfDpEvent`, by the largest divergence at each order.
+    """Rényi accounting with `AnyOfDpEvent`: the largest divergence at each order.
 
-    E exp((α - 1) D_α) is convex, so a mixture is no further apart than the part that is furthest apart.
+    exp((α - 1) D_α) is jointly convex, so a mixture's divergence is at most the largest of its parts.
     """
 
     _rdp: NDArray[np.float64]
@@ -150,11 +144,11 @@ class RenyiAccountant(rdp.RdpAccountant):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Search:
-    """A search: what its candidates may be, how each is scored, and the law of their number.
+    """A search: the possible trainings of a candidate, the noise on its score, and the distribution of their number.
 
-    A record is held out in a candidate, and moves its score by at most 1, or it is trained on, and the score is
-    computed from the model and from other records. So a candidate is a training or a noisy score, never both. The same
-    is said of persons where they are what is held out as one.
+    For a candidate, a record is either held out, and changes the score by at most 1, or trained on, and the score is
+    computed from the model and other records. So towards a record a candidate is a training or a noisy score, never
+    both. Where persons are held out as a whole, this holds for persons.
 
     **Guarantee**: the best candidate's model, settings and noisy score are (epsilon(δ), δ)-differentially private when
     one record is added or removed, if the number of candidates and every other candidate stay secret.
@@ -167,7 +161,7 @@ class Search:
 
     mechanisms: tuple[PoissonGaussian, ...]
     score_noise: float
-    """Standard deviation of the noise on the number of held-out records that are classified rightly."""
+    """Standard deviation of the noise on the number of held-out records that are classified correctly."""
     law: RunLaw
 
     def __post_init__(self) -> None:
@@ -180,18 +174,18 @@ class Search:
 
     @property
     def event(self) -> dp_event.DpEvent:
-        """The whole search in the words of `dp-accounting`."""
+        """Return the whole search as a `dp-accounting` event."""
         trainings = [one.event for one in dict.fromkeys(self.mechanisms)]
         candidate = AnyOfDpEvent([*trainings, dp_event.GaussianDpEvent(self.score_noise)])
         return dp_event.RepeatAndSelectDpEvent(candidate, self.law.mean, self.law.shape)
 
     def epsilon(self, delta: float) -> float:
-        """Return the ε of the whole search at this δ: an upper bound."""
+        """Return ε of the whole search at this δ: an upper bound."""
         check_delta(delta)
         if delta < LEAST_DELTA:
             raise SettingError(
                 f"delta={delta:g} is too small for a search.",
-                why="How the number of candidates is drawn is known to about 1e-15.",
+                why="The distribution of the number of candidates is exact to about 1e-15 only.",
                 remedy=f"Use {LEAST_DELTA:g} or more.",
             )
         return _search_epsilon(self, float(delta))
@@ -199,16 +193,16 @@ class Search:
 
 @dataclass(frozen=True)
 class Searched:
-    """What the plan of a candidate says of the search that it is part of."""
+    """The search that a training is a candidate of, as its plan describes it."""
 
     search: Search
     candidate_epsilon: float
-    """Of each candidate by itself: what its noise is chosen for."""
+    """The ε of each candidate by itself, which its noise is chosen for."""
     combinations: int
     held_out: int
     score: str
     word: str = "record"
-    """What is held out as one."""
+    """What is held out as a whole: "record" or "person"."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the public numbers of the search, ready for JSON."""
@@ -225,7 +219,7 @@ class Searched:
         }
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return what the cost of a search rests on."""
+        """Return the assumptions of a search's cost."""
         return (
             f"this training is the best of a random number of trainings ({self.search.law}), which was drawn in secret "
             "before the first of them and is told to nobody; of the others nothing is released",
@@ -243,9 +237,8 @@ class Searched:
 def _search_epsilon(search: Search, delta: float) -> float:
     accountant = RenyiAccountant(orders=RENYI_ORDERS)
     accountant.compose(search.event)
-    found = float(accountant.get_epsilon(delta - _ROUNDING))
-    # As in `dp.accounting`: rounding of orders up to 1024 is nothing beside a ten-millionth of ε.
-    return found * (1 + 1e-9)
+    # As in `dp.accounting`: 1e-9 of ε exceeds the rounding of orders up to 1024.
+    return float(accountant.get_epsilon(delta - _ROUNDING)) * (1 + 1e-9)
 
 
 def budget_of_candidates(
@@ -253,16 +246,18 @@ def budget_of_candidates(
 ) -> float:
     """Return the largest ε of one candidate with which the whole search stays within the target.
 
-    `trainings` are the sampling rate and the number of steps of each possible candidate; each gets the least noise
-    within that ε. The number returned has itself been accounted.
+    `trainings` are the sampling rate and the number of steps of each possible candidate; each gets the smallest noise
+    within that ε. The result itself has been accounted.
     """
 
-    def whole(own: float) -> float:
+    def search_epsilon(candidate_epsilon: float) -> float:
         mechanisms = tuple(
-            PoissonGaussian(rate, noise_for(own, delta, rate, steps), steps) for rate, steps in dict.fromkeys(trainings)
+            PoissonGaussian(rate, noise_for(candidate_epsilon, delta, rate, steps), steps)
+            for rate, steps in dict.fromkeys(trainings)
         )
         return Search(mechanisms, score_noise, law).epsilon(delta)
 
+    # With practically private trainings, what remains is the cost of the scores.
     alone = Search((PoissonGaussian(1e-6, 1e4, 1),), score_noise, law).epsilon(delta)
     if alone > target_epsilon:
         raise SettingError(
@@ -270,14 +265,14 @@ def budget_of_candidates(
             remedy="Raise search.score_noise, or method.epsilon, or lower search.mean.",
         )
     low, high = target_epsilon / 64, target_epsilon
-    if whole(low) > target_epsilon:
+    if search_epsilon(low) > target_epsilon:
         raise SettingError(
             f"epsilon={target_epsilon:g} is out of reach of a search of {law.mean:g} candidates on average.",
             remedy="Raise method.epsilon, or lower search.mean.",
         )
     while high - low > 1e-3 * target_epsilon:
         middle = (low + high) / 2
-        low, high = (middle, high) if whole(middle) <= target_epsilon else (low, middle)
-    # A number that people can read, and still within the target.
+        low, high = (middle, high) if search_epsilon(middle) <= target_epsilon else (low, middle)
+    # Rounded down to five digits, which stays within the target.
     digits = 10.0 ** (4 - math.floor(math.log10(low)))
     return math.floor(low * digits) / digits

@@ -334,7 +334,7 @@ class Federation:
             )
         rounds = self.rounds
         final = self.plan.recorded(rounds, self.excluded)
-        self.optimiser.adopt_average()
+        self.optimiser.use_average()
         self.network.calibrate()
         model = serialise_tensors(self.network.state_dict(), {"config_hash": self.terms.training_hash})
         FederationAccount(

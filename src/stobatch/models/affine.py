@@ -3,7 +3,7 @@
 It is where privacy noise and robustness noise enter, its transpose is the decoder of the auto-encoder, and its norms
 bound what an attacker or a neighbouring data set can change. It has no bias, as in the paper.
 
-Whatever meets θ1 in `forward` and `decode` is noted for the tape of DP-SGD, if one is open.
+Every use of θ1 in `forward` and `decode` is recorded for the tape of DP-SGD, if one is open.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.grad import conv2d_weight
 
-from stobatch.dp.layer_gradients import ConvGradients, LinearGradients, WeightForm, Window, know, note
+from stobatch.dp.layer_gradients import ConvGradients, LinearGradients, WeightForm, Window, record_use, register_layer
 from stobatch.errors import ModelError
 from stobatch.models.spectrum import largest_eigenvalue
 
@@ -205,12 +205,12 @@ class ConvEncoder(AffineEncoder):
             hidden = self.phases.convolve(inputs, self.weight)
         else:
             hidden = F.conv2d(inputs, self.weight, stride=self.stride, padding=self.padding)
-        note(self, inputs, hidden, WeightForm.WEIGHT)
+        record_use(self, inputs, hidden, WeightForm.WEIGHT)
         return hidden
 
     def decode(self, hidden: Tensor) -> Tensor:
         decoded = _transpose(hidden, self.weight, torch.Size(self.input_shape[1:]), self.stride, self.padding)
-        note(self, hidden, decoded, WeightForm.TRANSPOSE)
+        record_use(self, hidden, decoded, WeightForm.TRANSPOSE)
         return decoded
 
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
@@ -256,12 +256,12 @@ class DenseEncoder(AffineEncoder):
     def forward(self, inputs: Tensor) -> Tensor:
         rows = inputs.flatten(1)
         hidden = rows @ self.weight.t()
-        note(self, rows, hidden, WeightForm.WEIGHT)
+        record_use(self, rows, hidden, WeightForm.WEIGHT)
         return hidden
 
     def decode(self, hidden: Tensor) -> Tensor:
         decoded = hidden @ self.weight
-        note(self, hidden, decoded, WeightForm.TRANSPOSE)
+        record_use(self, hidden, decoded, WeightForm.TRANSPOSE)
         return decoded.reshape(-1, *self.input_shape)
 
     @torch.no_grad()
@@ -282,5 +282,5 @@ class _ConvEncoderGradients(ConvGradients):
         return Window((layer.stride, layer.stride), (layer.padding, layer.padding))
 
 
-know(ConvEncoder, _ConvEncoderGradients)
-know(DenseEncoder, LinearGradients)
+register_layer(ConvEncoder, _ConvEncoderGradients)
+register_layer(DenseEncoder, LinearGradients)

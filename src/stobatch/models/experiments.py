@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from stobatch.dp.clipping import stirred
+from stobatch.dp.clipping import perturbed_weights
 from stobatch.dp.mixing import FEW_ROWS, SAME_SCORES, require_no_mixing_layers
 from stobatch.errors import ModelError
 from stobatch.models.classifier import Classifier
@@ -102,7 +102,7 @@ def _require_same_in_batches(network: Classifier, rows: int) -> None:
 def _require_whole_input(network: Classifier) -> None:
     """Change one part of the input after the other, and see whether any score moves."""
     axes = ("channel", "row", "column") if len(network.input_shape) == 3 else ("value",)
-    with stirred(network):
+    with perturbed_weights(network):
         for axis, name in enumerate(axes):
             ignored = _ignored(network, axis)
             share = len(ignored) / network.input_shape[axis]

@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.dp.layer_gradients import (
-    AT_A_TIME,
+    NUMBERS_AT_ONCE,
     ConvGradients,
     LayerGradients,
     LayerUse,
     WeightForm,
     class_pairs,
-    is_known,
-    know,
-    note,
+    has_layer_gradients,
+    record_use,
+    register_layer,
     sign,
-    squared_lengths,
+    squared_norm_bounds,
 )
 
 N = TypeVar("N", bound=nn.Module)
@@ -51,7 +51,7 @@ class AdaptedLinear(Adapted, nn.Linear):  # type: ignore[override]
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = F.linear(inputs, self.weight, self.bias)
-        note(self, inputs, outputs, WeightForm.WEIGHT)
+        record_use(self, inputs, outputs, WeightForm.WEIGHT)
         return outputs
 
 
@@ -60,7 +60,7 @@ class AdaptedConv2d(Adapted, nn.Conv2d):  # type: ignore[override]
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self._conv_forward(inputs, self.weight, self.bias)
-        note(self, inputs, outputs, WeightForm.WEIGHT)
+        record_use(self, inputs, outputs, WeightForm.WEIGHT)
         return outputs
 
 
@@ -74,7 +74,7 @@ def adapter_size(layer: nn.Module, rank: int) -> int | None:
     >>> adapter_size(nn.Linear(100, 10), 2), adapter_size(nn.Linear(4, 3), 2), adapter_size(nn.ReLU(), 2)
     (220, None, None)
     """
-    if type(layer) not in _ADAPTED or not is_known(layer):
+    if type(layer) not in _ADAPTED or not has_layer_gradients(layer):
         return None
     weight = layer.get_parameter("weight")
     size = rank * (len(weight) + weight[0].numel())
@@ -140,7 +140,7 @@ class _AdapterGradients(LayerGradients):
         for some, formed in self._whole():
             at_up[some] += formed @ down.mT
             at_down[some] += up.mT @ formed
-        self.of = self._trained({"up": at_up, "down": self._as_stored(at_down), "bias": bias})
+        self.gradients = self._trained({"up": at_up, "down": self._as_stored(at_down), "bias": bias})
 
     def _rows(self, kind: WeightForm) -> Iterator[tuple[Tensor, Tensor]]:
         """(inputs, gradients) as examples x rows of each x values, of a few examples at a time."""
@@ -162,41 +162,41 @@ class _AdapterGradients(LayerGradients):
         return at_down
 
     def squared_norms(self) -> Tensor:
-        return torch.stack([squared_lengths(value) for value in self.of.values()]).sum(0)
+        return torch.stack([squared_norm_bounds(value) for value in self.gradients.values()]).sum(0)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        return {name: (weights @ value.flatten(1)).view(value.shape[1:]) for name, value in self.of.items()}
+        return {name: (weights @ value.flatten(1)).view(value.shape[1:]) for name, value in self.gradients.items()}
 
 
 class _LinearAdapterGradients(_AdapterGradients):
     """Of an adapted linear layer."""
 
-    def __init__(self, layer: nn.Module, met: list[LayerUse], num_examples: int) -> None:
-        super().__init__(layer, met, num_examples)
+    def __init__(self, layer: nn.Module, uses: list[LayerUse], num_examples: int) -> None:
+        super().__init__(layer, uses, num_examples)
         assert isinstance(layer, AdaptedLinear)
         self.weight = layer.weight.detach()
         none = self.weight.new_zeros(num_examples, len(self.weight))
-        bias = sum((use.rows(num_examples)[1].sum(1) for use in self.met[WeightForm.WEIGHT]), start=none)
+        bias = sum((use.rows(num_examples)[1].sum(1) for use in self.uses[WeightForm.WEIGHT]), start=none)
         self._form(layer.up.detach(), layer.down.detach(), bias)
 
     def _rows(self, kind: WeightForm) -> Iterator[tuple[Tensor, Tensor]]:
-        uses = [use.rows(self.num_examples) for use in self.met[kind]]
+        uses = [use.rows(self.num_examples) for use in self.uses[kind]]
         if uses:
             a, g = (torch.cat(values, 1) for values in zip(*uses, strict=True))
             yield from zip(torch.split(a, self._few), torch.split(g, self._few), strict=True)
 
     @property
     def _few(self) -> int:
-        at_a_time = AT_A_TIME.get(self.weight.device.type, AT_A_TIME["cpu"])
-        return max(1, at_a_time // self.weight.numel())
+        numbers_at_once = NUMBERS_AT_ONCE.get(self.weight.device.type, NUMBERS_AT_ONCE["cpu"])
+        return max(1, numbers_at_once // self.weight.numel())
 
     def _whole(self) -> Iterator[tuple[slice, Tensor]]:
         yield from super()._whole()
-        # As in `LinearGradients`: the pair (j, k) pulls at row j with +h S r, and at row k with -h S r.
+        # As in `LinearGradients`: the pair (j, k) adds +h S ⊙ r to row j and -h S ⊙ r to row k.
         pair_first, pair_second = class_pairs(len(self.weight), self.weight.device)
         first = 0
-        for radius, pulled in self._rows(WeightForm.DIFFERENCES):
-            pairs = sign(self.weight[pair_first] - self.weight[pair_second]) * torch.bmm(pulled.mT, radius)
+        for radius, gradient in self._rows(WeightForm.DIFFERENCES):
+            pairs = sign(self.weight[pair_first] - self.weight[pair_second]) * torch.bmm(gradient.mT, radius)
             formed = pairs.new_zeros(len(radius), *self.weight.shape)
             yield (
                 slice(first, first + len(radius)),
@@ -210,15 +210,15 @@ class _ConvAdapterGradients(_AdapterGradients, ConvGradients):
 
     takes_bfloat16 = False
 
-    def __init__(self, layer: nn.Module, met: list[LayerUse], num_examples: int) -> None:
-        LayerGradients.__init__(self, layer, met, num_examples)
+    def __init__(self, layer: nn.Module, uses: list[LayerUse], num_examples: int) -> None:
+        LayerGradients.__init__(self, layer, uses, num_examples)
         assert isinstance(layer, AdaptedConv2d)
         self.window, self.weight = self.window_of(layer), layer.weight.detach()
         down = layer.down.detach().view(-1, *self.weight.shape[1:])
-        self._form(layer.up.detach(), self._by_row(down), self._of_bias())
+        self._form(layer.up.detach(), self._by_row(down), self._bias_gradients())
 
     def _rows(self, kind: WeightForm) -> Iterator[tuple[Tensor, Tensor]]:
-        if self.met[kind]:
+        if self.uses[kind]:
             yield from ConvGradients._rows(self, kind)
 
     def _by_row(self, kernels: Tensor) -> Tensor:
@@ -230,5 +230,5 @@ class _ConvAdapterGradients(_AdapterGradients, ConvGradients):
         return kernels.permute(0, 1, 4, 2, 3).flatten(2)
 
 
-know(AdaptedLinear, _LinearAdapterGradients)
-know(AdaptedConv2d, _ConvAdapterGradients)
+register_layer(AdaptedLinear, _LinearAdapterGradients)
+register_layer(AdaptedConv2d, _ConvAdapterGradients)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.dp.layer_gradients import ConvGradients, GroupNormGradients, WeightForm, know, note
+from stobatch.dp.layer_gradients import ConvGradients, GroupNormGradients, WeightForm, record_use, register_layer
 
 Shape = tuple[int, int, int]
 Norm = Callable[[tuple[int, ...]], nn.Module]
@@ -31,7 +31,7 @@ class CentredConv2d(nn.Conv2d):
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self._conv_forward(inputs, self.centred(), self.bias)
-        note(self, inputs, outputs, WeightForm.WEIGHT)
+        record_use(self, inputs, outputs, WeightForm.WEIGHT)
         return outputs
 
 
@@ -40,13 +40,13 @@ class _CentredGradients(ConvGradients):
 
     always_formed = True
 
-    def _of_some(self, patches: Tensor, gradients: Tensor) -> Tensor:
+    def _from_rows(self, patches: Tensor, gradients: Tensor) -> Tensor:
         # Σ g aᵀ less one number for each map, Σ g mean(a): patches themselves are too many to be written again.
         common = torch.bmm(patches.mean(2, keepdim=True).mT, gradients)
         return torch.baddbmm(common.expand(-1, patches.shape[2], -1), patches.mT, gradients, beta=-1)
 
 
-know(CentredConv2d, _CentredGradients)
+register_layer(CentredConv2d, _CentredGradients)
 
 
 class RoughGroupNorm(nn.GroupNorm):
@@ -61,11 +61,11 @@ class RoughGroupNorm(nn.GroupNorm):
                 outputs = F.group_norm(*given, self.eps)
         else:
             outputs = super().forward(inputs)
-        note(self, inputs, outputs, WeightForm.WEIGHT)
+        record_use(self, inputs, outputs, WeightForm.WEIGHT)
         return outputs
 
 
-know(RoughGroupNorm, GroupNormGradients)
+register_layer(RoughGroupNorm, GroupNormGradients)
 
 
 class ResidualBlock(nn.Module):

@@ -1,6 +1,6 @@
-"""Descent on released gradients: SGD with momentum, or Adam, and the moving average of weights that becomes the model.
+"""Optimisers for released gradients: SGD with momentum, or Adam, with the moving average of weights for the model.
 
-All of it is post-processing: what it reads is what a step released, noise included.
+All of it is post-processing of the released, noisy gradients.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from stobatch.training.descent import without_compiler
 
 
 class Averaged(without_compiler(torch.optim.Optimizer)):  # type: ignore[misc]
-    """A rule that moves parameters; average ← decay·average + (1 - decay)·θ after it, with a quicker decay at first."""
+    """An optimiser with average ← decay·average + (1 - decay)·θ after each step, with a smaller decay at first."""
 
     @abstractmethod
     def _move(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """Move one parameter. `state` is its own, and empty but for the average before the first step."""
+        """Update one parameter in place. `state` is its own: count, moving (momentum) and average."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -39,14 +39,14 @@ class Averaged(without_compiler(torch.optim.Optimizer)):  # type: ignore[misc]
                     state["average"] = parameter.detach().clone()
                 self._move(parameter, parameter.grad, state, group)
                 count = float(state["count"])
-                # The first steps start far off; without this the average would remember them for 1/(1 - decay) steps.
+                # Otherwise the average would contain the first, bad weights for about 1/(1 - decay) steps.
                 decay = min(group["decay"], (1 + count) / (10 + count))
                 state["average"].mul_(decay).add_(parameter, alpha=1 - decay)
                 state["count"] += 1
 
     @torch.no_grad()
-    def adopt_average(self) -> None:
-        """Make the average the parameters. Doing so twice changes nothing."""
+    def use_average(self) -> None:
+        """Replace the parameters by the average; idempotent."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if self.state[parameter]:
@@ -54,7 +54,7 @@ class Averaged(without_compiler(torch.optim.Optimizer)):  # type: ignore[misc]
 
 
 class AveragedSGD(Averaged):
-    """θ ← θ - lr·m, m ← momentum·m + g."""
+    """SGD with momentum: m ← momentum·m + g, θ ← θ - lr·m."""
 
     def __init__(self, params: Iterable[nn.Parameter], *, lr: float, momentum: float, decay: float) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
@@ -65,7 +65,7 @@ class AveragedSGD(Averaged):
 
 
 class AveragedAdam(Averaged):
-    """θ ← θ - lr·m̂/(√v̂ + 1e-8), m and v moving averages of g and g², without the share of their start (Adam)."""
+    """Adam: θ ← θ - lr·m̂/(√v̂ + 1e-8), with m̂ and v̂ bias-corrected moving averages of g and g²."""
 
     FIRST, SECOND, FLOOR = 0.9, 0.999, 1e-8
 
@@ -82,7 +82,7 @@ class AveragedAdam(Averaged):
 
 
 def make_descent(parameters: Iterable[nn.Parameter], training: TrainingConfig, method: DpSgdSettings) -> Averaged:
-    """Return the rule that the settings name."""
+    """Return the optimiser that the settings name."""
     if training.optimiser == "adam":
         return AveragedAdam(parameters, lr=training.learning_rate, decay=method.average_decay)
     return AveragedSGD(parameters, lr=training.learning_rate, momentum=method.momentum, decay=method.average_decay)

@@ -1,8 +1,9 @@
-"""Per-example losses for DP-SGD: whatever an example is made into, it stays one contribution.
+"""Per-example losses and random views for DP-SGD: everything derived from an example is part of its one gradient.
 
-Each term turns an example into a loss by means of that example alone: its noisy views, its own adversarial point, the
-bounds of its own box. So the gradient of any mixture is one vector per example, and clipping that vector bounds what
-the example can do, however many views and attacks went into it.
+Each term computes an example's loss from that example alone: its noisy views, its own adversarial point, the bounds of
+its own box. So the gradient of any weighted sum is one vector per example, and clipping that vector bounds the
+example's contribution, however many views and attacks it contains. Augmented copies stored as records of their own
+would cost privacy; views inside the contribution do not.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.bounds.boxes import Box, worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.dp.clipping import Batch
 from stobatch.models import Classifier, HandedOver, Layered, Network
 from stobatch.models.scattering import Scattering
 from stobatch.published.losses import reconstruction_losses
+from stobatch.types import PAPER_RANGE
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """How far training has come towards its full difficulty: 0 while warming up, then a straight line to 1."""
+    """A schedule from 0 during the warm-up linearly to 1, for radii and weights of hard losses."""
 
     warm_up: float
     length: float
 
     def share(self, progress: float) -> float:
-        """For progress from 0 to 1.
+        """Return the value at this progress, the share of steps done.
 
         >>> [Ramp(0.2, 0.5).share(progress) for progress in (0.1, 0.45, 0.9)]
         [0.0, 0.5, 1.0]
@@ -44,17 +46,17 @@ class Ramp:
 
 
 class Term(ABC):
-    """One way to make a loss of an example. `share` is how much of the full difficulty applies."""
+    """One per-example loss. `share` is the ramp's value, from 0 to 1."""
 
     ramped: bool = False
-    """Whether it waits for the ramp; until then its weight belongs to plain cross-entropy."""
+    """Whether its weight follows the ramp; the rest of its weight goes to plain cross-entropy."""
     takes_features: bool = False
-    """Whether features of a fixed first layer may stand in the examples' place."""
+    """Whether features of a fixed first layer may replace the inputs."""
 
     def prepare(
         self, network: Classifier, inputs: Tensor, labels: Tensor, share: float, normal: NormalSampler
     ) -> Batch:
-        """Return what the loss needs beside inputs and labels, with one leading entry per example; held fixed."""
+        """Return further tensors that the loss needs, constant during the step, with one leading entry per example."""
         return ()
 
     @abstractmethod
@@ -63,12 +65,12 @@ class Term(ABC):
 
 
 NormalSampler = Callable[[tuple[int, ...]], Tensor]
-"""Standard normal numbers of a shape, fresh at every call and independent of all data."""
+"""Returns standard normal numbers of a shape, fresh at every call and independent of all data."""
 
 
 @final
 class CrossEntropy(Term):
-    """Of the example as it is."""
+    """Cross-entropy on the clean example."""
 
     takes_features = True
 
@@ -78,8 +80,11 @@ class CrossEntropy(Term):
 
 @final
 @dataclass(frozen=True)
-class IntervalBounds(Term):
-    """Of the worst that interval bounds allow in the example's box; the box grows along the ramp."""
+class IBP(Term):
+    """Cross-entropy on the worst-case scores of interval bound propagation (Gowal et al., 2019).
+
+    The box's radius follows the ramp.
+    """
 
     radius: float
     ramped = True
@@ -88,26 +93,26 @@ class IntervalBounds(Term):
         return F.cross_entropy(self.worst(network, inputs, labels, share), labels, reduction="none")
 
     def worst(self, network: nn.Module, inputs: Tensor, labels: Tensor, share: float) -> Tensor:
-        """Return the scores, less the label's, that are worst for each example."""
+        """Return upper bounds on score_k - score_label, examples x classes k."""
         assert isinstance(network, Layered | HandedOver)
         layers = network.layers if isinstance(network, Layered) else network.module
-        return worst_case_scores(layers, Box.around(inputs, share * self.radius), labels)
+        return worst_case_scores(layers, TrainingBox.around(inputs, share * self.radius), labels)
 
 
 Attack = Callable[[Classifier, Tensor, Tensor, float], Tensor]
-"""From a network, examples, labels and a radius to a point for each example, crafted from that example alone."""
+"""Maps a network, inputs, labels and a radius to adversarial points, each crafted from its own example alone."""
 
 
 @final
 @dataclass(frozen=True)
-class SmallBox(Term):
-    """Of the worst that interval bounds allow in a small box around the example's own adversarial point (SABR).
+class SABR(Term):
+    """IBP loss in a small box around the example's own adversarial point (SABR, Müller et al., 2023).
 
-    `box_share` of the radius is the small box's, the attack has the rest, so the box stays in the example's own. At 1
-    it is `IntervalBounds`, near 0 `Adversarial` (Müller et al., 2023).
+    The small box has `box_share` of the radius and the attack the rest, so it stays inside the example's own box. At 1
+    it is `IBP`, near 0 `Adversarial`.
 
-    **Guarantee.** The point is crafted from this example and the present parameters, which are released: no other
-    example, and no number that several share. So an example's contribution is its own, and clipping bounds it as ever.
+    **Guarantee.** The point is crafted from this example and the current parameters, which are released: from no other
+    example and no shared random numbers. So the contribution depends on this example alone, and clipping bounds it.
     """
 
     radius: float
@@ -121,18 +126,17 @@ class SmallBox(Term):
         return (self.attack(network, inputs, labels, (1 - self.box_share) * share * self.radius),)
 
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
-        return IntervalBounds(self.box_share * self.radius).losses(network, prepared[0], labels, (), share)
+        return IBP(self.box_share * self.radius).losses(network, prepared[0], labels, (), share)
 
 
 @final
 @dataclass(frozen=True)
-class MixedScores(Term):
-    """Of scores between those at the example's own adversarial point and the worst in its box (CC-IBP).
+class CCIBP(Term):
+    """Cross-entropy on a convex combination of adversarial and worst-case scores (CC-IBP, De Palma et al., 2024).
 
-    `box_share` is the weight of the worst ones. At 1 it is `IntervalBounds`, near 0 `Adversarial` (De Palma et al.,
-    2024).
+    `box_share` is the weight of the worst-case ones. At 1 it is `IBP`, near 0 `Adversarial`.
 
-    **Guarantee.** As for `SmallBox`: nothing of another example enters.
+    **Guarantee.** As for `SABR`: no other example is used.
     """
 
     radius: float
@@ -146,17 +150,17 @@ class MixedScores(Term):
         return (self.attack(network, inputs, labels, share * self.radius),)
 
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
-        # Worst scores are differences from the label's, and so are made those at the point; the softmax does not mind.
-        attacked = network(prepared[0])
-        gaps = attacked - attacked.gather(1, labels[:, None])
-        worst = IntervalBounds(self.radius).worst(network, inputs, labels, share)
-        return F.cross_entropy((1 - self.box_share) * gaps + self.box_share * worst, labels, reduction="none")
+        # Worst-case scores are relative to the label's; make adversarial ones relative too, which softmax ignores.
+        scores = network(prepared[0])
+        adversarial = scores - scores.gather(1, labels[:, None])
+        worst = IBP(self.radius).worst(network, inputs, labels, share)
+        return F.cross_entropy((1 - self.box_share) * adversarial + self.box_share * worst, labels, reduction="none")
 
 
 @final
 @dataclass(frozen=True)
 class Adversarial(Term):
-    """Of the example's own adversarial point; `attack` crafts it against the present network."""
+    """Cross-entropy at the example's own adversarial point, crafted against the current network."""
 
     radius: float
     attack: Attack
@@ -174,7 +178,10 @@ class Adversarial(Term):
 @final
 @dataclass(frozen=True)
 class Margin(Term):
-    """Of the example with its scattering moved against it, as far in l2 as a picture within the radius could, about."""
+    """Cross-entropy at scattering features moved against the label by `radius` in l2.
+
+    Scattering is almost 1-Lipschitz, so these are about as far as features of an input within the radius can be.
+    """
 
     radius: float
     ramped = True
@@ -190,11 +197,12 @@ class Margin(Term):
         assert isinstance(head, nn.Linear)
         features = front(inputs)
         scores = head(features.flatten(1))
+        # The gradient of the loss at the features is errors · W; lifted, it is a gradient at the maps.
         errors = scores.softmax(1) - F.one_hot(labels, scores.shape[1])
-        against = front.lifted(errors @ head.weight)
-        lengths = against.flatten(1).norm(dim=1).clamp(min=torch.finfo(against.dtype).tiny)
-        moved = front.folded(against * (share * self.radius / lengths).view(-1, 1, 1, 1))
-        return ((features + moved).flatten(1),)
+        gradient = front.lifted(errors @ head.weight)
+        norms = gradient.flatten(1).norm(dim=1).clamp(min=torch.finfo(gradient.dtype).tiny)
+        shift = front.folded(gradient * (share * self.radius / norms).view(-1, 1, 1, 1))
+        return ((features + shift).flatten(1),)
 
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
         assert isinstance(network, Layered)
@@ -204,12 +212,12 @@ class Margin(Term):
 @final
 @dataclass(frozen=True)
 class NoisyViews(Term):
-    """The mean over several noisy views of the example, as a smoothed classifier will see it.
+    """Mean cross-entropy over several noisy views of the example, as in randomised smoothing.
 
-    With a radius all views are moved first, by one shift within it in l2, against the example: steps of the gradient of
-    their mean loss (SmoothAdv, Salman et al., 2019). The radius grows along the ramp.
+    With a radius all views are first moved by one adversarial shift within it in l2, by gradient steps on their mean
+    loss (SmoothAdv, Salman et al., 2019). The radius follows the ramp.
 
-    **Guarantee.** As for `SmallBox`: the shift is the example's own.
+    **Guarantee.** As for `SABR`: the shift depends on this example alone.
     """
 
     draw: Callable[[tuple[int, ...], NormalSampler], Tensor]
@@ -222,31 +230,32 @@ class NoisyViews(Term):
     ) -> Batch:
         views = inputs.unsqueeze(1) + self.draw((len(inputs), self.num_views, *inputs.shape[1:]), normal).to(inputs)
         if share * self.radius and len(inputs):
-            views = views + self._against(network, views, labels, share * self.radius)
+            views = views + self._adversarial_shift(network, views, labels, share * self.radius)
         return (views,)
 
-    def _against(self, network: Classifier, views: Tensor, labels: Tensor, radius: float) -> Tensor:
-        """Return a shift for each example, with a second dimension for its views."""
+    def _adversarial_shift(self, network: Classifier, views: Tensor, labels: Tensor, radius: float) -> Tensor:
+        """Return a shift for each example, examples x 1 x input, to be added to all its views."""
         shift = torch.zeros_like(views[:, :1])
         for _ in range(self.steps):
-            moving = shift.clone().requires_grad_()
+            leaf = shift.clone().requires_grad_()
             with torch.enable_grad():
-                total = self.losses(network, views, labels, (views + moving,), 1.0).sum()
-            (gradient,) = torch.autograd.grad(total, moving)
-            shift = _shortened(shift + _shortened(gradient.nan_to_num(), 2 * radius / self.steps, exactly=True), radius)
+                total = self.losses(network, views, labels, (views + leaf,), 1.0).sum()
+            (gradient,) = torch.autograd.grad(total, leaf)
+            step = _scale_to_norm(gradient.nan_to_num(), 2 * radius / self.steps, exactly=True)
+            shift = _scale_to_norm(shift + step, radius)
         return shift
 
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
         (views,) = prepared
         scores = network(views.flatten(0, 1))
-        each = F.cross_entropy(scores, labels.repeat_interleave(self.num_views), reduction="none")
-        return each.reshape(len(labels), self.num_views).mean(1)
+        losses = F.cross_entropy(scores, labels.repeat_interleave(self.num_views), reduction="none")
+        return losses.reshape(len(labels), self.num_views).mean(1)
 
 
-def _shortened(vectors: Tensor, length: float, *, exactly: bool = False) -> Tensor:
-    """Return each example's vector with at most this l2 length, or exactly this one; zero stays zero."""
-    lengths = vectors.flatten(1).norm(dim=1).clamp(min=torch.finfo(vectors.dtype).tiny)
-    factors: Tensor = length / lengths
+def _scale_to_norm(vectors: Tensor, norm: float, *, exactly: bool = False) -> Tensor:
+    """Return each example's vector scaled to at most this l2 norm, or exactly this one; zero stays zero."""
+    norms = vectors.flatten(1).norm(dim=1).clamp(min=torch.finfo(vectors.dtype).tiny)
+    factors: Tensor = norm / norms
     factors = factors if exactly else factors.clamp(max=1.0)
     return vectors * factors.view(-1, *[1] * (vectors.ndim - 1))
 
@@ -254,9 +263,9 @@ def _shortened(vectors: Tensor, length: float, *, exactly: bool = False) -> Tens
 @final
 @dataclass(frozen=True)
 class NoisyHidden(Term):
-    """Of the example with fresh Gaussian noise behind the first layer, as a network with a noise layer will answer.
+    """Cross-entropy with fresh Gaussian noise behind the first layer, as in networks with a noise layer.
 
-    The network says how its noise is spread: `noise_spread` has an entry per hidden value, of mean square 1.
+    The network's `noise_spread` scales the noise of each hidden value; its mean square is 1.
     """
 
     stddev: float
@@ -276,7 +285,7 @@ class NoisyHidden(Term):
 
 @final
 class Reconstruction(Term):
-    """The paper's auto-encoder objective R̃ (Eq. 6) of the first layer, for networks that have an encoder."""
+    """The paper's auto-encoder objective R̃ (Eq. 6) of the first layer, for networks with an encoder."""
 
     def losses(self, network: nn.Module, inputs: Tensor, labels: Tensor, prepared: Batch, share: float) -> Tensor:
         assert isinstance(network, Network)
@@ -286,57 +295,56 @@ class Reconstruction(Term):
 @final
 @dataclass(frozen=True)
 class Objective:
-    """A weighted mixture of terms, with a ramp for those that are hard."""
+    """A weighted sum of terms, with a ramp for those that are `ramped`."""
 
     terms: tuple[tuple[float, Term], ...]
     ramp: Ramp
 
     @property
     def takes_features(self) -> bool:
-        """Whether features of a fixed first layer may stand in the examples' place."""
+        """Whether features of a fixed first layer may replace the inputs."""
         return all(term.takes_features for _, term in self.terms)
 
     def prepare(
         self, network: Classifier, inputs: Tensor, labels: Tensor, progress: float, normal: NormalSampler
     ) -> tuple[Batch, Callable[[nn.Module, Batch], Tensor]]:
-        """Return the batch with all that is fixed for this step, and the losses as a function of it and the
-        parameters.
-        """
+        """Return the batch with all constants of this step, and the losses as a function of network and batch."""
         share = self.ramp.share(progress)
-        plain = sum(weight * (1 - share) for weight, term in self.terms if term.ramped)
-        plain += sum(weight for weight, term in self.terms if isinstance(term, CrossEntropy))
+        # The weight that ramped terms do not have yet goes to plain cross-entropy.
+        clean_weight = sum(weight * (1 - share) for weight, term in self.terms if term.ramped)
+        clean_weight += sum(weight for weight, term in self.terms if isinstance(term, CrossEntropy))
         others = [(w * (share if t.ramped else 1.0), t) for w, t in self.terms if not isinstance(t, CrossEntropy)]
-        active = [(weight, term) for weight, term in ((plain, CrossEntropy()), *others) if weight]
+        active = [(weight, term) for weight, term in ((clean_weight, CrossEntropy()), *others) if weight]
         parts = [term.prepare(network, inputs, labels, share, normal) for _, term in active]
 
         def losses(module: nn.Module, batch: Batch) -> Tensor:
-            given, wanted, *rest = batch
-            total = given.new_zeros(len(wanted))
+            batch_inputs, batch_labels, *rest = batch
+            total = batch_inputs.new_zeros(len(batch_labels))
             for (weight, term), part in zip(active, parts, strict=True):
-                own, rest = tuple(rest[: len(part)]), rest[len(part) :]
-                total = total + weight * term.losses(module, given, wanted, own, share)
+                prepared, rest = tuple(rest[: len(part)]), rest[len(part) :]
+                total = total + weight * term.losses(module, batch_inputs, batch_labels, prepared, share)
             return total
 
         return (inputs, labels, *(entry for part in parts for entry in part)), losses
 
 
 _BLOCK = {"cpu": 64, "cuda": 4096}
-"""Rows of a stream. A GPU draws as quickly for many rows as for few, and pays for every call."""
+"""Rows that share a stream of random numbers: many on a GPU, where every call has a fixed cost."""
 
 
 def sampler_by_blocks(stream: Callable[[int], torch.Generator], rows: slice, device: torch.device) -> NormalSampler:
-    """Normal numbers for some rows of a sample: the same for a row however the sample is cut into pieces.
+    """Return a normal sampler for some rows of a sample that does not depend on how the sample is cut into pieces.
 
-    Every block of rows has a stream, drawn from for the whole block; one that lies in two pieces is drawn twice.
+    Every block of rows has its own stream, from which the whole block is drawn; a block in two pieces is drawn twice.
     """
     size = _BLOCK.get(device.type, _BLOCK["cpu"])
     blocks = range(rows.start // size, -(-rows.stop // size))
-    drawers: list[NormalSampler] = []
+    samplers: list[NormalSampler] = []
 
     def draw(shape: tuple[int, ...]) -> Tensor:
-        if not drawers:
-            drawers.extend(normal_sampler(stream(block), device) for block in blocks)
-        whole = torch.cat([drawer((size, *shape[1:])) for drawer in drawers])
+        if not samplers:
+            samplers.extend(normal_sampler(stream(block), device) for block in blocks)
+        whole = torch.cat([sampler((size, *shape[1:])) for sampler in samplers])
         first = rows.start - blocks.start * size
         return whole[first : first + shape[0]]
 
@@ -344,8 +352,52 @@ def sampler_by_blocks(stream: Callable[[int], torch.Generator], rows: slice, dev
 
 
 def normal_sampler(generator: torch.Generator, device: torch.device) -> NormalSampler:
-    """Drawn where they are needed: views take more numbers than a CPU can send to a GPU in time."""
+    """Return a normal sampler that draws on the device: views need more numbers than a CPU can send to a GPU."""
     if device.type == "cpu":
         return lambda shape: torch.randn(shape, generator=generator)
-    there = torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
-    return lambda shape: torch.randn(shape, generator=there, device=device)
+    on_device = torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    return lambda shape: torch.randn(shape, generator=on_device, device=device)
+
+
+VIEWS = ("crop", "flip", "noise")
+
+
+@dataclass(frozen=True)
+class RandomViews:
+    """Random views of each example, by the given kinds in the order of `VIEWS`; no kind means the example itself."""
+
+    kinds: tuple[str, ...]
+    num: int
+    most_shift: int
+    stddev: float
+
+    def draw(self, inputs: Tensor, labels: Tensor, normal: NormalSampler) -> tuple[Tensor, Tensor]:
+        """Return `num` views of each example, one after the other, with its label.
+
+        `normal` is called for one row per view, so that a view does not depend on how a sample is cut into pieces.
+        """
+        if not self.kinds:
+            return inputs, labels
+        views, count = inputs.repeat_interleave(self.num, 0), len(inputs) * self.num
+        if "crop" in self.kinds and self.most_shift:
+            views = _crop(views, self.most_shift, normal((count, 2)).to(views.device))
+        if "flip" in self.kinds:
+            mirrored = normal((count,)).to(views.device) < 0
+            views = torch.where(mirrored.view(-1, 1, 1, 1), views.flip(3), views)
+        if "noise" in self.kinds:
+            noise = normal(tuple(views.shape)).to(views)
+            views = (views + self.stddev * noise).clamp(PAPER_RANGE.low, PAPER_RANGE.high)
+        return views, labels.repeat_interleave(self.num)
+
+
+def _crop(images: Tensor, most: int, normal: Tensor) -> Tensor:
+    """Shift each image by up to `most` pixels in each direction, repeating its edge."""
+    # Φ of a normal number is uniform, so each of the 2·most + 1 shifts is equally likely.
+    uniform = torch.special.ndtr(normal.double())
+    shifts = (uniform * (2 * most + 1)).long().clamp(max=2 * most)
+    count, channels, height, width = images.shape
+    padded = F.pad(images, (most, most, most, most), mode="replicate")
+    rows = shifts[:, 0].view(-1, 1, 1, 1) + torch.arange(height, device=images.device).view(1, 1, -1, 1)
+    columns = shifts[:, 1].view(-1, 1, 1, 1) + torch.arange(width, device=images.device).view(1, 1, 1, -1)
+    index = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
+    return padded[index, torch.arange(channels, device=images.device).view(1, -1, 1, 1), rows, columns]

@@ -1,7 +1,7 @@
-"""The sound method, and what all methods that descend by DP-SGD do alike: one plan, one step, one set of certificates.
+"""The sound method, and what all DP-SGD methods share: plan, step and certificates.
 
-The members of the family differ in what they descend on. The privacy noise is in training alone; what certifies,
-bounds or votes, is separate from it (docs/guarantees.md).
+The methods differ in their losses. Privacy noise is used in training only; certificates, by bounds or votes, are
+separate from it (docs/guarantees.md).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from stobatch.verifier import Verifier
 
 
 class DpSgdFamily(Method):
-    """Everything but the losses. A member names its settings, and refuses networks that it cannot train."""
+    """Base of all DP-SGD methods. A subclass names its settings, and refuses networks that it cannot train."""
 
     has_trainers = True
     trains_parts = True
     certificates: ClassVar[tuple[str, ...]] = ("bounds", "votes", "margins")
     trainable: ClassVar[type[DpSgdTrainable]] = DpSgdTrainable
 
-    def require_sense(self, config: RunConfig) -> None:
-        """Raise at settings that contradict each other; called before anything else."""
+    def check_settings(self, config: RunConfig) -> None:
+        """Raise at settings that contradict each other; called first."""
         return
 
     def require_trainable(self, config: RunConfig, network: Classifier) -> None:
@@ -64,9 +64,9 @@ class DpSgdFamily(Method):
                 f"method.class_weights has {len(method.class_weights)} weights for {info.num_classes} classes.",
                 remedy="Give one for each class, in the order of their labels.",
             )
-        self.require_sense(config)
+        self.check_settings(config)
         if network is None and config.model.layers is not None:
-            # A list that cannot be built is found here, before any data is read.
+            # Raises before any data is read if the list of layers cannot be built.
             build_layered(config.model.layers, info.input_shape, info.num_classes, torch.Generator())
         if isinstance(network, HandedOver):
             self.require_trainable(config, network)
@@ -96,7 +96,7 @@ class DpSgdFamily(Method):
         method = config.method
         assert isinstance(method, DpSgdSettings)
         assert isinstance(plan, DpSgdPlan)
-        _ = plan.noise_stddev  # an ε out of reach is found before anything is written
+        _ = plan.noise_stddev  # raises before anything is written if ε is out of reach
         require_per_example(network)
         if plan.num_persons is None and len(train) != plan.num_examples:
             raise SettingError(
@@ -121,7 +121,7 @@ class DpSgdFamily(Method):
         return trainable
 
     def restore(self, network: Classifier, run: Path, config_hash: str) -> None:
-        """The weights are all there is."""
+        """Do nothing: the method has no state besides the weights."""
 
     def certifies(self, config: RunConfig) -> bool:
         method = config.method
@@ -129,12 +129,13 @@ class DpSgdFamily(Method):
         return config.model.layers is not None or method.noise is not None
 
     def verifiers(self, config: RunConfig, plan: Plan, network: Classifier) -> tuple[Verifier, ...]:
-        wanted = config.certification.certificate
-        return make_verifiers(self.certificates if wanted == "best" else (wanted,), config, plan, network)
+        certificate = config.certification.certificate
+        names = self.certificates if certificate == "best" else (certificate,)
+        return make_verifiers(names, config, plan, network)
 
 
 def require_planned_persons(plan: DpSgdPlan, train: TrainingExamples) -> None:
-    """Raise unless the data belong to as many persons as the plan is for, and not for the most part to one of them."""
+    """Raise unless the data have as many persons as the plan, and no person has most of the records."""
     persons = train.persons
     if plan.num_persons != (None if persons is None else len(persons)):
         raise SettingError(
@@ -147,11 +148,11 @@ def require_planned_persons(plan: DpSgdPlan, train: TrainingExamples) -> None:
 
 
 class Sound(DpSgdFamily):
-    """Differential privacy and certificates that hold."""
+    """DP-SGD with losses for certified robustness; its guarantees are theorems."""
 
     config_class = SoundConfig
 
-    def require_sense(self, config: RunConfig) -> None:
+    def check_settings(self, config: RunConfig) -> None:
         method = config.method
         assert isinstance(method, SoundConfig)
         weights = (method.natural_weight, method.certified_weight, method.adversarial_weight, method.views_weight)
@@ -173,7 +174,7 @@ class Sound(DpSgdFamily):
         if method.certified_weight and isinstance(network, HandedOver):
             if unbounded := why_unbounded(as_deployed(network)):
                 raise ModelError(
-                    f"the certified loss cannot follow your network: {unbounded}",
+                    f"the certified loss does not support your network: {unbounded}",
                     why="method.certified_weight is the weight of a loss on bounds, and there are none.",
                     remedy="Set method.certified_weight=0 and method.natural_weight=1; for votes also "
                     "method.smoothing_stddev=0.25 and method.views_weight=1.",

@@ -1,4 +1,4 @@
-"""The plan of a candidate: what the search that it is part of costs, from public settings alone."""
+"""Hyper-parameter search: its checks, its combinations, and the plan of a candidate with the search's cost."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _FIELDS = {
     "training.steps": "steps",
     "method.spare_steps": "spare_steps",
 }
-"""Settings that the cost of a training depends on, and what the plan calls them."""
+"""Settings that the cost of a training depends on, and their names in the plan."""
 _FIXED = ("epsilon", "delta", "noise_multiplier", "tuned_on_private_data", "records_per_person", "name")
-"""Settings of a method that say what is promised: a search has one promise."""
+"""Settings of a method that define its guarantee, which is one for the whole search."""
 
 
 def require_searchable(config: RunConfig) -> None:
-    """Raise at a search that makes no sense; asks for no data."""
+    """Raise at settings that cannot be searched; reads no data."""
     space = config.search.space
     for key in space:
-        section, _, own = key.partition(".")
-        if section not in ("method", "model", "training") or (section == "method" and own in _FIXED):
+        section, _, name = key.partition(".")
+        if section not in ("method", "model", "training") or (section == "method" and name in _FIXED):
             raise SettingError(
                 f"'{key}' cannot be searched.",
                 why="A search is over settings of training, model and method that leave its budget and its data alone.",
                 remedy="Search training.learning_rate, method.clip_norm or method.batch_size, for instance.",
             )
-        if config.prior.name is not None and section == "model" and own not in ("train_only", "adapter_rank"):
+        if config.prior.name is not None and section == "model" and name not in ("train_only", "adapter_rank"):
             raise SettingError(
                 f"'{key}' cannot be searched from a prior.",
                 why=f"The prior {config.prior.name} is for one network.",
@@ -82,25 +82,26 @@ def combinations(config: RunConfig) -> Iterator[dict[str, Any]]:
 
 
 def law_of(config: RunConfig) -> RunLaw:
+    """Return the distribution of the number of candidates."""
     return RunLaw(config.search.mean, inf if config.search.law == "poisson" else config.search.shape)
 
 
 def with_search(plan: DpSgdPlan, config: RunConfig) -> DpSgdPlan:
-    """Return the plan of a candidate, or the plan as it is where nothing is searched."""
+    """Return the plan of a candidate, or the plan itself where nothing is searched."""
     if not config.search.settings:
         return plan
     require_searchable(config)
     settings, law = config.search, law_of(config)
-    kinds = [replace(plan, **changes) for changes in _kinds(config)]
-    own = settings.candidate_epsilon
-    if own is None:
-        trainings = [(one.sampling_rate, one.releases) for one in kinds]
-        own = budget_of_candidates(plan.target_epsilon, plan.delta, trainings, settings.score_noise, law)
-    mechanisms = tuple(dict.fromkeys(replace(one, target_epsilon=own).curve for one in kinds))
+    candidates = [replace(plan, **changes) for changes in _plan_changes(config)]
+    epsilon = settings.candidate_epsilon
+    if epsilon is None:
+        trainings = [(one.sampling_rate, one.releases) for one in candidates]
+        epsilon = budget_of_candidates(plan.target_epsilon, plan.delta, trainings, settings.score_noise, law)
+    mechanisms = tuple(dict.fromkeys(replace(one, target_epsilon=epsilon).curve for one in candidates))
     search = Search(mechanisms, settings.score_noise, law)
-    if (whole := search.epsilon(plan.delta)) > plan.target_epsilon:
+    if (search_epsilon := search.epsilon(plan.delta)) > plan.target_epsilon:
         raise SettingError(
-            f"search.candidate_epsilon={own:g} makes the search cost ε = {whole:.4g}, more than "
+            f"search.candidate_epsilon={epsilon:g} makes the search cost ε = {search_epsilon:.4g}, more than "
             f"epsilon={plan.target_epsilon:g}.",
             remedy="Leave search.candidate_epsilon unset: the largest within method.epsilon is found.",
         )
@@ -109,11 +110,11 @@ def with_search(plan: DpSgdPlan, config: RunConfig) -> DpSgdPlan:
     score_words, word = score[settings.score], "record"
     if plan.num_persons is not None:
         score_words, word = f"the share of each one's {score_words}, added up", "person"
-    return replace(plan, searched=Searched(search, own, number, config.data.held_out, score_words, word))
+    return replace(plan, searched=Searched(search, epsilon, number, config.data.held_out, score_words, word))
 
 
-def _kinds(config: RunConfig) -> Iterator[dict[str, Any]]:
-    """Yield what the plans of candidates differ in, as far as their cost depends on it."""
+def _plan_changes(config: RunConfig) -> Iterator[dict[str, Any]]:
+    """Yield the combinations of searched settings that the cost of a candidate depends on."""
     space = {_FIELDS[key]: values for key, values in config.search.space.items() if key in _FIELDS}
     for values in product(*space.values()):
         yield dict(zip(space, values, strict=True))

@@ -1,4 +1,4 @@
-"""Settings of the methods that descend by DP-SGD, those of the sound method, and the losses that they describe."""
+"""Settings of DP-SGD methods, of the sound method, and the objectives that they describe."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from stobatch.models import Classifier
 from stobatch.models.validators import keeps_nothing
 from stobatch.settings import setting
 from stobatch.sound.losses import (
+    CCIBP,
+    IBP,
+    SABR,
+    VIEWS,
     Adversarial,
     CrossEntropy,
-    IntervalBounds,
     Margin,
-    MixedScores,
     NoisyViews,
     NormalSampler,
     Objective,
     Ramp,
+    RandomViews,
     Reconstruction,
-    SmallBox,
     Term,
 )
-from stobatch.sound.views import KINDS, RandomViews
 from stobatch.types import PAPER_RANGE, Norm, Radius
 from stobatch.votes.noise import GaussianNoise, LaplaceNoise, SmoothingNoise
 
@@ -39,7 +40,7 @@ BOX_LOSSES = ("box", "sabr", "cc_ibp", "mtl_ibp")
 
 
 class DpSgdSettings(MethodConfig):
-    """The budget and the descent; what is descended on is the method's own."""
+    """Privacy budget, sampling and optimiser of DP-SGD; subclasses add the losses."""
 
     epsilon: float = setting(1.0, above=0, doc="The privacy budget ε that training must not exceed")
     delta: float = setting(1e-5, above=0, below=1, doc="The δ of the budget; below one over the number of examples")
@@ -81,7 +82,7 @@ class DpSgdSettings(MethodConfig):
 
     augmentations: tuple[str, ...] | None = setting(
         None,
-        choices=KINDS,
+        choices=VIEWS,
         doc="What each view of an example is made by, anew in every step: a random shift, a mirror image, "
         "noise; unset, the example as it is",
         added_later=True,
@@ -108,57 +109,57 @@ class DpSgdSettings(MethodConfig):
 
     @property
     def random_views(self) -> RandomViews:
-        """What a step makes of each example before anything else."""
+        """Return the random views of each example, drawn before everything else in a step."""
         return RandomViews(self.augmentations or (), self.augmented_views, self.crop_shift, self.augmentation_stddev)
 
     @abstractmethod
     def objective(self, attack_chunk: int) -> Objective:
-        """Return the mixture of losses that these settings describe; attacks may take so many rows in one pass."""
+        """Return the weighted losses of these settings; attacks pass at most `attack_chunk` rows at once."""
 
     @property
     def noise(self) -> SmoothingNoise | None:
-        """The noise at the input under which votes are taken; None where the method has no votes."""
+        """Return the input noise of votes; None where the method has no votes."""
         return None
 
 
 def smoothing_noise(kind: str, stddev: float) -> SmoothingNoise | None:
-    """Return noise of the given kind and standard deviation; none of size 0."""
+    """Return noise of the given kind and standard deviation; None for 0."""
     if not stddev:
         return None
     return GaussianNoise(stddev) if kind == "gaussian" else LaplaceNoise(stddev / sqrt(2))
 
 
 def noisy_views(kind: str, stddev: float, num_views: int, radius: float = 0.0, steps: int = 1) -> NoisyViews:
-    """Cross-entropy averaged over noisy views of each example, which are moved against it where there is a radius."""
+    """Return the loss on noisy views of each example, moved adversarially if there is a radius."""
     return NoisyViews(partial(view_noise, kind, stddev), num_views, radius, steps)
 
 
-def view_noise(kind: str, stddev: float, shape: tuple[int, ...], coins: NormalSampler) -> Tensor:
-    """Return noise for views, from normal numbers: a Laplace number is a normal one with an exponential variance."""
-    normal = coins(shape) * stddev
+def view_noise(kind: str, stddev: float, shape: tuple[int, ...], normal: NormalSampler) -> Tensor:
+    """Return Gaussian or Laplace noise of this standard deviation for views."""
+    gaussian = normal(shape) * stddev
     if kind == "gaussian":
-        return normal
-    # √E with E exponential of mean 1: half the squared length of a normal vector in the plane.
-    return normal * ((coins(shape).square() + coins(shape).square()) / 2).sqrt()
+        return gaussian
+    # A Laplace number is a normal one with an exponential variance E, and E of mean 1 is (Z₁² + Z₂²)/2.
+    return gaussian * ((normal(shape).square() + normal(shape).square()) / 2).sqrt()
 
 
-def own_adversarial(radius: float, steps: int, attack_chunk: int) -> Adversarial:
-    """Cross-entropy at each example's own adversarial point."""
-    return Adversarial(radius, partial(_attacked, steps, attack_chunk))
+def adversarial_term(radius: float, steps: int, attack_chunk: int) -> Adversarial:
+    """Return the loss at each example's own adversarial point."""
+    return Adversarial(radius, partial(_craft_points, steps, attack_chunk))
 
 
-def _attacked(steps: int, chunk: int, network: Classifier, inputs: Tensor, labels: Tensor, radius: float) -> Tensor:
-    """Return each example's own adversarial point; the starting point is the example, so that nothing is drawn."""
+def _craft_points(steps: int, chunk: int, network: Classifier, inputs: Tensor, labels: Tensor, radius: float) -> Tensor:
+    """Return each example's own adversarial point by I-FGSM from the example itself, without random numbers."""
     if not len(inputs) or not radius:
         return inputs
     ball = Ball.around(inputs, Radius(radius, Norm.LINF, PAPER_RANGE))
 
     def scores(points: Tensor) -> Tensor:
-        """Return the network's; an example whose gradient is no number stays where it is, and stops nobody else."""
-        watched = points.clone()
-        watched.register_hook(lambda gradient: gradient.sign().nan_to_num())  # type: ignore[no-untyped-call]
-        found: Tensor = network(watched)
-        return found
+        """Return the network's scores; an example with a NaN gradient stays where it is, and stops no other."""
+        leaf = points.clone()
+        leaf.register_hook(lambda gradient: gradient.sign().nan_to_num())  # type: ignore[no-untyped-call]
+        logits: Tensor = network(leaf)
+        return logits
 
     return craft(
         *(scores, ball, paper_ensemble(("ifgsm",), steps), torch.Generator()),
@@ -167,7 +168,7 @@ def _attacked(steps: int, chunk: int, network: Classifier, inputs: Tensor, label
 
 
 class SoundConfig(DpSgdSettings, name="sound"):
-    """Settings of the sound method. `epsilon` and `radius` are the knobs; the rest has defaults that work."""
+    """Settings of the sound method. Choose `epsilon` and `radius`; the rest has working defaults."""
 
     radius: float = setting(0.2, at_least=0, at_most=2, doc="What training aims to certify, l-infinity over [-1, 1]")
     natural_weight: float = setting(0.5, at_least=0, doc="Of cross-entropy on the examples as they are")
@@ -224,7 +225,7 @@ class SoundConfig(DpSgdSettings, name="sound"):
         weighted: tuple[tuple[float, Term], ...] = (
             (self.natural_weight, CrossEntropy()),
             *self._certified(attack_chunk),
-            (self.adversarial_weight, own_adversarial(self.radius, self.attack_steps, attack_chunk)),
+            (self.adversarial_weight, adversarial_term(self.radius, self.attack_steps, attack_chunk)),
             (self.views_weight, self._views()),
             (self.reconstruction_weight, Reconstruction()),
             (self.margin_weight, Margin(self.radius)),
@@ -236,14 +237,14 @@ class SoundConfig(DpSgdSettings, name="sound"):
         return noisy_views(*noise, self.num_views, self.views_radius, self.attack_steps)
 
     def _certified(self, attack_chunk: int) -> Iterator[tuple[float, Term]]:
-        """Yield what certified_weight is the weight of."""
-        weight, share, box = self.certified_weight, self.box_share, IntervalBounds(self.radius)
-        attacked = own_adversarial(self.radius, self.attack_steps, attack_chunk)
+        """Yield the weighted terms that share certified_weight."""
+        weight, share, box = self.certified_weight, self.box_share, IBP(self.radius)
+        attacked = adversarial_term(self.radius, self.attack_steps, attack_chunk)
         if self.box_loss == "mtl_ibp":
             yield weight * share, box
             yield weight * (1 - share), attacked
         elif self.box_loss == "box":
             yield weight, box
         else:
-            kind = SmallBox if self.box_loss == "sabr" else MixedScores
+            kind = SABR if self.box_loss == "sabr" else CCIBP
             yield weight, kind(self.radius, share, attacked.attack)

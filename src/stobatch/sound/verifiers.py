@@ -1,7 +1,7 @@
-"""The sound method's certificates: bounds of the network itself, votes of it under noise, and the best of both.
+"""Verifiers of DP-SGD methods: bounds of the network itself, votes under noise, and the choice between them.
 
-They speak of different functions. Bounds are about the network as it is, without any noise; votes are about the class
-that it names most often under noise. A model is deployed as one or the other, so one of them is chosen for all inputs.
+They certify different functions. Bounds are about the network itself, without any noise; votes are about the class that
+it predicts most often under noise. A model is deployed as one or the other, so one of them is chosen for all inputs.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from stobatch.votes.counting import SmoothedClassifier, VoteCertificates, VoteSe
 from stobatch.votes.noise import GaussianNoise, HiddenGaussian, SmoothingNoise, vote_samples
 
 _FINEST = PAPER_RANGE.width / 2550
-"""A tenth of a pixel value: how finely the largest radius is searched for."""
+"""A tenth of a pixel value: the resolution of the search for the largest radius."""
 _PILOT = 100
-"""Inputs on which two ways to certify are compared."""
+"""Inputs on which verifiers are compared."""
 
 
 @final
 class BoundsVerifier(Verifier):
-    """Interval and linear bounds of a stack of layers: deterministic, and certain.
+    """Interval and linear bounds of the network: deterministic.
 
-    **Guarantee.** No input of [-1, 1] within `radius` of the given one, in the norm asked about, gets another label
-    from the deployed float32 pass. Bounds are for l-infinity balls; an l1 or l2 ball lies in the l-infinity ball of the
-    same radius. The radius is the largest of those asked about that holds, 0 if none does.
+    **Guarantee.** No input of [-1, 1] within `radius` of the given one, in `norm`, gets another label from the deployed
+    float32 pass. Bounds are for l-infinity balls; an l1 or l2 ball lies in the l-infinity ball of the same radius. The
+    radius is the largest of `radii` that is proved, 0 if none is.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class BoundsVerifier(Verifier):
         return self.certifier.certificates(inputs, self.radii, self._unit)
 
     def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
-        found = self.certifier.certified_radius(
+        label, radius = self.certifier.certified_radius(
             inputs.to(self.network.device), largest=PAPER_RANGE.width, tolerance=_FINEST
         )
-        return BoundCertificates(found.prediction.cpu().numpy(), found.radius.cpu().numpy(), self.kinds[0])
+        return BoundCertificates(label.cpu().numpy(), radius.cpu().numpy(), self.kinds[0])
 
     def search(self, inputs: Tensor, generator: torch.Generator, *, farthest: bool, anytime: bool) -> Search:
         if not farthest and len(self.radii) > 1:
@@ -79,7 +79,7 @@ class BoundsVerifier(Verifier):
 class MarginsVerifier(Verifier):
     """Margins of a linear layer behind scattering: deterministic, for l2 (`bounds.margins`).
 
-    **Guarantee.** That of `MarginCertifier`; an l1 ball lies in the l2 ball of the same radius, an l-infinity ball in
+    **Guarantee.** As for `MarginCertifier`; an l1 ball lies in the l2 ball of the same radius, an l-infinity ball in
     one that is larger by the root of the number of pixels.
     """
 
@@ -98,7 +98,7 @@ class MarginsVerifier(Verifier):
 class VotesVerifier(Verifier):
     """The most frequent class under fresh noise (randomised smoothing); what is deployed is that vote.
 
-    **Guarantee.** As `SmoothedClassifier`: each input's certificate fails with probability at most
+    **Guarantee.** As for `SmoothedClassifier`: each input's certificate fails with probability at most
     failure_probability, over the draws.
     """
 
@@ -120,11 +120,11 @@ class VotesVerifier(Verifier):
 
     @property
     def kinds(self) -> tuple[CertificateKind, ...]:
-        found = next(kind for kind in self.classifier.kinds if kind.unit.norm is self.norm)
+        own = next(kind for kind in self.classifier.kinds if kind.unit.norm is self.norm)
         source = "randomised smoothing by vote, docs/guarantees.md, section 6"
         return (
             CertificateKind(
-                *("votes", found.status, source, found.unit, found.failure_probability, found.assumptions),
+                *("votes", own.status, source, own.unit, own.failure_probability, own.assumptions),
                 column=f"radius_{self.norm}",
             ),
         )
@@ -135,48 +135,51 @@ class VotesVerifier(Verifier):
             self.network, self.behind_noise, self.noise, self.norm, self.radii, settings, stop_early=self.stop_early
         )
 
+    @property
+    def _radii_to_decide(self) -> list[Radius]:
+        """Return the radii at which drawing may stop; 0 decides the label where no other is proved."""
+        return [Radius(size, self.norm, PAPER_RANGE) for size in (0.0, *self.radii)]
+
     def verify(self, inputs: Tensor, generator: torch.Generator) -> VoteCertificates:
-        asked = [Radius(size, self.norm, PAPER_RANGE) for size in (0.0, *self.radii)]
-        inputs = inputs.to(self.network.device)
-        with unchanged(self.network):
-            found = self.classifier.certify(inputs, generator, asked if self.stop_early else None)
-            rows = self.settings.rows_at_once
-            require_same_scores(self.network, lambda part: self.behind_noise(self.noise.noise_free(part)), inputs, rows)
-        return found
+        return self._verify(inputs, generator, self._radii_to_decide if self.stop_early else None)
 
     def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> VoteCertificates:
-        """Return all draws are made: a vote that stops early knows its radius only up to those asked about."""
-        patient = VotesVerifier(
-            self.network, self.behind_noise, self.noise, self.norm, self.radii, self.settings, stop_early=False
-        )
-        return patient.verify(inputs, generator)
+        """Return certificates after all draws: with early stopping radii are known up to `radii` only."""
+        return self._verify(inputs, generator, None)
+
+    def _verify(self, inputs: Tensor, generator: torch.Generator, radii: Sequence[Radius] | None) -> VoteCertificates:
+        inputs = inputs.to(self.network.device)
+        with unchanged(self.network):
+            certificates = self.classifier.certify(inputs, generator, radii)
+            self._require_same_scores(inputs)
+        return certificates
 
     def search(self, inputs: Tensor, generator: torch.Generator, *, farthest: bool, anytime: bool) -> Search:
         inputs = inputs.to(self.network.device)
         with unchanged(self.network):
-            rows = self.settings.rows_at_once
-            require_same_scores(self.network, lambda part: self.behind_noise(self.noise.noise_free(part)), inputs, rows)
-        asked = [Radius(size, self.norm, PAPER_RANGE) for size in (0.0, *self.radii)]
-        radii = None if farthest or not self.stop_early else asked
+            self._require_same_scores(inputs)
+        radii = None if farthest or not self.stop_early else self._radii_to_decide
         return VoteSearch(self.classifier, inputs, generator, radii, anytime=anytime)
+
+    def _require_same_scores(self, inputs: Tensor) -> None:
+        rows = self.settings.rows_at_once
+        require_same_scores(self.network, lambda part: self.behind_noise(self.noise.noise_free(part)), inputs, rows)
 
     def samples(self) -> dict[str, Sample]:
         return vote_samples(self.network, self.behind_noise, self.noise)
 
 
 def best_of(verifiers: Sequence[Verifier], inputs: Tensor, radii: Sequence[float]) -> tuple[Verifier, Chosen | None]:
-    """Return the way that proves the larger radii on the first inputs, and what was compared; labels are not looked
-    at.
-    """
+    """Return the verifier with the largest mean radius on the first inputs, and the comparison; labels are not used."""
     radii = sorted(radii)
     if len(verifiers) == 1:
         return verifiers[0], None
     few, means = inputs[:_PILOT], []
     for verifier in verifiers:
-        found = verifier.verify(few, torch.Generator().manual_seed(1)).columns()
-        # Bounds are known at the radii asked about only, so votes are rounded down to them as well.
-        steps = np.array((0.0, *radii))
-        proved = steps[np.searchsorted(steps, found[verifier.kinds[0].column], side="right") - 1]
+        columns = verifier.verify(few, torch.Generator().manual_seed(1)).columns()
+        # Bounds prove the given radii only, so radii of votes are rounded down to these.
+        sizes = np.array((0.0, *radii))
+        proved = sizes[np.searchsorted(sizes, columns[verifier.kinds[0].column], side="right") - 1]
         means.append(float(proved.mean()))
     best = verifiers[int(np.argmax(means))]
     names = [verifier.kinds[0].name for verifier in verifiers]
@@ -187,21 +190,21 @@ def best_of(verifiers: Sequence[Verifier], inputs: Tensor, radii: Sequence[float
     )
 
 
-def _asked_about(config: RunConfig) -> tuple[float, ...]:
+def _radii_of(config: RunConfig) -> tuple[float, ...]:
     return tuple(sorted({*config.evaluation.radii, config.certification.attack_radius}))
 
 
 def bounds(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None:
-    """Bounds of the network itself; None for one in two parts, with noise between them.
+    """Return the verifier by bounds; None for a network in two parts, with noise between them.
 
-    A network with an operation that has no bounds is refused where they are asked for by name, and passed over else.
+    A network with an operation without bounds is an error if certification.certificate=bounds; else return None.
     """
     if not isinstance(network, Layered | HandedOver):
         return None
     try:
         settings, norm = config.certification, Norm(config.evaluation.norm)
         effort = Effort(settings.slope_steps, settings.branches)
-        return BoundsVerifier(network, norm, _asked_about(config), budget_mb(config.machine), effort)
+        return BoundsVerifier(network, norm, _radii_of(config), budget_mb(config.machine), effort)
     except ModelError:
         if settings.certificate == "bounds":
             raise
@@ -209,7 +212,7 @@ def bounds(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | Non
 
 
 def margins(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None:
-    """Margins over the norm of scattering; None for a network that does not start with it."""
+    """Return the verifier by margins; None for a network that does not start with scattering."""
     if not isinstance(network, Layered) or not isinstance(network.layers[0], Scattering):
         return None
     try:
@@ -221,7 +224,7 @@ def margins(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | No
 
 
 def votes(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None:
-    """Votes under the noise that the method trained for; None where it trained for none."""
+    """Return the verifier by votes under the noise that the method trained for; None where it trained for none."""
     settings, method = config.certification, config.method
     noise = method.noise if isinstance(method, DpSgdSettings) else None
     if noise is None:
@@ -238,11 +241,11 @@ def votes(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | None
         noise = HiddenGaussian.behind(
             first, network.input_shape, at_input=noise.stddev, at_hidden=settings.hidden_stddev
         )
-    counted = VoteSettings(
+    vote_settings = VoteSettings(
         failure_probability=settings.failure_probability,
         selection_draws=settings.selection_draws,
         draws=settings.noise_draws,
         rows_at_once=rows_in_memory(network, budget_mb(config.machine), most=2_000),
     )
     norm = Norm(config.evaluation.norm)
-    return VotesVerifier(network, behind, noise, norm, _asked_about(config), counted, stop_early=settings.stop_early)
+    return VotesVerifier(network, behind, noise, norm, _radii_of(config), vote_settings, stop_early=settings.stop_early)

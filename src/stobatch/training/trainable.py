@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from stobatch.config import RunConfig
 from stobatch.data import Examples, TrainingExamples
-from stobatch.dp.canaries import Planted
+from stobatch.dp.canaries import Canaries
 from stobatch.dp.noise import Grid
 from stobatch.errors import ModelError
 from stobatch.later import Later
@@ -124,7 +124,7 @@ class Trainable(ABC):
     def monitor(self, step: int) -> float:
         """Return a public number worth watching: computed from the parameters and the plan, never from the data."""
 
-    def add_canaries(self, planted: Planted) -> None:
+    def add_canaries(self, planted: Canaries) -> None:
         """Train with records in addition to the data, as an audit needs; each is treated exactly like an example."""
         raise ModelError(
             "this method has no room for canaries beside its data.",

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import hypot, isfinite, log, prod
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 import torch
@@ -44,21 +44,6 @@ from stobatch.votes.margins import (
 _INSIDE = 1 - 1e-9
 """The theorems hold strictly inside the radius; shrinking it by a billionth makes them hold on the closed ball."""
 _REFINEMENTS = 9
-_INVERSE_ORDER = {Norm.L1: 1.0, Norm.L2: 0.5, Norm.LINF: 0.0}
-
-
-Size = TypeVar("Size", float, Floats)
-
-
-def convert_radius(size: Size, from_norm: Norm, to_norm: Norm, num_inputs: int) -> Size:
-    """Return the size of the largest ball of another norm inside a ball of the given size, or of given sizes.
-
-    >>> convert_radius(1.0, Norm.L2, Norm.LINF, 784), convert_radius(1.0, Norm.LINF, Norm.L2, 784)
-    (0.03571428571428571, 1.0)
-    """
-    # ‖a‖_p <= d^(1/p - 1/q) ‖a‖_q where p < q, and ‖a‖_p <= ‖a‖_q otherwise.
-    factor: float = float(num_inputs) ** -max(0.0, _INVERSE_ORDER[from_norm] - _INVERSE_ORDER[to_norm])
-    return size * factor
 
 
 @dataclass(frozen=True)

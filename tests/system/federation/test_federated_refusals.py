@@ -82,7 +82,7 @@ def test_a_party_refuses_what_it_did_not_agree_to_and_counts_nothing(tmp_path: P
         (fine, -1, federation.agreed, "step -1 is none of the 6"),
         (other.parameters(), 0, federation.agreed, "do not fit its network"),
         (missing, 0, federation.agreed, "do not fit its network"),
-        (endless, 0, federation.agreed, "scores are not numbers any more"),
+        (endless, 0, federation.agreed, "scores are NaN or infinite"),
     ):
         with pytest.raises(Refused) as error:
             north.answer(parameters, step, agreed)

@@ -267,7 +267,7 @@ def test_shares_are_equal_and_cover_the_batch(batch, attacks):
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_gradients_that_are_no_numbers_are_reported(name):
+def test_nan_gradients_are_reported(name):
     """An attack that stands still makes a broken model look robust."""
     ball = Ball.around(points(3), radius(0.1))
     with pytest.raises(ModelError, match="NaN or infinite"):

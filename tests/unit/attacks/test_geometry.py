@@ -148,7 +148,7 @@ def test_points_of_the_ball_are_their_own_projection(
 @every_norm
 @few
 @given(shape=shapes, share=shares, seed=seeds, spread=st.floats(0, 3))
-def test_a_climb_of_a_radius_from_the_centre_ends_at_the_best_point(
+def test_a_step_of_a_radius_from_the_centre_ends_at_the_best_point(
     norm: Norm, shape: tuple[int, ...], share: float, seed: int, spread: float
 ) -> None:
     """Also where few values carry most of the gradient."""
@@ -196,7 +196,7 @@ def test_a_step_that_stops_at_the_range_before_it_is_projected_leaves_the_best_p
 @every_norm
 @few
 @given(shape=shapes, share=shares, seed=seeds, step=st.floats(0, 2))
-def test_climbing_again_and_again_gains_again_and_again(
+def test_repeated_steps_gain_every_time(
     norm: Norm, shape: tuple[int, ...], share: float, seed: int, step: float
 ) -> None:
     around = ball(digits(3, shape, seed=seed), norm, share)
@@ -296,7 +296,7 @@ def test_settling_leaves_points_alone_that_are_inside(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(7,), (1, 28, 28)])
 @pytest.mark.parametrize("size", [0.0, 1e-7, 1e-6, 1e-5, 1e-3, 0.3, 1.7, 5000.0])
-def test_settled_points_are_inside_in_double_precision_and_where_they_were(
+def test_feasible_points_are_inside_in_double_precision_and_stay_put(
     norm: Norm, dtype: torch.dtype, shape: tuple[int, ...], size: float
 ) -> None:
     """Radii that float32 can hardly resolve beside values of 1, too: there rounding is as large as the offset."""

@@ -212,7 +212,7 @@ def test_gradients_that_are_nan_are_reported(name: str, norm: Norm) -> None:
         ATTACKS[name](Budget(steps=3)).run(Plain(scores), around, Goal(torch.tensor([0, 1, 2, 0])), seeded())
 
 
-def test_looking_first_does_not_change_what_is_drawn() -> None:
+def test_checks_do_not_change_what_is_drawn() -> None:
     generator = seeded(3)
     IFGSM(2).run(Plain(nn.Flatten()), Ball.around(digits(3, (3,)), Radius(0.1)), Goal(torch.zeros(3).long()), generator)
     assert torch.equal(generator.get_state(), seeded(3).get_state())

@@ -56,7 +56,7 @@ def test_projections_and_steps_are_those_of_each_row(norm: Norm, shape: tuple[in
 @every_norm
 @every_shape
 @every_precision
-def test_every_point_is_settled_in_its_own_ball(norm: Norm, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_every_point_is_made_feasible_in_its_own_ball(norm: Norm, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     many, alone = balls(norm, shape, dtype)
     for points in (
         many.make_feasible(many.centre + scattered(many, 3)),

@@ -23,7 +23,7 @@ from stobatch.baselines.controls import HalfNoiseConfig
 from stobatch.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from stobatch.data import Dataset
 from stobatch.dp.accounting import PoissonGaussian
-from stobatch.dp.canaries import GradientCanaries, Planted
+from stobatch.dp.canaries import Canaries, GradientCanaries
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.loading import make_network
 from stobatch.methods import method_of
@@ -91,7 +91,7 @@ class Trainings:
         if world:
             here, (inputs, labels) = torch.tensor([True]), self.pair.canary
             gradient = self.canary == "gradient"
-            trainable.add_canaries(Planted(here, self.place) if gradient else Planted(here, None, inputs, labels))
+            trainable.add_canaries(Canaries(here, self.place) if gradient else Canaries(here, None, inputs, labels))
         if self.noiseless:
             trainable.noise_stddev = 0.0
         return trainable

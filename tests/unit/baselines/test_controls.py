@@ -28,7 +28,7 @@ from torch import Tensor
 
 import stobatch
 from stobatch.baselines.controls import Control, HalfNoiseConfig, NoClippingConfig, PersonControl, SharedNoiseConfig
-from stobatch.dp.canaries import LENGTH, GradientCanaries, Planted
+from stobatch.dp.canaries import LENGTH, Canaries, GradientCanaries
 from stobatch.registry import METHODS
 from stobatch.sound.settings import SoundConfig
 from stobatch.sound.step import DpSgdTrainable
@@ -105,7 +105,7 @@ def test_without_clipping_a_contribution_is_as_long_as_its_gradient(monkeypatch:
 
 def test_without_clipping_a_canary_is_many_times_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     trainable = of(NoClippingConfig)
-    trainable.add_canaries(Planted(torch.tensor([True]), GradientCanaries(torch.tensor([7]))))
+    trainable.add_canaries(Canaries(torch.tensor([True]), GradientCanaries(torch.tensor([7]))))
     sampling(monkeypatch)
     nothing = flat(step_of(trainable, 0))
     sampling(monkeypatch, COUNT)

@@ -18,7 +18,7 @@ from stobatch.baselines import noise_layer, noise_layer_verifier
 from stobatch.baselines.noise_layer import LayerGaussian, LayerLaplace, LayerNoise, layer_sensitivity
 from stobatch.baselines.noise_layer_verifier import DELTAS, NoiseLayerVerifier, margin_epsilon, published_radius
 from stobatch.config import CertificationConfig, ModelConfig
-from stobatch.dp.gaussian import CALIBRATIONS, Analytic, Calibration, Classical, Extended, spread
+from stobatch.dp.gaussian import CALIBRATIONS, Analytic, Calibration, Classical, Extended, heterogeneous_stddevs
 from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import ConvEncoder, DenseEncoder, Head, Network, build
 from stobatch.published.radius import is_robust
@@ -166,7 +166,7 @@ def test_a_layer_without_weights_hides_everything_and_divides_by_nothing(rule: C
 def test_noise_calibrated_to_the_sensitivity_certifies_what_it_was_made_for() -> None:
     """Uneven noise that is (1, 0.05)-DP for l2 moves of size 0.3: with a margin for that, the rule proves 0.3."""
     A, shares = np.random.default_rng(0).normal(size=(5, 4)), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
-    unit = spread(1.0, shares)
+    unit = heterogeneous_stddevs(1.0, shares)
     delta = DELTAS[np.abs(DELTAS - 0.05).argmin()]
     runner_up = np.array([0.02])
     top = exp(2) * runner_up + (1 + exp(1)) * delta
@@ -466,7 +466,7 @@ def images() -> Network:
 def test_it_works_on_the_networks_of_the_paper(images: Network) -> None:
     """The head overwrites what it is given, so the same question twice shows whether anything needed is lost."""
     shares = torch.rand(images.encoder.hidden_shape, generator=seeded(3)) + 0.5
-    noise = LayerGaussian(images.encoder, spread(0.01, shares))
+    noise = LayerGaussian(images.encoder, heterogeneous_stddevs(0.01, shares))
     verifier = verifier_of(images, noise, Norm.LINF, draws=200)
     inputs = torch.rand(6, 1, 28, 28, generator=seeded(1)) * 2 - 1
     first, second = (verifier.verify(inputs, seeded(2)) for _ in range(2))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.bounds import boxes as bounds
-from stobatch.bounds.boxes import Box, spread, spread_from_label, through, worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, affine_radius, difference_radius, propagate, worst_case_scores
 from stobatch.dp.layer_gradients import absolute, class_pairs, sign
 from stobatch.errors import ModelError
 from stobatch.models.layered import Layered, Squash, build_layered
@@ -22,11 +22,11 @@ SLACK = 1e-12
 PICTURE = (2, 4, 4)
 
 
-def around(inputs: Tensor, radius: float) -> Box:
-    return Box.between(inputs - radius, inputs + radius)
+def around(inputs: Tensor, radius: float) -> TrainingBox:
+    return TrainingBox.between(inputs - radius, inputs + radius)
 
 
-def points_of(box: Box, count: int, seed: int = 0) -> Tensor:
+def points_of(box: TrainingBox, count: int, seed: int = 0) -> Tensor:
     """Corners and points inside, as count x examples x values."""
     generator = torch.Generator().manual_seed(seed)
     draws = torch.rand(count, *box.centre.shape, generator=generator, dtype=torch.float64) * 2 - 1
@@ -34,10 +34,10 @@ def points_of(box: Box, count: int, seed: int = 0) -> Tensor:
     return box.centre + draws * box.radius
 
 
-def escapes(layer: nn.Module, box: Box, count: int = 300) -> float:
+def escapes(layer: nn.Module, box: TrainingBox, count: int = 300) -> float:
     """How far images get out of the layer's box."""
     with torch.no_grad():
-        image = through(layer, box)
+        image = propagate(layer, box)
         found = layer(points_of(box, count).flatten(0, 1)).unflatten(0, (count, -1))
     return float(torch.maximum(found - image.high, image.low - found).max())
 
@@ -71,7 +71,7 @@ def test_boxes_hold_the_images_of_corners_and_points(name: str) -> None:
         layer, inputs = layer_and_inputs(name, seed)
         box = around(inputs, radius)
         assert escapes(layer, box) <= SLACK
-        assert bool((through(layer, box).radius >= -SLACK).all())
+        assert bool((propagate(layer, box).radius >= -SLACK).all())
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -79,7 +79,7 @@ def test_every_end_of_a_box_is_reached(name: str) -> None:
     """Value by value no smaller box would do: the sign of a value's gradient points at the corner."""
     layer, inputs = layer_and_inputs(name)
     box = around(inputs[:2], 0.3)
-    image = through(layer, box)
+    image = propagate(layer, box)
     for place in range(image.high[0].numel()):
         centre = box.centre.clone().requires_grad_()
         (slope,) = torch.autograd.grad(layer(centre).flatten(1)[:, place].sum(), centre)
@@ -90,25 +90,25 @@ def test_every_end_of_a_box_is_reached(name: str) -> None:
 
 
 def test_a_box_stays_in_the_range_of_inputs() -> None:
-    box = Box.around(torch.tensor([[-1.0, -0.9, 0.0, 1.0]]).double(), 0.3)
+    box = TrainingBox.around(torch.tensor([[-1.0, -0.9, 0.0, 1.0]]).double(), 0.3)
     assert torch.allclose(box.low, torch.tensor([[-1.0, -1.0, -0.3, 0.7]]).double())
     assert torch.allclose(box.high, torch.tensor([[-0.7, -0.6, 0.3, 1.0]]).double())
-    each = Box.around(torch.zeros(2, 1), torch.tensor([[0.1], [0.2]]))
+    each = TrainingBox.around(torch.zeros(2, 1), torch.tensor([[0.1], [0.2]]))
     assert each.radius.flatten().tolist() == pytest.approx([0.1, 0.2])
 
 
 @pytest.mark.parametrize("layer", [nn.GroupNorm(1, 2), nn.Sigmoid(), nn.BatchNorm2d(2), nn.Softmax(1)], ids=repr)
 def test_layers_without_bounds_are_refused(layer: nn.Module) -> None:
     with pytest.raises(ModelError, match=f"no interval bounds for a {type(layer).__name__} layer") as caught:
-        through(layer, Box(torch.zeros(1, *PICTURE), torch.zeros(1, *PICTURE)))
+        propagate(layer, TrainingBox(torch.zeros(1, *PICTURE), torch.zeros(1, *PICTURE)))
     assert "train without the certified loss" in caught.value.remedy
 
 
 def test_padding_that_repeats_values_is_refused() -> None:
     with pytest.raises(ModelError, match="padding_mode='reflect'"):
-        through(
+        propagate(
             nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"),
-            Box(torch.zeros(1, *PICTURE), torch.ones(1, *PICTURE)),
+            TrainingBox(torch.zeros(1, *PICTURE), torch.ones(1, *PICTURE)),
         )
 
 
@@ -128,7 +128,7 @@ def leads(network: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     return scores - scores.gather(1, labels[:, None])
 
 
-def highest_leads(network: nn.Module, box: Box, labels: Tensor) -> Tensor:
+def highest_leads(network: nn.Module, box: TrainingBox, labels: Tensor) -> Tensor:
     """The highest found among all corners, the centre and random points of a box of few values."""
     corners = torch.tensor(list(product((-1.0, 1.0), repeat=box.centre.shape[1]))).double()
     points = torch.cat([box.centre + corner * box.radius for corner in corners] + [*points_of(box, 200), box.centre])
@@ -174,7 +174,7 @@ def test_a_linear_network_has_the_true_worst_case() -> None:
 
 
 @pytest.mark.parametrize("description", STACKS)
-def test_without_a_radius_it_is_the_lead(description: str) -> None:
+def test_without_a_radius_it_is_the_margin(description: str) -> None:
     network, labels, inputs = stack(description, (4,)), torch.tensor([0, 1, 2]), torch.randn(3, 4).double()
     found = worst_case_scores(network.layers, around(inputs, 0.0), labels)
     assert torch.allclose(found, leads(network, inputs, labels), rtol=0, atol=SLACK)
@@ -185,7 +185,7 @@ def test_it_is_tighter_than_bounding_the_scores() -> None:
     box = around(inputs, 0.3)
     apart = box
     for layer in network.layers:
-        apart = through(layer, apart)
+        apart = propagate(layer, apart)
     loose = apart.high - apart.low.gather(1, labels[:, None])
     tight = worst_case_scores(network.layers, box, labels)
     assert bool((tight <= loose + SLACK).all())
@@ -200,7 +200,7 @@ def test_the_spread_from_the_label_is_the_formula_term_by_term(classes: int, siz
     layer.weight.data.copy_(torch.randn(classes, size, generator=generator).round(decimals=1))
     radius = torch.rand(4, size, generator=generator).double()
     labels = torch.randint(classes, (4,), generator=generator)
-    found, weight = spread_from_label(layer, radius, labels).detach(), layer.weight.detach()
+    found, weight = difference_radius(layer, radius, labels).detach(), layer.weight.detach()
     for row, label in enumerate(labels.tolist()):
         for other in range(classes):
             gaps = [abs(float(weight[other, k] - weight[label, k])) for k in range(size)]
@@ -277,4 +277,4 @@ def test_the_spread_of_a_convolution_is_that_of_its_matrix() -> None:
     layer, radius = nn.Conv2d(2, 3, 3, stride=2, padding=1).double(), torch.rand(1, *PICTURE).double()
     basis = torch.eye(32).double().unflatten(1, PICTURE)
     matrix = F.conv2d(basis, layer.weight, None, 2, 1).flatten(1).abs()
-    assert torch.allclose(spread(layer, radius).flatten(), radius.flatten() @ matrix, rtol=0, atol=SLACK)
+    assert torch.allclose(affine_radius(layer, radius).flatten(), radius.flatten() @ matrix, rtol=0, atol=SLACK)

@@ -15,7 +15,7 @@ from stobatch import bounds
 from stobatch.bounds import branching, certifier, linear
 from stobatch.bounds.branching import PLAIN, Branch, Effort
 from stobatch.bounds.certifier import BoxCertifier
-from stobatch.bounds.linear import Box, LowerSlope, Passed, Rectifier, Rows
+from stobatch.bounds.linear import Box, LayerBounds, LinearBounds, LowerSlope, ReLU
 from stobatch.errors import SettingError
 from stobatch.models.layered import Squash
 
@@ -58,7 +58,7 @@ def test_never_above_the_exact_minimum_and_each_effort_at_least_the_one_before()
 def test_with_enough_branches_nearly_every_answer_is_found() -> None:
     """Of narrow leads plain bounds prove some, slopes more, branches nearly all; and none that is not there.
 
-    Nearly: where no sign is open, a linear program is left, which the climb solves up to its last steps.
+    Nearly: where no ReLU is unstable, a linear program is left, which the optimiser solves up to its last steps.
     """
     plain, slopes, branches = (proved(effort, 0.02) for effort in (PLAIN, SLOPES, BRANCHES))
     assert sum(plain) < sum(slopes) < sum(branches)
@@ -66,40 +66,40 @@ def test_with_enough_branches_nearly_every_answer_is_found() -> None:
     assert not any(proved(BRANCHES, -0.01))
 
 
-def test_whatever_the_climb_does_is_cut_to_what_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(self: branching._Choice) -> None:
-        self.made.data.mul_(5).add_(torch.randn(self.made.shape, generator=torch.Generator().manual_seed(1)))
+def test_whatever_the_optimiser_does_is_clamped_to_what_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(self: branching._ReluVariables) -> None:
+        self.values.data.mul_(5).add_(torch.randn(self.values.shape, generator=torch.Generator().manual_seed(1)))
 
-    monkeypatch.setattr(branching._Choice, "project", careless)
+    monkeypatch.setattr(branching._ReluVariables, "project", careless)
     assert not any(proved(Effort(20, 40), -0.01))
 
 
-honest_cut, honest_backward = Branch.cut, Rectifier.backward
+honest_split, honest_backward = Branch.split, ReLU.backward
 
 
-def forgotten(self: Branch, losses: dict[int, Tensor]) -> list[Branch]:
-    return honest_cut(self, losses)[:1]
+def forgotten(self: Branch, scores: dict[int, Tensor]) -> list[Branch]:
+    return honest_split(self, scores)[:1]
 
 
 def both_halves_at_0(self: Box, signs: Tensor) -> Box:
     return Box(torch.where(signs == 0, self.low, 0.0), torch.where(signs == 0, self.high, 0.0))
 
 
-def steep(self: Rectifier, rows: Rows, passed: Passed, lower_slope: LowerSlope) -> Rows:
+def steep(self: ReLU, rows: LinearBounds, passed: LayerBounds, lower_slope: LowerSlope) -> LinearBounds:
     return honest_backward(self, rows, replace(passed, slope=None), lambda box, chord: 2 * torch.ones_like(chord))
 
 
-def wrong_way(self: Rectifier, rows: Rows, passed: Passed, lower_slope: LowerSlope) -> Rows:
+def wrong_way(self: ReLU, rows: LinearBounds, passed: LayerBounds, lower_slope: LowerSlope) -> LinearBounds:
     without = honest_backward(self, rows, replace(passed, multiplier=None), lower_slope)
     taken_off = without.coefficients - honest_backward(self, rows, passed, lower_slope).coefficients
-    return Rows(without.coefficients + taken_off, without.constant, without.owner)
+    return LinearBounds(without.coefficients + taken_off, without.constant, without.owner)
 
 
 TWINS: dict[str, tuple[type, str, Callable[..., object]]] = {
-    "a forgotten half": (Branch, "cut", forgotten),
-    "halves that are too small": (Box, "half", both_halves_at_0),
-    "a slope above one": (Rectifier, "backward", steep),
-    "a multiplier of the wrong sign": (Rectifier, "backward", wrong_way),
+    "a forgotten half": (Branch, "split", forgotten),
+    "halves that are too small": (Box, "restrict_signs", both_halves_at_0),
+    "a slope above one": (ReLU, "backward", steep),
+    "a multiplier of the wrong sign": (ReLU, "backward", wrong_way),
 }
 
 
@@ -150,5 +150,5 @@ def test_an_answer_does_not_hang_on_its_company_and_a_radius_only_grows() -> Non
 
 
 def test_less_than_no_effort_is_refused() -> None:
-    with pytest.raises(SettingError, match="less than nothing"):
+    with pytest.raises(SettingError, match="is negative"):
         bounds.certify(small_network(0), examples(), 0.1, branches=-1)

@@ -13,11 +13,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from stobatch import bounds
 from stobatch.bounds import graph, linear
-from stobatch.bounds.boxes import Box as TrainingBox
-from stobatch.bounds.boxes import worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.bounds.branching import PLAIN, Effort
 from stobatch.bounds.certifier import BoxCertifier
-from stobatch.bounds.linear import AdaptivePool, Box, ChannelScaling, LargestPool
+from stobatch.bounds.linear import AdaptivePool, Box, ChannelScaling, MaxPool
 from stobatch.errors import ModelError
 from stobatch.models import FrozenAffine, hand_over
 
@@ -74,7 +73,7 @@ def composed(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("module", [Every(0), Every(1), Small(0)], ids=["every", "padded", "small"])
-def test_what_is_followed_is_what_a_call_computes(module: nn.Module) -> None:
+def test_what_is_traced_is_what_a_call_computes(module: nn.Module) -> None:
     inputs = torch.rand(5, 1, 1, 1) * 2 - 1
     assert torch.allclose(composed(module, inputs), module(inputs), rtol=1e-5, atol=1e-6)
 
@@ -235,8 +234,8 @@ def other_order(self: linear.Concatenation, coefficients: Tensor, parts: Sequenc
 TWINS: dict[str, tuple[type, str, Callable[..., object]]] = {
     "a sum that forgets a branch": (linear.Sum, "split", one_branch),
     "a largest value that is always the same one": (
-        LargestPool,
-        "_highest_of_others",
+        MaxPool,
+        "_upper_of_others",
         lambda self, high, chosen: torch.full_like(chosen, -torch.inf, dtype=high.dtype),
     ),
     "values that change places": (linear.Concatenation, "split", other_order),
@@ -382,7 +381,7 @@ def test_sums_that_may_overflow_prove_nothing() -> None:
     assert bool(rounding.isnan().all())
 
 
-# What cannot be followed.
+# What cannot be traced.
 
 
 class Forward(nn.Module):
@@ -425,18 +424,18 @@ def add_in_place_to_shared(module: nn.Module, values: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("between", "reason"),
     [
-        (branch, "cannot be followed"),
+        (branch, "cannot be traced"),
         (lambda module, values: values * values, "'mul'"),
         (lambda module, values: values - values, "'sub'"),
-        (lambda module, values: values + 1, "no value of an earlier operation"),
+        (lambda module, values: values + 1, "other than results of earlier operations"),
         (lambda module, values: values + module.weight, "outside of a layer"),
         (lambda module, values: torch.add(values, values, alpha=2), "'add' with .*alpha=2"),
-        (lambda module, values: torch.cat([values, values], 0)[: len(values)], "cannot be followed"),
+        (lambda module, values: torch.cat([values, values], 0)[: len(values)], "cannot be traced"),
         (lambda module, values: values.view(-1, 4), "'view'"),
         (lambda module, values: values.mean(1, keepdim=True) + values, "'mean'"),
         (overwrite_shared, "'relu' overwrites a value that is read elsewhere"),
         (overwrite_view, "overwrites a value that is read elsewhere"),
-        (overwrite_unseen, "does nothing with it"),
+        (overwrite_unseen, "does not use it"),
         (lambda module, values: F.gelu(values), "'gelu'"),
         (lambda module, values: values[:, :4], "'getitem'"),
     ],
@@ -446,7 +445,7 @@ def test_what_is_not_known_is_refused_by_name(between, reason) -> None:
         bounds.certify(Forward(between), torch.zeros(1, 4), 0.1)
 
 
-def test_an_overwriting_sum_that_harms_nobody_is_followed() -> None:
+def test_a_harmless_in_place_sum_is_traced() -> None:
     module = Forward(add_in_place_to_shared)
     with pytest.raises(ModelError, match="'iadd' overwrites"):
         bounds.certify(module, torch.zeros(1, 4), 0.1)
@@ -476,7 +475,7 @@ def test_a_change_after_the_certifier_was_made_is_seen() -> None:
         certifier.margins(inputs, 0.1)
 
 
-def test_a_forward_that_tells_a_stand_in_from_numbers_is_found_out() -> None:
+def test_a_forward_that_tells_a_proxy_from_numbers_is_refused() -> None:
     class TwoFaced(Forward):
         def forward(self, inputs: Tensor) -> Tensor:
             scores = super().forward(inputs)
@@ -504,13 +503,13 @@ def test_following_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("layer", [nn.Conv2d(3, 3, 1), nn.MaxPool2d(1), nn.AvgPool2d(1), nn.AdaptiveAvgPool2d(4)])
 def test_three_examples_are_not_taken_for_three_channels(layer: nn.Module) -> None:
     module = nn.Sequential(layer, nn.Flatten(), nn.Linear(16, 2))
-    with pytest.raises(ModelError, match="layer of pictures is given 4x4 values"):
+    with pytest.raises(ModelError, match="layer of images is given 4x4 values"):
         bounds.certify(module, torch.zeros(3, 4, 4), 0.1)
 
 
 def test_windows_of_different_sizes_are_refused() -> None:
     module = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, 3))
-    with pytest.raises(ModelError, match="windows of different sizes of 5x5"):
+    with pytest.raises(ModelError, match="windows of 5x5 values have different sizes"):
         bounds.certify(module, torch.zeros(1, 1, 5, 5), 0.1)
 
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stobatch.bounds import hidden_boxes as module
+from stobatch.bounds import propagation as module
 from stobatch.bounds.branching import Effort
 from stobatch.bounds.certifier import BoxCertifier
-from stobatch.bounds.hidden_boxes import hidden_boxes
 from stobatch.bounds.linear import Box
-from stobatch.bounds.passes import steps_of
+from stobatch.bounds.propagation import hidden_boxes, nodes_of
 
 SIZE = 0.05
 SHAPE = (1, 6, 6)
@@ -57,7 +56,7 @@ def ball(inputs: Tensor) -> Box:
 def largest_escape(model: nn.Sequential, seed: int, points: int = 400) -> float:
     """Return how far hidden values of deployed passes leave their boxes, relative to the boxes; below 0: not at all."""
     inputs, generator = inputs_of(seed), torch.Generator().manual_seed(seed + 1)
-    found = hidden_boxes(steps_of(model), ball(inputs), memory_mb=64)
+    found = hidden_boxes(nodes_of(model), ball(inputs), memory_mb=64)
     assert found
     worst = -1.0
     for _ in range(points):
@@ -79,18 +78,18 @@ def test_no_deployed_pass_leaves_them(make: object, seed: int) -> None:
 
 
 def test_upper_ends_from_the_wrong_sign_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = module._least
-    monkeypatch.setattr(module, "_least", lambda rows, *rest: right(rows.abs(), *rest))
+    right = module._lower_bounds_of
+    monkeypatch.setattr(module, "_lower_bounds_of", lambda rows, *rest: right(rows.abs(), *rest))
     assert largest_escape(dense(0), 0) > 0
 
 
 def test_forgetting_half_of_the_ball_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = module.passes
+    right = module.propagate
 
     def narrow(steps: object, box: Box, **known: object) -> object:
         return right(steps, Box(box.centre - box.radius / 2, box.centre + box.radius / 2), **known)
 
-    monkeypatch.setattr(module, "passes", narrow)
+    monkeypatch.setattr(module, "propagate", narrow)
     assert largest_escape(dense(0), 0) > 0
 
 
@@ -125,17 +124,17 @@ def crown_boxes(model: nn.Sequential, box: Box) -> list[Box]:
 
 def test_they_are_at_least_as_tight_as_crown_where_signs_are_open() -> None:
     model, inputs = dense(1), inputs_of(1)
-    ours, theirs = hidden_boxes(steps_of(model), ball(inputs), memory_mb=64), crown_boxes(model, ball(inputs))
+    ours, theirs = hidden_boxes(nodes_of(model), ball(inputs), memory_mb=64), crown_boxes(model, ball(inputs))
     for box, oracle in zip(ours.values(), theirs[1:], strict=True):
         is_open = (oracle.low < 0) & (oracle.high > 0)
         assert bool(is_open.any())
-        allowance = 1e-5 * (1 + oracle.reach)  # for rounding, which only ours pays for
+        allowance = 1e-5 * (1 + oracle.magnitude)  # for rounding, which only ours pays for
         assert bool((box.low >= oracle.low - allowance)[is_open].all())
         assert bool((box.high <= oracle.high + allowance)[is_open].all())
 
 
 def test_little_memory_gives_the_same_boxes() -> None:
-    steps, around = steps_of(convolutional(0)), ball(inputs_of(0))
+    steps, around = nodes_of(convolutional(0)), ball(inputs_of(0))
     many, few = hidden_boxes(steps, around, memory_mb=64), hidden_boxes(steps, around, memory_mb=0)
     for place, box in many.items():
         assert torch.allclose(box.low, few[place].low, rtol=1e-12, atol=1e-12)
@@ -144,7 +143,7 @@ def test_little_memory_gives_the_same_boxes() -> None:
 
 def test_one_hidden_layer_has_nothing_to_gain() -> None:
     shallow = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3)).requires_grad_(False)
-    assert not hidden_boxes(steps_of(shallow), ball(inputs_of(0)), memory_mb=64)
+    assert not hidden_boxes(nodes_of(shallow), ball(inputs_of(0)), memory_mb=64)
 
 
 @pytest.mark.parametrize("make", [dense, convolutional, Residual])

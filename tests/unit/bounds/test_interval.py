@@ -232,7 +232,7 @@ def test_bisection_returns_the_last_radius_on_its_grid_that_holds(method: Litera
     assert len(set(found.radius.tolist())) > 3
 
 
-def test_at_radius_zero_the_margin_is_the_lead_of_the_prediction() -> None:
+def test_at_radius_zero_the_bound_is_the_margin_of_the_prediction() -> None:
     for name in NETWORKS:
         certifier, inputs = BoxCertifier(network(name)), examples(name)
         for row, label, margin in zip(inputs, certifier.predict(inputs), certifier.margins(inputs, 0.0), strict=True):

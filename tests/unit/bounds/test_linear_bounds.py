@@ -20,8 +20,8 @@ from stobatch.bounds.linear import (
     Box,
     Convolution,
     Dense,
-    Rectifier,
-    Rows,
+    LinearBounds,
+    ReLU,
     gamma,
     lower_bounds,
 )
@@ -66,12 +66,12 @@ def test_a_lower_line_that_crosses_the_curve_is_caught(
 
 
 def test_an_upper_line_that_is_not_lifted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Rectifier.backward
+    whole = ReLU.backward
 
-    def sunk(self: Rectifier, rows: Rows, *rest: object) -> Rows:
-        return Rows(whole(self, rows, *rest).coefficients, rows.constant, rows.owner)  # type: ignore[arg-type]
+    def sunk(self: ReLU, rows: LinearBounds, *rest: object) -> LinearBounds:
+        return LinearBounds(whole(self, rows, *rest).coefficients, rows.constant, rows.owner)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Rectifier, "backward", sunk)
+    monkeypatch.setattr(ReLU, "backward", sunk)
     assert max(overshoots((0.2, 0.6))) > 0
 
 
@@ -186,5 +186,5 @@ def test_bounds_of_a_single_row_are_those_of_the_quantity() -> None:
     layer = Dense(nn.Linear(3, 4))
     passed = layer.forward(Box(-torch.ones(1, 3).double(), torch.ones(1, 3).double()))
     one, owner = torch.eye(4, dtype=torch.float64), torch.zeros(4, dtype=torch.long)
-    bounds = lower_bounds(Rows(one, torch.zeros(4).double(), owner), [passed], LOWER_SLOPES["zero"])
+    bounds = lower_bounds(LinearBounds(one, torch.zeros(4).double(), owner), [passed], LOWER_SLOPES["zero"])
     assert torch.allclose(bounds, passed.after.low[0], atol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stobatch.bounds.margins import MarginCertifier, Stretch, _Falls, largest
+from stobatch.bounds.margins import MarginCertifier, ScatteringLipschitz, _MarginLipschitz, squared_norm
 from stobatch.errors import DataError, ModelError
 from stobatch.models.layered import Layered, build_layered
 from stobatch.models.scattering import Scattering
@@ -73,8 +73,8 @@ def test_lifted_is_the_transpose_and_features_pass() -> None:
 
 
 @pytest.fixture(scope="module")
-def stretch() -> Stretch:
-    return Stretch(Scattering((1, SIDE, SIDE), angles=4, gains=GAINS))
+def stretch() -> ScatteringLipschitz:
+    return ScatteringLipschitz(Scattering((1, SIDE, SIDE), angles=4, gains=GAINS))
 
 
 def steepest(front: Scattering, weights: Tensor | None, seed: int) -> float:
@@ -99,19 +99,19 @@ def steepest(front: Scattering, weights: Tensor | None, seed: int) -> float:
     return best
 
 
-def test_no_pair_of_pictures_beats_the_norm_but_a_bound_without_order_zero_falls(stretch: Stretch) -> None:
+def test_no_pair_of_pictures_beats_the_norm_but_a_bound_without_order_zero_falls(stretch: ScatteringLipschitz) -> None:
     found = steepest(stretch.front, None, seed=3)
     assert found <= stretch.maps
     assert found > 0.9 * stretch.maps  # the search is strong enough to notice a tenth
     # Broken twins: a bound that forgets the local means of the picture, and one that forgets what subsampling gains.
-    forgets_an_order = sqrt(largest((1.0, stretch.fine), (1.0, stretch.coarse)))
-    forgets_subsampling = sqrt(largest((1 / 16, stretch.low), (1.0, stretch.fine), (1 / 4, stretch.coarse)))
+    forgets_an_order = sqrt(squared_norm((1.0, stretch.fine), (1.0, stretch.coarse)))
+    forgets_subsampling = sqrt(squared_norm((1 / 16, stretch.low), (1.0, stretch.fine), (1 / 4, stretch.coarse)))
     assert found > forgets_an_order
     assert found > forgets_subsampling
 
 
 @pytest.mark.parametrize("part", ["all", "order 2"])
-def test_no_pair_beats_the_bound_of_a_functional(stretch: Stretch, part: str) -> None:
+def test_no_pair_beats_the_bound_of_a_functional(stretch: ScatteringLipschitz, part: str) -> None:
     front = stretch.front
     weights = torch.randn(1, *front.map_shape, generator=seeded(5), dtype=torch.float64)
     if part == "order 2":
@@ -121,7 +121,7 @@ def test_no_pair_beats_the_bound_of_a_functional(stretch: Stretch, part: str) ->
     assert 0.2 * bound < found <= bound
 
 
-def test_float32_stays_inside_the_allowance(stretch: Stretch) -> None:
+def test_float32_stays_inside_the_allowance(stretch: ScatteringLipschitz) -> None:
     front = Scattering((1, SIDE, SIDE), angles=4, gains=GAINS)
     inputs = torch.cat([pictures(50), pictures(50).sign()])
     off = (front.maps(inputs).double() - stretch.maps_of(inputs.double())).flatten(1).norm(dim=1)
@@ -163,7 +163,7 @@ def test_attacks_inside_the_radius_change_no_label_and_a_wider_one_falls() -> No
 
 def test_refusals() -> None:
     certifier = MarginCertifier(trained())
-    with pytest.raises(DataError, match="pictures of shape"):
+    with pytest.raises(DataError, match="images of shape"):
         certifier.certificates(certifier.front(pictures(2)), Norm.L2)
     with pytest.raises(ModelError, match="followed by one linear layer"):
         MarginCertifier(build_layered("scatter 2, relu, linear", (1, SIDE, SIDE), 3, seeded(0)))
@@ -185,9 +185,9 @@ def test_radii_allow_for_rounding() -> None:
     network, inputs = trained(), pictures(4)
     certifier = MarginCertifier(network)
     assert isinstance(certifier.head, nn.Linear)
-    falls, found = _Falls(certifier.stretch, certifier.head), certifier.certificates(inputs, Norm.L2)
+    margins, found = _MarginLipschitz(certifier.scattering, certifier.head), certifier.certificates(inputs, Norm.L2)
     scores = network(inputs).double()
     lead = scores.amax(1, True) - scores
-    without = (lead / falls.speed[torch.from_numpy(found.label)])[lead > 0].view(4, -1).amin(1)
+    without = (lead / margins.constants[torch.from_numpy(found.label)])[lead > 0].view(4, -1).amin(1)
     assert (without.detach().numpy() > found.radius).all()
     assert (found.radius > without.detach().numpy() - 0.01).all()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.bounds.boxes import Box, worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.dp.clipping import (
     Batch,
     ClippedSum,
@@ -36,9 +36,9 @@ def views(network: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(scores, labels, reduction="none").unflatten(0, (-1, count)).mean(1)
 
 
-def unbounded(inputs: Tensor, radius: float) -> Box:
-    """As `Box.around`, but huge inputs stay huge."""
-    return Box.between(inputs - radius, inputs + radius)
+def unbounded(inputs: Tensor, radius: float) -> TrainingBox:
+    """As `TrainingBox.around`, but huge inputs stay huge."""
+    return TrainingBox.between(inputs - radius, inputs + radius)
 
 
 def certified(network: nn.Module, batch: Batch, radius: float = 0.2) -> Tensor:

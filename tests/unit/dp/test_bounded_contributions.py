@@ -29,7 +29,7 @@ from slow_loop import (
 )
 from torch import Tensor, nn
 
-from stobatch.bounds.boxes import spread
+from stobatch.bounds.boxes import affine_radius
 from stobatch.dp import layer_gradients
 from stobatch.dp.clipping import (
     Batch,
@@ -93,7 +93,7 @@ def in_one_call(network: nn.Module, batch: Batch) -> Tensor:
 def spread_against_centre(network: nn.Module, batch: Batch) -> Tensor:
     """W a - |W| r with r all but equal to |a|: the gradient is short, its two parts are long."""
     assert isinstance(network, nn.Linear)
-    return (network(batch[0][:, 0].abs()) - spread(network, batch[0][:, 1].abs())).sum(1) * batch[1]
+    return (network(batch[0][:, 0].abs()) - affine_radius(network, batch[0][:, 1].abs())).sum(1) * batch[1]
 
 
 CANCELLING = [
@@ -125,7 +125,7 @@ def test_long_parts_that_cancel_are_clipped_all_the_same(losses: Losses, picture
 
 
 def test_trusting_rounded_inner_products_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_gradients, "_hidden", lambda size, *_: torch.zeros_like(size))
+    monkeypatch.setattr(layer_gradients, "_cancellation_allowance", lambda size, *_: torch.zeros_like(size))
     with pytest.raises(AssertionError):
         test_long_parts_that_cancel_are_clipped_all_the_same(opposed, False)
     with pytest.raises(AssertionError):
@@ -170,7 +170,7 @@ def test_clipping_views_apart_is_caught() -> None:
 
 
 def without_bias(gradients: LinearGradients) -> Tensor:
-    return gradients._of_weight()
+    return gradients._weight_squared_norms()
 
 
 def without_cross_term(gradients: LinearGradients) -> Tensor:

@@ -176,7 +176,7 @@ def test_modules_without_a_gradient_of_one_example_are_refused(layer: nn.Module,
 def test_requests_that_make_no_sense_are_refused() -> None:
     module, inputs, labels = nn.Linear(4, 3), torch.randn(8, 4), torch.randint(3, (8,))
     for clip_norm in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(SettingError, match="is not a length"):
+        with pytest.raises(SettingError, match="is not a positive number"):
             dp.clipped_sum(module, cross_entropy, (inputs, labels), clip_norm)
     with pytest.raises(DataError, match=r"lengths \[8, 7\]"):
         dp.clipped_sum(module, cross_entropy, (inputs, labels[1:]), 1.0)

@@ -84,7 +84,9 @@ def test_a_norm_in_float32_is_never_below_the_exact_one(rows: int, spread: float
     signs = torch.tensor([1.0 if row % 2 == 0 else -1.0 for row in range(rows)])
     g = g * signs[:, None]
     total, size = layer_gradients._gram(a, g)
-    hidden = layer_gradients._hidden(size, 30 + 20 + 8, 2.0**-24) if rows > 1 else torch.zeros_like(total)
+    hidden = (
+        layer_gradients._cancellation_allowance(size, 30 + 20 + 8, 2.0**-24) if rows > 1 else torch.zeros_like(total)
+    )
     found = total.clamp(min=0) + hidden
     short = 0
     for example in range(40):
@@ -105,7 +107,7 @@ def test_lengths_are_never_below_the_exact_ones() -> None:
     generator = torch.Generator().manual_seed(0)
     for shape in ((20, 1), (20, 700), (20, 3, 90), (20, 2, 5, 7), (20,)):
         values = torch.randn(shape, generator=generator) * 10.0 ** torch.randint(-8, 8, shape, generator=generator)
-        for row, found in zip(values, layer_gradients.squared_lengths(values).tolist(), strict=True):
+        for row, found in zip(values, layer_gradients.squared_norm_bounds(values).tolist(), strict=True):
             assert exact_square(row) <= Fraction(found) <= exact_square(row) * Fraction(10001, 10000)
 
 

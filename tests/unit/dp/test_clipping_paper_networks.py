@@ -22,9 +22,9 @@ from stobatch.dp.clipping import (
     Losses,
     clipped_sum_by_example,
     clipped_sum_in_one_pass,
-    clipped_sum_partly_formed,
+    clipped_sum_mixed,
     clipper_for,
-    unrecorded,
+    parameters_without_rule,
 )
 from stobatch.dp.layer_gradients import Tape, WeightForm
 from stobatch.models import Classifier, ConvEncoder, Network, ReferenceNorm, affine, build, from_layers
@@ -161,7 +161,7 @@ def same(one: ClippedSum, other: ClippedSum, tolerance: float = EXACT) -> bool:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch.func, for pooling in resnet18
 @pytest.mark.parametrize(("name", "norm", "objective"), CASES)
-def test_the_fast_way_is_taken_and_equals_formed_gradients(name: str, norm: str, objective: str) -> None:
+def test_the_fast_clipper_is_used_and_equals_formed_gradients(name: str, norm: str, objective: str) -> None:
     network = made(name, norm)
     batch, losses = OBJECTIVES[objective](network)
     assert clipper_for(network, losses, batch) is clipped_sum_in_one_pass
@@ -184,7 +184,7 @@ def one_at_a_time(network: Network, losses: Losses, batch: Batch, clip_norm: flo
 
 @pytest.mark.parametrize("name", ["mnist_cnn", "small_cnn"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_the_fast_way_equals_one_example_at_a_time(name: str, norm: str) -> None:
+def test_the_fast_clipper_equals_one_example_at_a_time(name: str, norm: str) -> None:
     network = made(name, norm)
     for batch, losses in (OBJECTIVES["all and reconstruction"](network), (examples(network), attacked_inside)):
         slow = one_at_a_time(network, losses, batch, 0.1)
@@ -244,11 +244,11 @@ def test_another_networks_encoder_counts_for_nothing() -> None:
 
 
 def forgetting(*forgotten: WeightForm) -> Callable[..., None]:
-    def note(layer: nn.Module, inputs: Tensor, outputs: Tensor, meets: WeightForm) -> None:
-        if meets not in forgotten:
-            tape.note(layer, inputs, outputs, meets)
+    def record_use(layer: nn.Module, inputs: Tensor, outputs: Tensor, form: WeightForm) -> None:
+        if form not in forgotten:
+            tape.record_use(layer, inputs, outputs, form)
 
-    return note
+    return record_use
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ def test_an_encoder_that_tells_too_little_is_caught(
 ) -> None:
     network = made(name, norm)
     batch, losses = OBJECTIVES[objective](network)
-    monkeypatch.setattr(affine, "note", forgetting(forgotten))
-    assert not unrecorded(network)
+    monkeypatch.setattr(affine, "record_use", forgetting(forgotten))
+    assert not parameters_without_rule(network)
     assert clipper_for(network, losses, batch) is clipped_sum_by_example
     assert not same(
         clipped_sum_in_one_pass(network, losses, batch, math.inf),
@@ -283,7 +283,7 @@ def test_gradients_at_overwritten_values_are_caught(monkeypatch: pytest.MonkeyPa
     assert clipper_for(network, losses, batch) is clipped_sum_by_example
 
 
-def test_a_weight_used_behind_the_encoders_back_goes_the_slow_way() -> None:
+def test_a_weight_used_outside_the_encoder_is_clipped_by_example() -> None:
     network = made(*MNIST)
 
     def penalised(network: nn.Module, batch: Batch) -> Tensor:
@@ -300,4 +300,4 @@ def test_the_gradients_of_an_encoder_of_another_kind_are_formed() -> None:
 
     network = made("dense", "none")
     network.encoder = Doubled((1, 8, 8), 12).double()
-    assert clipper_for(network, natural, examples(network)) is clipped_sum_partly_formed
+    assert clipper_for(network, natural, examples(network)) is clipped_sum_mixed

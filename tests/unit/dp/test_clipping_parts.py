@@ -57,7 +57,7 @@ def test_adapters_under_interval_bounds_equal_the_slow_loop(name: str, losses: L
 
 def test_few_examples_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums of a layer that is too large to be formed for all examples at once."""
-    monkeypatch.setitem(low_rank.AT_A_TIME, "cpu", 50)
+    monkeypatch.setitem(low_rank.NUMBERS_AT_ONCE, "cpu", 50)
     for losses in BOXED:
         assert_right(
             adapted(layered("conv 3 3/2+1, relu, linear 5, tanh, linear", PICTURE)), losses, examples(PICTURE, losses)
@@ -79,7 +79,7 @@ def test_a_frozen_body_equals_the_slow_loop(name: str) -> None:
     assert_right(network, natural, examples(PICTURE))
 
 
-def test_the_fast_way_is_found_for_adapters() -> None:
+def test_the_fast_clipper_is_used_for_adapters() -> None:
     network, batch = adapted(NETWORKS["two convs"]()).double(), examples(PICTURE)
     assert clipper_for(network, natural, batch) is clipped_sum_in_one_pass
 
@@ -92,7 +92,7 @@ def test_one_example_moves_the_sum_by_the_clipping_norm_at_most() -> None:
 def test_an_adapter_whose_norm_forgets_one_factor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: clipping by the norm of one factor alone, as if the other were fixed."""
     monkeypatch.setattr(
-        low_rank._AdapterGradients, "squared_norms", lambda self: low_rank.squared_lengths(self.of["up"])
+        low_rank._AdapterGradients, "squared_norms", lambda self: low_rank.squared_norm_bounds(self.gradients["up"])
     )
     network, batch = adapted(NETWORKS["two convs"]()).double(), examples(PICTURE)
     assert not agrees(clipped_sum_in_one_pass(network, natural, batch, 0.1), oracle(network, natural, batch, 0.1), 1e-3)

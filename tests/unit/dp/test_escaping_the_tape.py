@@ -29,7 +29,7 @@ from stobatch.dp.clipping import (
     Losses,
     clipped_sum_by_example,
     clipped_sum_in_one_pass,
-    clipped_sum_partly_formed,
+    clipped_sum_mixed,
     clipper_for,
 )
 from stobatch.errors import ModelError
@@ -86,13 +86,13 @@ class OverwritesView(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [OverwritesInputs, OverwritesView])
-def test_what_is_overwritten_out_of_sight_is_refused(kind: Callable[[], nn.Module]) -> None:
+def test_hidden_in_place_changes_are_refused(kind: Callable[[], nn.Module]) -> None:
     network, batch = kind().double(), examples((4,))
     with pytest.raises(ModelError, match="inplace=False"):
         clipped_sum_in_one_pass(network, natural, batch, 1.0)
 
 
-def test_a_network_that_overwrites_out_of_sight_goes_the_slow_way() -> None:
+def test_a_network_with_hidden_in_place_changes_is_clipped_by_example() -> None:
     network, batch = OverwritesView().double(), examples((4,))
     assert clipper_for(network, natural, batch) is clipped_sum_by_example
     assert agrees(clipped_sum_by_example(network, natural, batch, 1.0), oracle(network, natural, batch, 1.0), EXACT)
@@ -175,11 +175,11 @@ LEFT_OVER = ("own parameter", "groups", "padding by name", "padding by reflectio
 
 
 @pytest.mark.parametrize("name", ESCAPING)
-def test_what_escapes_the_tape_goes_the_slow_way(name: str) -> None:
+def test_what_escapes_the_tape_is_clipped_by_example(name: str) -> None:
     torch.manual_seed(0)
     network, batch = ESCAPING[name](), examples((4,))
     way = clipper_for(network.double(), natural, batch)
-    assert way is (clipped_sum_partly_formed if name in LEFT_OVER else clipped_sum_by_example)
+    assert way is (clipped_sum_mixed if name in LEFT_OVER else clipped_sum_by_example)
     slow = oracle(network, natural, batch, 0.5)
     assert agrees(way(network, natural, batch, 0.5), slow, EXACT)
 
@@ -195,7 +195,7 @@ def view_after_view(network: nn.Module, batch: Batch) -> Tensor:
 
 
 @pytest.mark.parametrize("losses", [penalised, view_after_view])
-def test_losses_that_escape_the_tape_go_the_slow_way(losses: Losses) -> None:
+def test_losses_that_escape_the_tape_are_clipped_by_example(losses: Losses) -> None:
     network = layered("linear 5, tanh, linear", (4,)).double()
     batch = examples((4,), views if losses is view_after_view else natural)
     assert clipper_for(network, losses, batch) is clipped_sum_by_example

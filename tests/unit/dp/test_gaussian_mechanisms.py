@@ -17,7 +17,15 @@ from scipy.stats import beta, multivariate_normal, norm
 from torch import Tensor
 
 from stobatch.dp.accounting import gaussian_epsilon
-from stobatch.dp.gaussian import CALIBRATIONS, Analytic, Calibration, Classical, Extended, gaussian_delta, spread
+from stobatch.dp.gaussian import (
+    CALIBRATIONS,
+    Analytic,
+    Calibration,
+    Classical,
+    Extended,
+    gaussian_delta,
+    heterogeneous_stddevs,
+)
 from stobatch.errors import SettingError
 
 Floats = NDArray[np.float64]
@@ -183,7 +191,7 @@ def test_what_no_theorem_is_about_is_refused(calibration: Calibration) -> None:
         with pytest.raises(SettingError, match="sensitivity"):
             calibration.stddev(0.5, 1e-5, sensitivity)
     for epsilons in ([1.0, -1.0], [float("nan")], [float("inf")]):
-        with pytest.raises(SettingError, match="negative or not a number"):
+        with pytest.raises(SettingError, match="negative, infinite or NaN"):
             calibration.deviations(np.array(epsilons), 1e-5)
 
 
@@ -226,27 +234,27 @@ def test_uneven_noise_for_the_divided_map_meets_the_definition_and_is_tight(
     shift, shares, points = SHIFT[:dimensions], SHARES[:dimensions], {2: 600, 3: 130}[dimensions]
     sigma = Analytic().stddev(epsilon, delta, whitened(shift, shares))
     for factor, holds in ((1.0, True), (0.97, False)):
-        found = divergence_in_space(epsilon, shift, spread(factor * sigma, shares).numpy(), points)
+        found = divergence_in_space(epsilon, shift, heterogeneous_stddevs(factor * sigma, shares).numpy(), points)
         assert (found <= 1.01 * delta) == holds
-    assert divergence_in_space(epsilon, shift, spread(sigma, shares).numpy(), points) > 0.98 * delta
+    assert divergence_in_space(epsilon, shift, heterogeneous_stddevs(sigma, shares).numpy(), points) > 0.98 * delta
 
 
 def test_even_shares_are_ordinary_noise_and_the_total_stays() -> None:
-    assert torch.allclose(spread(0.7, torch.full((2, 3, 3), 4.0)), torch.tensor(0.7).double())
-    uneven = spread(0.7, SHARES)
+    assert torch.allclose(heterogeneous_stddevs(0.7, torch.full((2, 3, 3), 4.0)), torch.tensor(0.7).double())
+    uneven = heterogeneous_stddevs(0.7, SHARES)
     assert float(uneven.square().sum()) == pytest.approx(3 * 0.7**2)
     assert torch.allclose(uneven.square() / uneven.square().sum(), SHARES.double())
-    assert torch.equal(uneven, spread(0.7, SHARES.clone().requires_grad_()))
+    assert torch.equal(uneven, heterogeneous_stddevs(0.7, SHARES.clone().requires_grad_()))
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, float("nan"), float("inf")])
 def test_shares_that_leave_a_coordinate_bare_are_refused(share: float) -> None:
     with pytest.raises(SettingError, match="Give every coordinate a number above 0"):
-        spread(1.0, torch.tensor([0.5, share]))
+        heterogeneous_stddevs(1.0, torch.tensor([0.5, share]))
     with pytest.raises(SettingError, match="Give every coordinate"):
-        spread(1.0, torch.ones(0))
+        heterogeneous_stddevs(1.0, torch.ones(0))
     with pytest.raises(SettingError, match="not a positive number"):
-        spread(share, torch.ones(2))
+        heterogeneous_stddevs(share, torch.ones(2))
 
 
 DRAWS, EPSILON, DELTA = 200_000, 1.0, 0.05
@@ -259,7 +267,7 @@ def least_delta(sensitivity: float) -> float:
     The event is a half-space, the worst of all for two Gaussians of one covariance; its two masses are counted and
     bounded by Clopper and Pearson at half the rate each.
     """
-    sizes = spread(Analytic().stddev(EPSILON, DELTA, sensitivity), LITTLE_WHERE_IT_MOVES)
+    sizes = heterogeneous_stddevs(Analytic().stddev(EPSILON, DELTA, sensitivity), LITTLE_WHERE_IT_MOVES)
     generator, shift = torch.Generator().manual_seed(0), torch.from_numpy(SHIFT)
     moved, unmoved = (torch.randn(DRAWS, 3, generator=generator, dtype=torch.float64) * sizes for _ in range(2))
     losses = [((x * shift - shift.square() / 2) / sizes.square()).sum(1) for x in (moved + shift, unmoved)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.bounds.boxes import Box, worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.dp import clipping as per_example
 from stobatch.dp.clipping import Batch, ClippedSum, clipped_sum_by_example, clipped_sum_in_one_pass
 from stobatch.models import build_layered
@@ -35,7 +35,7 @@ def losses(module: nn.Module, batch: Batch) -> Tensor:
     """Steep, so that everybody is clipped; plain and bounded passes together, as the sound method mixes them."""
     inputs, labels = batch
     assert isinstance(module, Layered)
-    worst = worst_case_scores(module.layers, Box.around(inputs, 0.05), labels)
+    worst = worst_case_scores(module.layers, TrainingBox.around(inputs, 0.05), labels)
     plain = F.cross_entropy(module(inputs), labels, reduction="none")
     return 50 * (plain + F.cross_entropy(worst, labels, reduction="none"))
 

@@ -11,12 +11,12 @@ from stobatch import dp
 from stobatch.dp import clipping
 from stobatch.dp.clipping import (
     Batch,
+    bytes_per_example,
     clipped_sum_by_example,
     clipped_sum_in_one_pass,
-    clipped_sum_partly_formed,
+    clipped_sum_mixed,
     clipper_for,
-    formed_at_once,
-    unrecorded,
+    parameters_without_rule,
 )
 
 
@@ -47,9 +47,7 @@ def batch(count: int = 6) -> Batch:
 def test_the_sum_and_the_norms_are_those_of_formed_gradients() -> None:
     module = Mixed()
     for clip_norm in (0.1, 1e3):
-        fast, slow = (
-            way(module, losses, batch(), clip_norm) for way in (clipped_sum_partly_formed, clipped_sum_by_example)
-        )
+        fast, slow = (way(module, losses, batch(), clip_norm) for way in (clipped_sum_mixed, clipped_sum_by_example))
         assert torch.allclose(fast.norms, slow.norms, rtol=1e-5)
         assert fast.gradients.keys() == slow.gradients.keys() == dict(module.named_parameters()).keys()
         for name, value in slow.gradients.items():
@@ -58,11 +56,11 @@ def test_the_sum_and_the_norms_are_those_of_formed_gradients() -> None:
 
 def test_it_is_chosen_where_it_is_right_and_forms_what_is_left_over_alone() -> None:
     module = Mixed()
-    assert unrecorded(module) == ["scale", "norm.weight", "norm.bias"]
-    assert clipper_for(module, losses, batch()) is clipped_sum_partly_formed
-    assert formed_at_once(module, clipped_sum_partly_formed) == 4 * (1 + 36 + 36)
-    assert formed_at_once(module, clipped_sum_by_example) == 4 * sum(p.numel() for p in module.parameters())
-    assert formed_at_once(module, clipped_sum_in_one_pass) == 0
+    assert parameters_without_rule(module) == ["scale", "norm.weight", "norm.bias"]
+    assert clipper_for(module, losses, batch()) is clipped_sum_mixed
+    assert bytes_per_example(module, clipped_sum_mixed) == 4 * (1 + 36 + 36)
+    assert bytes_per_example(module, clipped_sum_by_example) == 4 * sum(p.numel() for p in module.parameters())
+    assert bytes_per_example(module, clipped_sum_in_one_pass) == 0
 
 
 def test_a_weight_that_is_used_outside_of_its_layer_is_found_out() -> None:
@@ -85,18 +83,18 @@ def test_a_network_of_parameters_alone_and_one_that_does_not_train_are_served() 
 def test_frozen_parameters_are_neither_formed_nor_counted() -> None:
     module = Mixed()
     module.norm.requires_grad_(False)
-    assert unrecorded(module) == ["scale"]
-    fast, slow = (way(module, losses, batch(), 0.1) for way in (clipped_sum_partly_formed, clipped_sum_by_example))
+    assert parameters_without_rule(module) == ["scale"]
+    fast, slow = (way(module, losses, batch(), 0.1) for way in (clipped_sum_mixed, clipped_sum_by_example))
     assert torch.allclose(fast.norms, slow.norms, rtol=1e-5)
     assert not any(name.startswith("norm") for name in fast.gradients)
 
 
-def test_an_example_whose_gradient_is_no_number_adds_nothing() -> None:
+def test_an_example_with_a_nan_gradient_adds_nothing() -> None:
     inputs, labels = batch()
     inputs[2] = torch.inf
-    found = clipped_sum_partly_formed(Mixed(), losses, (inputs, labels), 0.1)
+    found = clipped_sum_mixed(Mixed(), losses, (inputs, labels), 0.1)
     kept = torch.arange(6) != 2
-    without = clipped_sum_partly_formed(Mixed(), losses, (inputs[kept], labels[kept]), 0.1)
+    without = clipped_sum_mixed(Mixed(), losses, (inputs[kept], labels[kept]), 0.1)
     assert not found.norms[2].isfinite()
     for name, value in without.gradients.items():
         assert torch.allclose(found.gradients[name], value)
@@ -115,7 +113,7 @@ def test_one_example_moves_the_sum_by_at_most_the_clipping_norm(count: int) -> N
 
 def test_a_part_that_is_left_out_of_the_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: formed gradients that no norm counts, so that the sum moves by more than C."""
-    whole = clipping.squared_lengths
-    monkeypatch.setattr(clipping, "squared_lengths", lambda values: 0 * whole(values))
-    found = clipped_sum_partly_formed(Mixed(), losses, batch(1), 0.1)
+    whole = clipping.squared_norm_bounds
+    monkeypatch.setattr(clipping, "squared_norm_bounds", lambda values: 0 * whole(values))
+    found = clipped_sum_mixed(Mixed(), losses, batch(1), 0.1)
     assert float(torch.cat([value.flatten() for value in found.gradients.values()]).norm()) > 0.1 * (1 + 1e-3)

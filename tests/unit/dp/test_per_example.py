@@ -25,7 +25,7 @@ from slow_loop import (
 )
 from torch import Tensor, nn
 
-from stobatch.bounds.boxes import spread
+from stobatch.bounds.boxes import affine_radius
 from stobatch.dp import layer_gradients
 from stobatch.dp.clipping import (
     Batch,
@@ -40,24 +40,26 @@ from stobatch.models.layered import Layered
 
 
 def spread_alone(network: nn.Module, batch: Batch) -> Tensor:
-    """The weight meets nothing but how far inputs move."""
+    """The weight multiplies nothing but how far inputs move."""
     assert isinstance(network, Layered)
     first = network.layers[0]
     assert isinstance(first, nn.Conv2d | nn.Linear)
-    return spread(first, batch[0].abs()).square().flatten(1).sum(1)
+    return affine_radius(first, batch[0].abs()).square().flatten(1).sum(1)
 
 
 def whole_output_layer(network: nn.Module, batch: Batch) -> Tensor:
-    """The output layer meets boxes in both ways: score by score, and against the label."""
+    """The output layer multiplies boxes in both ways: score by score, and against the label."""
     assert isinstance(network, Layered)
     last = network.layers[-1]
     assert isinstance(last, nn.Linear)
-    return certified(network, batch) + spread(last, batch[0].flatten(1)[:, : last.in_features].abs()).square().sum(1)
+    return certified(network, batch) + affine_radius(
+        last, batch[0].flatten(1)[:, : last.in_features].abs()
+    ).square().sum(1)
 
 
 @pytest.mark.parametrize("losses", [natural, views])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_fast_way_equals_the_slow_loop(name: str, losses: Losses) -> None:
+def test_the_fast_clipper_equals_the_slow_loop(name: str, losses: Losses) -> None:
     network = NETWORKS[name]()
     assert_right(network, losses, examples(PICTURE, losses))
     assert clipper_for(network.double(), losses, examples(PICTURE, losses)) is clipped_sum_in_one_pass
@@ -82,7 +84,7 @@ def test_convolutions_go_both_ways(layer: nn.Conv2d, is_formed: bool, monkeypatc
 def test_a_few_examples_at_a_time_are_all_examples(
     description: str, losses: Losses, at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_gradients, "AT_A_TIME", {"cpu": at_a_time})
+    monkeypatch.setattr(layer_gradients, "NUMBERS_AT_ONCE", {"cpu": at_a_time})
     assert_right(layered(description, PICTURE), losses, examples(PICTURE, losses))
 
 

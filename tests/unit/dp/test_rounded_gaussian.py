@@ -87,13 +87,13 @@ def test_draws_beyond_a_block_are_right_too(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("grid", [-44, -47, -49])
 def test_draws_that_float64_cannot_decide_are_right(grid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On finer and finer grids more and more of them, and on the last one all, take the slow way."""
-    slow, certain = list[int](), rounded_gaussian.certain
+    slow, certain = list[int](), rounded_gaussian.round_exactly
 
     def counted(*given: Any) -> float:
         slow.append(given[-1])
         return certain(*given)
 
-    monkeypatch.setattr(rounded_gaussian, "certain", counted)
+    monkeypatch.setattr(rounded_gaussian, "round_exactly", counted)
     found = rounded_normal(Stream(KEY), 300, 1.0, 2.0**grid)
     assert steps_of(found, 2.0**grid) == slow_draws(KEY, 300, 1.0, 2.0**grid)
     assert len(slow) >= {-44: 10, -47: 90, -49: 270}[grid]
@@ -101,14 +101,14 @@ def test_draws_that_float64_cannot_decide_are_right(grid: int, monkeypatch: pyte
 
 def nearest_of_float64(words: NDArray[np.uint64], ratio: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """The broken twin: float64 is trusted."""
-    return _fast(words, ratio)[0], np.array([], dtype=np.int64)
+    return _round_fast(words, ratio)[0], np.array([], dtype=np.int64)
 
 
-_fast = rounded_gaussian._fast
+_round_fast = rounded_gaussian._round_fast
 
 
 def test_trusting_float64_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounded_gaussian, "_fast", nearest_of_float64)
+    monkeypatch.setattr(rounded_gaussian, "_round_fast", nearest_of_float64)
     found = rounded_normal(Stream(KEY), 2000, 1.0, 2.0**-47)
     assert steps_of(found, 2.0**-47) != slow_draws(KEY, 2000, 1.0, 2.0**-47)
 
@@ -146,7 +146,7 @@ def test_the_ends_of_the_range_are_decided_by_further_bits(word: int, turn: int)
     assert steps_of(found, 2.0**-32) == exact
 
 
-def test_a_number_next_to_a_boundary_is_followed_to_its_last_bit() -> None:
+def test_a_number_next_to_a_boundary_is_decided_by_further_bits() -> None:
     """θ is chosen so that R cos θ / step lies within 2⁻²⁰⁰ of a half; more and more bits are asked for."""
     with mpmath.workprec(1200):
         word = 2**62 + 12345

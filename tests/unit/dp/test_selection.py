@@ -29,7 +29,7 @@ Claim = Callable[[float], float]
 
 
 def probabilities(law: RunLaw) -> np.ndarray:
-    return np.array([p for _, p in zip(range(4000), law._probabilities(), strict=False)])
+    return np.array([p for _, p in zip(range(4000), law.probabilities(), strict=False)])
 
 
 def generating(law: RunLaw, z: np.ndarray) -> np.ndarray:
@@ -43,7 +43,7 @@ def hockey_stick(one: np.ndarray, other: np.ndarray, epsilon: float) -> float:
 
 def best_of_coins(law: RunLaw, heads: float) -> np.ndarray:
     """Return the law of the best of K coins: nothing, tails, heads."""
-    none = law.probability(0)
+    none = next(law.probabilities())
     tails = float(generating(law, np.array([1 - heads]))[0]) - none
     return np.array([none, tails, 1 - none - tails])
 
@@ -81,7 +81,7 @@ def test_a_claim_for_one_run_alone_is_refuted_by_coins(law: RunLaw, pure: float)
 def best_score(law: RunLaw, noise: float, count: float, edges: np.ndarray) -> np.ndarray:
     """Return the law of the best of K noisy counts in cells, nothing included: processing that only loses a little."""
     below = generating(law, norm.cdf((edges - count) / noise))
-    return np.diff(np.concatenate([[0.0, law.probability(0)], below, [1.0]]))
+    return np.diff(np.concatenate([[0.0, next(law.probabilities())], below, [1.0]]))
 
 
 def require_claim_of_scores(law: RunLaw, noise: float, claim: Claim) -> None:

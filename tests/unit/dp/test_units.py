@@ -15,12 +15,12 @@ from stobatch.dp.clipping import (
     Losses,
     clipped_sum_by_example,
     clipped_sum_in_one_pass,
-    in_units,
+    group_rows,
 )
 
 
 def of_persons(losses: Losses, shape: tuple[int, ...], persons: int, per: int, seed: int = 1) -> tuple[Losses, Batch]:
-    batch, mean = in_units(examples(shape, losses, persons * per, seed), losses, per)
+    batch, mean = group_rows(examples(shape, losses, persons * per, seed), losses, per)
     return mean, batch
 
 
@@ -40,7 +40,7 @@ def test_persons_through_other_layers(name: str) -> None:
 
 def test_one_record_each_is_what_it_was() -> None:
     batch = examples(PICTURE)
-    assert in_units(batch, natural, 1) == (batch, natural)
+    assert group_rows(batch, natural, 1) == (batch, natural)
 
 
 @pytest.mark.parametrize("bad", [1e-12, 1e12, 1e160, math.inf, math.nan])

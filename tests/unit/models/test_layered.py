@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from stobatch.bounds.boxes import Box, through
+from stobatch.bounds.boxes import TrainingBox, propagate
 from stobatch.errors import ModelError
 from stobatch.models.layered import GRAMMAR, Layered, Squash, build_layered
 
@@ -187,10 +187,10 @@ def test_boxes_neither_grow_nor_vanish_from_layer_to_layer(first_weights: str, k
     description = ", ".join(["linear 400, relu"] * 4 + ["linear"])
     generator = torch.Generator().manual_seed(0)
     network = build_layered(description, (1, 20, 20), 3, generator, first_weights=first_weights)
-    box = Box(torch.randn(8, 1, 20, 20, generator=generator), torch.full((8, 1, 20, 20), 0.1))
+    box = TrainingBox(torch.randn(8, 1, 20, 20, generator=generator), torch.full((8, 1, 20, 20), 0.1))
     widths = []
     for layer in network.layers:
-        box = through(layer, box)
+        box = propagate(layer, box)
         if isinstance(layer, nn.ReLU):
             widths.append(float(box.radius.detach().mean()))
     ratios = [after / before for before, after in pairwise([0.1, *widths])]

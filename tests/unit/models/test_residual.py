@@ -14,9 +14,9 @@ from stobatch.dp.clipping import (
     clipped_sum_by_example,
     clipped_sum_in_one_pass,
     clipper_for,
-    stirred,
+    perturbed_weights,
 )
-from stobatch.dp.layer_gradients import ConvGradients, in_bfloat16, squared_lengths, weighted_rows
+from stobatch.dp.layer_gradients import ConvGradients, split_bfloat16, squared_norm_bounds, weighted_rows
 from stobatch.errors import ModelError
 from stobatch.models import build_layered
 from stobatch.models import residual as residual_module
@@ -82,7 +82,7 @@ def test_what_is_no_block_is_refused(word: str) -> None:
 def test_one_pass_finds_the_gradients_that_are_formed() -> None:
     model = network()
     assert clipper_for(model, losses, examples()) is clipped_sum_in_one_pass
-    with stirred(model):
+    with perturbed_weights(model):
         fast = clipped_sum_in_one_pass(model, losses, examples(), 1.0)
         slow = clipped_sum_by_example(model, losses, examples(), 1.0)
     assert torch.allclose(fast.norms, slow.norms, rtol=1e-4)
@@ -93,7 +93,7 @@ def test_one_pass_finds_the_gradients_that_are_formed() -> None:
 
 def test_gradients_of_the_kernels_that_are_used_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: clipping forgets that kernels are centred; the public probe sends it the slow way."""
-    monkeypatch.setattr(residual_module._CentredGradients, "_of_some", ConvGradients._of_some)
+    monkeypatch.setattr(residual_module._CentredGradients, "_from_rows", ConvGradients._from_rows)
     assert clipper_for(network(), losses, examples()) is clipped_sum_by_example
 
 
@@ -130,10 +130,10 @@ def test_a_gradient_that_is_rounded_after_its_norm_was_taken_is_caught(monkeypat
 def test_bfloat16_loses_nothing_of_weights_and_squares(seed: int, size: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(16, generator=generator) * size
-    assert torch.equal(in_bfloat16(weights).double().sum(0), weights.double())
+    assert torch.equal(split_bfloat16(weights).double().sum(0), weights.double())
     values = (torch.randn(16, 3, 5, generator=generator) * size).bfloat16()
     exact = values.double().square().sum((1, 2))
-    assert bool((squared_lengths(values) >= exact).all())
-    assert torch.allclose(squared_lengths(values), exact, rtol=1e-4)
+    assert bool((squared_norm_bounds(values) >= exact).all())
+    assert torch.allclose(squared_norm_bounds(values), exact, rtol=1e-4)
     summed = torch.tensordot(weights.double(), values.double(), 1)
     assert torch.allclose(weighted_rows(weights, values).double(), summed, rtol=1e-5, atol=1e-5 * size**2)

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import stobatch
-from stobatch.bounds.boxes import Box, worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.config import DataConfig, RunConfig
 from stobatch.data import load
 from stobatch.data.sources import Source
@@ -64,7 +64,7 @@ def test_a_prior_of_fonts_knows_mnist_and_the_recipe_s_box_makes_it_certifiable(
         network = network_of(tmp_path / f"{weight}")
         with torch.no_grad():
             assert right(network(test.inputs), test.labels) > 0.6
-            worst = worst_case_scores(network.layers, Box.around(test.inputs, 0.1), test.labels)
+            worst = worst_case_scores(network.layers, TrainingBox.around(test.inputs, 0.1), test.labels)
         certified[weight] = right(worst, test.labels)
         assert card.method == "supervised"
         assert card.may_contain == ()

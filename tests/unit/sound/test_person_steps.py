@@ -19,7 +19,7 @@ from stobatch.baselines.controls import RecordClipping, SplitPersons
 from stobatch.baselines.dpsgd import DpSgdConfig
 from stobatch.data import Dataset, poisson_sample
 from stobatch.data.persons import few_of_each
-from stobatch.dp.canaries import GradientCanaries, Planted
+from stobatch.dp.canaries import Canaries, GradientCanaries
 from stobatch.errors import SettingError
 from stobatch.methods import method_of
 from stobatch.models import build
@@ -180,7 +180,7 @@ def test_a_person_split_in_two_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_canary_is_a_person(kind: type[DpSgdTrainable], pull: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradient canaries pull by C, all K records together; the broken ones by more."""
     trainable = prepared_for(config(), kind)
-    trainable.add_canaries(Planted(torch.tensor([False, True]), GradientCanaries(torch.tensor([3, 5]))))
+    trainable.add_canaries(Canaries(torch.tensor([False, True]), GradientCanaries(torch.tensor([3, 5]))))
     own, planted = len(trainable.holdings[0][0]), len(trainable.canaries_in)
     sampling(monkeypatch)
     nothing = flat(step_of(trainable, 2))
@@ -193,7 +193,7 @@ def test_a_canary_is_a_person(kind: type[DpSgdTrainable], pull: float, monkeypat
 def test_an_input_canary_is_a_person_of_k_records() -> None:
     trainable = prepared_for(config())
     before = len(trainable.examples)
-    planted = Planted(torch.tensor([True, False, True]), None, torch.ones(3, 1, 6, 6), torch.tensor([0, 1, 2]))
+    planted = Canaries(torch.tensor([True, False, True]), None, torch.ones(3, 1, 6, 6), torch.tensor([0, 1, 2]))
     trainable.add_canaries(planted)
     assert len(trainable.examples) == before + 2 * MOST
     assert trainable.persons is not None

@@ -36,7 +36,7 @@ import stobatch
 from stobatch.baselines.vanilla import VanillaConfig
 from stobatch.config import CanaryConfig, RunConfig
 from stobatch.data import Examples
-from stobatch.dp.canaries import LENGTH, GradientCanaries, Planted, draw_canaries, replace_by_canaries
+from stobatch.dp.canaries import LENGTH, Canaries, GradientCanaries, draw_canaries, replace_by_canaries
 from stobatch.errors import ModelError, SettingError, StobatchError
 from stobatch.methods import method_of
 from stobatch.models import build
@@ -56,7 +56,7 @@ PLACES = torch.tensor([5, 0, 41, 17])
 
 def with_canaries(*included: bool, config: RunConfig | None = None) -> DpSgdTrainable:
     trainable = prepared(config or settings())
-    trainable.add_canaries(Planted(torch.tensor(included), GradientCanaries(PLACES[: len(included)])))
+    trainable.add_canaries(Canaries(torch.tensor(included), GradientCanaries(PLACES[: len(included)])))
     return trainable
 
 
@@ -118,7 +118,7 @@ def taken_in(trainable: DpSgdTrainable, included: Tensor, steps: int) -> Tensor:
     """Which canaries each step took, read off what it released without noise and without examples."""
     trainable.noise_stddev = 0.0
     trainable.examples = trainable.examples.in_memory().limit(0)
-    trainable._read()
+    trainable._read_data()
     assert trainable.canaries is not None
     released = torch.stack([trainable.canaries.read(step_of(trainable, step), step) for step in range(steps)])
     assert not released[:, ~included].any(), "a canary that is out took part"
@@ -173,10 +173,10 @@ def test_canaries_that_are_all_out_change_no_bit(kind: str) -> None:
     plain, planted_none = prepared(settings()), prepared(settings())
     nobody = torch.zeros(9, dtype=torch.bool)
     if kind == "gradient":
-        planted_none.add_canaries(Planted(nobody, GradientCanaries(torch.arange(9))))
+        planted_none.add_canaries(Canaries(nobody, GradientCanaries(torch.arange(9))))
     else:
         labels = torch.arange(9) % CLASSES
-        planted_none.add_canaries(Planted(nobody, inputs=torch.ones(9, 1, 6, 6), labels=labels))
+        planted_none.add_canaries(Canaries(nobody, inputs=torch.ones(9, 1, 6, 6), labels=labels))
     for step in range(8):
         one, other = step_of(plain, step), step_of(planted_none, step)
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -198,11 +198,11 @@ def test_images_that_are_in_are_examples() -> None:
     labels = torch.randint(CLASSES, (5,), generator=generator)
     included = torch.tensor([True, False, True, True, False])
     planted_images, reference = prepared(settings()), prepared(settings())
-    planted_images.add_canaries(Planted(included, inputs=images, labels=labels))
+    planted_images.add_canaries(Canaries(included, inputs=images, labels=labels))
     train = pictures().train.in_memory()
     together = torch.cat([train.inputs, images[included]]), torch.cat([train.labels, labels[included]])
     reference.examples = Examples(*together, CLASSES)
-    reference._read()
+    reference._read_data()
     plain = prepared(settings())
     differ = 0
     for step in range(8):
@@ -343,7 +343,7 @@ def small_digits(count: int = 40) -> Examples:
 def test_images_take_the_place_of_the_last_records() -> None:
     records = small_digits()
     canaries = draw_canaries(CanaryConfig(num=12, kind="input"), pictures().info, 0, Seeds.reproducible(2))
-    canaries = Planted(canaries.included, inputs=torch.ones(12, 1, 8, 8), labels=torch.arange(12) % 10)
+    canaries = Canaries(canaries.included, inputs=torch.ones(12, 1, 8, 8), labels=torch.arange(12) % 10)
     found = replace_by_canaries(records, canaries)
     assert len(found) == 40
     assert canaries.labels is not None
@@ -358,7 +358,7 @@ def test_images_take_the_place_of_the_last_records() -> None:
 @pytest.mark.parametrize("num", [40, 41, 90])
 def test_images_that_leave_no_record_are_refused(num: int) -> None:
     labels = torch.arange(num) % 10
-    canaries = Planted(torch.ones(num, dtype=torch.bool), inputs=torch.ones(num, 1, 8, 8), labels=labels)
+    canaries = Canaries(torch.ones(num, dtype=torch.bool), inputs=torch.ones(num, 1, 8, 8), labels=labels)
     with pytest.raises(SettingError, match=f"{num} input canaries leave none of 40 records"):
         replace_by_canaries(small_digits(), canaries)
 

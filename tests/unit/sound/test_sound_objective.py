@@ -11,18 +11,18 @@ from sound_steps import CLASSES, pictures, prepared, settings
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.bounds.boxes import Box, worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.models import Classifier, Layered, build
 from stobatch.sound.averaged import AveragedSGD
-from stobatch.sound.losses import Adversarial, CrossEntropy, IntervalBounds, NoisyViews, Objective, Ramp, normal_sampler
-from stobatch.sound.settings import SoundConfig, _attacked, view_noise
+from stobatch.sound.losses import IBP, Adversarial, CrossEntropy, NoisyViews, Objective, Ramp, normal_sampler
+from stobatch.sound.settings import SoundConfig, _craft_points, view_noise
 
 # The objective along the ramp.
 
 
 def losses_at(objective: Objective, network: Layered, progress: float, inputs: Tensor, labels: Tensor) -> Tensor:
-    coins = normal_sampler(torch.Generator().manual_seed(0), torch.device("cpu"))
-    batch, losses = objective.prepare(network, inputs, labels, progress, coins)
+    normal = normal_sampler(torch.Generator().manual_seed(0), torch.device("cpu"))
+    batch, losses = objective.prepare(network, inputs, labels, progress, normal)
     return losses(network, batch)
 
 
@@ -40,14 +40,14 @@ def test_hard_terms_and_their_radius_grow_and_cross_entropy_has_the_rest(progres
         radii.append(radius)
         return (inputs + radius).clamp(-1, 1)
 
-    views = NoisyViews(lambda shape, coins: torch.full(shape, 0.1), 2)
-    terms = ((0.4, CrossEntropy()), (0.5, IntervalBounds(0.2)), (0.7, Adversarial(0.3, attack)), (0.2, views))
+    views = NoisyViews(lambda shape, normal: torch.full(shape, 0.1), 2)
+    terms = ((0.4, CrossEntropy()), (0.5, IBP(0.2)), (0.7, Adversarial(0.3, attack)), (0.2, views))
     found = losses_at(Objective(terms, Ramp(0.2, 0.5)), network, progress, inputs, labels)
 
     def natural(points: Tensor) -> Tensor:
         return F.cross_entropy(network(points), labels, reduction="none")
 
-    worst = worst_case_scores(network.layers, Box.around(inputs, share * 0.2), labels)
+    worst = worst_case_scores(network.layers, TrainingBox.around(inputs, share * 0.2), labels)
     expected = (0.4 + (1 - share) * (0.5 + 0.7)) * natural(inputs)
     expected = expected + share * 0.5 * F.cross_entropy(worst, labels, reduction="none")
     expected = expected + share * 0.7 * natural((inputs + share * 0.3).clamp(-1, 1)) + 0.2 * natural(inputs + 0.1)
@@ -63,8 +63,8 @@ def test_a_ramp_without_length_is_a_step() -> None:
 def test_adversarial_points_are_worse_and_inside_the_ball() -> None:
     trainable = prepared(settings(**{"method.adversarial_weight": 1.0, "method.certified_weight": 0.0}))
     inputs, labels = trainable.reader.kept
-    coins = normal_sampler(torch.Generator(), torch.device("cpu"))
-    (given, _, points), _ = trainable.objective.prepare(trainable.network, inputs, labels, 1.0, coins)
+    normal = normal_sampler(torch.Generator(), torch.device("cpu"))
+    (given, _, points), _ = trainable.objective.prepare(trainable.network, inputs, labels, 1.0, normal)
     assert torch.equal(given, inputs)
     assert float((points - inputs).abs().max()) <= 0.2 + 1e-6
     assert float(points.abs().max()) <= 1
@@ -98,10 +98,10 @@ def test_losses_between_attack_and_box_are_as_printed_and_meet_at_the_box(loss: 
     radius = 0.2 * share
 
     def attacked(size: float) -> Tensor:
-        return _attacked(2, 512, network, inputs, labels, size)
+        return _craft_points(2, 512, network, inputs, labels, size)
 
     def worst(points: Tensor, size: float) -> Tensor:
-        return worst_case_scores(network.layers, Box.around(points, size), labels)
+        return worst_case_scores(network.layers, TrainingBox.around(points, size), labels)
 
     point = network(attacked(radius))
     scores = {
@@ -125,9 +125,9 @@ def test_the_small_box_stays_in_the_example_s_own() -> None:
     """Beyond it, it would train for balls that nobody asks about."""
     trainable = prepared(settings(**{"method.box_loss": "sabr", "method.box_share": 0.3}))
     inputs, labels = trainable.reader.kept
-    coins = normal_sampler(torch.Generator(), torch.device("cpu"))
-    (_, _, points), _ = trainable.objective.prepare(trainable.network, inputs, labels, 1.0, coins)
-    small, own = Box.around(points, 0.3 * 0.2), Box.around(inputs, 0.2)
+    normal = normal_sampler(torch.Generator(), torch.device("cpu"))
+    (_, _, points), _ = trainable.objective.prepare(trainable.network, inputs, labels, 1.0, normal)
+    small, own = TrainingBox.around(points, 0.3 * 0.2), TrainingBox.around(inputs, 0.2)
     assert bool((small.low >= own.low - 1e-6).all() and (small.high <= own.high + 1e-6).all())
     assert float((points - inputs).abs().max()) == pytest.approx(0.7 * 0.2, rel=1e-5)
 
@@ -139,8 +139,8 @@ def test_views_carry_the_noise_that_votes_are_taken_under(kind: str) -> None:
     method = config.method
     assert isinstance(method, SoundConfig)
     assert method.noise is not None
-    coins = normal_sampler(torch.Generator().manual_seed(0), torch.device("cpu"))
-    ours = view_noise(method.smoothing_noise, method.smoothing_stddev, (200_000,), coins)
+    normal = normal_sampler(torch.Generator().manual_seed(0), torch.device("cpu"))
+    ours = view_noise(method.smoothing_noise, method.smoothing_stddev, (200_000,), normal)
     theirs = method.noise.draw((200_000,), torch.Generator().manual_seed(1))
     assert float(ours.std()) == pytest.approx(0.5, rel=0.02)
     distance = max(
@@ -169,16 +169,16 @@ def test_descent_is_torchs_and_the_average_follows_the_released_parameters(momen
         decay = min(0.8, (1 + count) / (10 + count))
         average = decay * average + (1 - decay) * theirs.detach()
     assert not torch.allclose(ours, average, atol=1e-3)
-    averaged.adopt_average()
+    averaged.use_average()
     assert torch.allclose(ours, average, atol=1e-12)
     adopted = ours.detach().clone()
-    averaged.adopt_average()
+    averaged.use_average()
     assert torch.equal(ours, adopted)
 
 
 def test_an_average_without_steps_leaves_the_parameters() -> None:
     parameter = nn.Parameter(torch.ones(3))
-    AveragedSGD([parameter], lr=0.1, momentum=0.0, decay=0.9).adopt_average()
+    AveragedSGD([parameter], lr=0.1, momentum=0.0, decay=0.9).use_average()
     assert torch.equal(parameter, torch.ones(3))
 
 
@@ -195,6 +195,6 @@ def test_the_average_survives_a_checkpoint() -> None:
         for parameter, optimiser in zip(parameters, (one, other), strict=True):
             parameter.grad = gradient
             optimiser.step()
-    one.adopt_average()
-    other.adopt_average()
+    one.use_average()
+    other.use_average()
     assert torch.equal(*parameters)

@@ -12,7 +12,7 @@ from support.noise_checks import normal_of
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from stobatch.bounds.boxes import Box, worst_case_scores
+from stobatch.bounds.boxes import TrainingBox, worst_case_scores
 from stobatch.data.partition import poisson_sample
 from stobatch.dp import clipping as per_example
 from stobatch.errors import ModelError
@@ -36,7 +36,7 @@ def oracle(trainable: DpSgdTrainable, step: int) -> Gradients:
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for row in sample.tolist():
         inputs, labels = trainable.reader.fetch(torch.tensor([row]))
-        worst = worst_case_scores(network.layers, Box.around(inputs, 0.2 * share), labels)
+        worst = worst_case_scores(network.layers, TrainingBox.around(inputs, 0.2 * share), labels)
         natural, certified = F.cross_entropy(network(inputs), labels), F.cross_entropy(worst, labels)
         loss = (1 - 0.5 * share) * natural + 0.5 * share * certified
         gradients = torch.autograd.grad(loss, list(parameters.values()))
@@ -126,12 +126,12 @@ class Steps:
         sampling(self.patch, *rows)
         calls: list[int] = []
 
-        def coins(shape: tuple[int, ...]) -> Tensor:
+        def normal(shape: tuple[int, ...]) -> Tensor:
             calls.append(1)
             everyone = torch.randn(COUNT, *shape[1:], generator=torch.Generator().manual_seed(len(calls)))
             return everyone[list(rows)]
 
-        self.patch.setattr(sound_module, "sampler_by_blocks", lambda *_: coins)
+        self.patch.setattr(sound_module, "sampler_by_blocks", lambda *_: normal)
         return flat(step_of(self.trainable, self.step))
 
     def contribution(self, *rows: int) -> Tensor:
@@ -209,8 +209,8 @@ def others_change(trainable: DpSgdTrainable) -> bool:
         inputs, labels = trainable.reader.fetch(rows)
         inputs[0] = replacement
         labels[0] = (labels[0] + len(found)) % CLASSES
-        coins = normal_sampler(torch.Generator().manual_seed(3), torch.device("cpu"))
-        batch, losses = trainable.objective.prepare(network, inputs, labels, 1.0, coins)
+        normal = normal_sampler(torch.Generator().manual_seed(3), torch.device("cpu"))
+        batch, losses = trainable.objective.prepare(network, inputs, labels, 1.0, normal)
         found.append([*(entry[1:] for entry in batch), trainable.clip(network, losses, batch, 0.05).norms[1:]])
     return any(not torch.equal(one, other) for others in found[1:] for one, other in zip(found[0], others, strict=True))
 
@@ -218,13 +218,13 @@ def others_change(trainable: DpSgdTrainable) -> bool:
 @pytest.mark.parametrize("loss", ["sabr", "cc_ibp", "mtl_ibp"])
 def test_attacks_that_begin_at_the_mean_of_the_batch_are_caught(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: a starting point that several examples share carries each into the contributions of others."""
-    own = sound_settings._attacked
+    own = sound_settings._craft_points
 
     def shared(steps: int, chunk: int, network: Classifier, inputs: Tensor, labels: Tensor, radius: float) -> Tensor:
         towards = (inputs.mean(0) - inputs).clamp(-radius / 2, radius / 2)
         return own(steps, chunk, network, inputs + towards, labels, radius / 2)
 
-    monkeypatch.setattr(sound_settings, "_attacked", shared)
+    monkeypatch.setattr(sound_settings, "_craft_points", shared)
     assert others_change(trainable_for(LAYERS, "none", {"box_loss": loss}))
 
 
@@ -272,6 +272,6 @@ def test_parameters_that_have_run_away_are_named() -> None:
     trainable = prepared(settings())
     with torch.no_grad():
         next(trainable.network.parameters()).fill_(math.nan)
-    with pytest.raises(ModelError, match="not numbers any more") as caught:
+    with pytest.raises(ModelError, match="NaN or infinite") as caught:
         trainable.after_update()
     assert "learning_rate" in caught.value.remedy

@@ -150,7 +150,7 @@ def test_bounds_are_certain_and_about_the_network_itself(norm: Norm) -> None:
     assert verifier.with_draws(7) is verifier
 
 
-def test_a_bound_is_the_largest_radius_asked_about_that_holds() -> None:
+def test_a_bound_is_the_largest_given_radius_that_holds() -> None:
     verifier, inputs = bounds(), pictures(60)
     found = verifier.verify(inputs, torch.Generator())
     columns = found.columns()
@@ -339,7 +339,7 @@ class Fake(Verifier):
         return Found()
 
 
-def test_the_way_with_the_larger_mean_radius_is_taken_and_said() -> None:
+def test_the_verifier_with_the_larger_mean_radius_is_chosen_and_recorded() -> None:
     weak, strong = Fake("weak", [0.0, 0.9]), Fake("strong", [0.5, 0.5])
     inputs = torch.zeros(150, 1, 2, 2)
     for order in ([weak, strong], [strong, weak]):
@@ -352,7 +352,7 @@ def test_the_way_with_the_larger_mean_radius_is_taken_and_said() -> None:
     assert all(len(asked) == 100 for asked in (*weak.asked, *strong.asked))
 
 
-def test_radii_between_those_asked_about_count_as_the_smaller_one() -> None:
+def test_radii_between_the_given_ones_count_as_the_smaller_one() -> None:
     """Votes know every radius, bounds only those asked about; what lies between must not decide."""
     votes, bounds = Fake("votes", [0.29, 0.29]), Fake("bounds", [0.2, 0.3])
     best, said = best_of([votes, bounds], torch.zeros(2, 1, 2, 2), [0.3, 0.2])
@@ -361,7 +361,7 @@ def test_radii_between_those_asked_about_count_as_the_smaller_one() -> None:
     assert said.mean_radius == {"votes": 0.2, "bounds": 0.25}
 
 
-def test_a_single_way_is_taken_without_a_look() -> None:
+def test_a_single_verifier_is_chosen_without_a_comparison() -> None:
     only = Fake("only", [0.0])
     assert best_of([only], torch.zeros(3, 1, 2, 2), [0.1]) == (only, None)
     assert not only.asked
@@ -393,7 +393,7 @@ HIDDEN = {"certification.hidden_stddev": 0.2}
         ("mnist_cnn", {"method.certified_weight": 0.0}, ["votes"]),
     ],
 )
-def test_every_way_that_fits_is_offered(layers: str, changes: dict[str, Any], names: list[str]) -> None:
+def test_every_verifier_that_fits_is_offered(layers: str, changes: dict[str, Any], names: list[str]) -> None:
     found = ways(layers, **changes)
     assert [way.kinds[0].name for way in found] == names
     assert all(way.radii == (0.05, 0.1, 0.2) for way in found)  # type: ignore[attr-defined]
@@ -414,7 +414,7 @@ def test_every_way_that_fits_is_offered(layers: str, changes: dict[str, Any], na
         ("mnist_cnn", {**HIDDEN, "method.certified_weight": 0.0}, "start with conv or linear"),
     ],
 )
-def test_a_way_that_does_not_fit_is_refused(layers: str, changes: dict[str, Any], message: str) -> None:
+def test_a_verifier_that_does_not_fit_is_refused(layers: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         ways(layers, **changes)
     assert caught.value.remedy
@@ -532,7 +532,7 @@ def test_a_vote_that_claims_far_too_much_is_refuted(digits: Path, monkeypatch: p
     asked |= {"certification.stop_early": False, "evaluation.vote_limit": 30, "evaluation.adaptive_steps": 20}
     honest = GaussianNoise.factors
     with monkeypatch.context() as broken:
-        broken.setattr(GaussianNoise, "reach", lambda self, norm, d: honest(GaussianNoise(10 * self.stddev), norm, d))
+        broken.setattr(GaussianNoise, "factors", lambda self, norm, d: honest(GaussianNoise(10 * self.stddev), norm, d))
         stobatch.certify(digits, overrides=asked, quiet=True)
     scores = stobatch.evaluate(digits, overrides=asked, quiet=True).to_dict()
     assert [flag["refutes"] for flag in scores["flags"] if flag["refutes"]] == ["proved"]

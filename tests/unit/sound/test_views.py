@@ -17,10 +17,9 @@ from stobatch.dp import clipping
 from stobatch.errors import SettingError
 from stobatch.models import build_layered
 from stobatch.sound.averaged import AveragedAdam
-from stobatch.sound.losses import normal_sampler, sampler_by_blocks
+from stobatch.sound.losses import RandomViews, normal_sampler, sampler_by_blocks
 from stobatch.sound.settings import noisy_views
 from stobatch.sound.step import DpSgdTrainable
-from stobatch.sound.views import RandomViews
 from stobatch.training.checkpoint import load_optimiser, optimiser_tensors
 
 FALSE_ALARM = 1e-9
@@ -28,7 +27,7 @@ ALL = {"method.augmentations": ["crop", "flip", "noise"], "method.augmented_view
 STEP = 2
 
 
-def coins(seed: int = 0) -> Any:
+def normal(seed: int = 0) -> Any:
     return normal_sampler(torch.Generator().manual_seed(seed), torch.device("cpu"))
 
 
@@ -38,7 +37,7 @@ def image(count: int = 1) -> Tensor:
 
 def test_nothing_named_changes_nothing() -> None:
     inputs, labels = image(3), torch.arange(3)
-    found = RandomViews((), 1, 2, 0.1).draw(inputs, labels, coins())
+    found = RandomViews((), 1, 2, 0.1).draw(inputs, labels, normal())
     assert found[0] is inputs
     assert found[1] is labels
 
@@ -46,7 +45,7 @@ def test_nothing_named_changes_nothing() -> None:
 def test_every_shift_and_mirror_image_is_equally_likely() -> None:
     """25 moves and 2 sides over 20,000 views; a false alarm has probability below 1e-9."""
     count, most = 20_000, 2
-    moved, labels = RandomViews(("crop",), count, most, 0.0).draw(image(), torch.tensor([1]), coins())
+    moved, labels = RandomViews(("crop",), count, most, 0.0).draw(image(), torch.tensor([1]), normal())
     assert labels.tolist() == [1] * count
     padded = F.pad(image(), (2, 2, 2, 2), mode="replicate")
     windows = padded.unfold(2, 6, 1).unfold(3, 6, 1).reshape(25, 36)
@@ -56,20 +55,20 @@ def test_every_shift_and_mirror_image_is_equally_likely() -> None:
     low, high = binom.ppf(share, count, 1 / 25), binom.isf(share, count, 1 / 25)
     assert low <= int(which.sum(0).min()) <= int(which.sum(0).max()) <= high
     assert not low <= 0, "a shift that never happens would be seen"
-    flipped, _ = RandomViews(("flip",), count, 0, 0.0).draw(image(), torch.tensor([1]), coins())
+    flipped, _ = RandomViews(("flip",), count, 0, 0.0).draw(image(), torch.tensor([1]), normal())
     mirrored = int((flipped == image().flip(3)).flatten(1).all(1).sum())
     assert binom.ppf(share, count, 0.5) <= mirrored <= binom.isf(share, count, 0.5)
 
 
 def test_noisy_views_stay_in_the_range() -> None:
-    noisy, _ = RandomViews(("noise",), 50, 0, 0.5).draw(image(), torch.tensor([1]), coins())
+    noisy, _ = RandomViews(("noise",), 50, 0, 0.5).draw(image(), torch.tensor([1]), normal())
     assert float(noisy.abs().max()) <= 1
     inside = (noisy - image())[:, :, 2:4]
     assert 0.4 < float(inside.std()) < 0.6
 
 
 def oracle(trainable: DpSgdTrainable, rows: list[int], step: int = STEP) -> Tensor:
-    """Σ over examples of the clipped mean gradient of its views, example by example, with the step's own coins."""
+    """Σ over examples of the clipped mean gradient of its views, example by example, with the step's own normal."""
     from functools import partial
 
     plan, parameters = trainable.plan, list(trainable.network.parameters())
@@ -130,7 +129,7 @@ def test_views_clipped_one_by_one_are_caught(monkeypatch: pytest.MonkeyPatch) ->
     assert largest(trainable, monkeypatch) > 1.5
 
 
-def test_views_of_the_same_thing_are_not_asked_for() -> None:
+def test_several_equal_views_are_refused() -> None:
     with pytest.raises(SettingError, match="would all be the same"):
         stobatch.plan(settings(**{"method.augmented_views": 4}), dataset=pictures())
 

@@ -18,7 +18,7 @@ from stobatch.baselines import vanilla
 from stobatch.baselines.vanilla import VanillaConfig, VanillaTrainable
 from stobatch.config import DataConfig, ModelConfig, RunConfig, TrainersConfig, TrainingConfig
 from stobatch.data import DatasetInfo, Examples
-from stobatch.dp.canaries import GradientCanaries, Planted
+from stobatch.dp.canaries import Canaries, GradientCanaries
 from stobatch.models import Network, from_layers, initialise
 from stobatch.published import training as stobatch
 from stobatch.published.noise import PrivateNoise
@@ -215,7 +215,7 @@ def private(train: Examples | None = None, **trainers: int) -> DpSgdTrainable:
 
 def with_canaries() -> DpSgdTrainable:
     made = private()
-    made.add_canaries(Planted(torch.ones(20, dtype=torch.bool), GradientCanaries(torch.arange(20))))
+    made.add_canaries(Canaries(torch.ones(20, dtype=torch.bool), GradientCanaries(torch.arange(20))))
     return made
 
 

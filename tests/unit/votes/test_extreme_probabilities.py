@@ -120,7 +120,7 @@ RADII = {
     ("top", "rest"), [(1.0 + 1e-12, 0.1), (2.0, 0.1), (0.9, -1e-12), (math.nan, 0.1), (0.9, math.nan)]
 )
 def test_no_radius_follows_from_what_is_no_probability(name: str, top: float, rest: float) -> None:
-    with pytest.raises(UnitError, match=r"outside of \[0, 1\]"):
+    with pytest.raises(UnitError, match=r"outside \[0, 1\]"):
         RADII[name](np.array([0.9, top]), np.array([0.1, rest]))
 
 

@@ -95,7 +95,7 @@ def test_an_input_gets_the_same_answer_in_any_company() -> None:
     assert together.top_lower[1] == alone.top_lower[0]
 
 
-def test_asked_radii_are_answered_with_fewer_draws() -> None:
+def test_given_radii_are_decided_with_fewer_draws() -> None:
     """Clear inputs at failure probability 1e-9: each answer is wrong with at most that probability."""
     inputs, settings = at_distances(3.0, 0.45, 0.02, -3.0), {"failure_probability": 1e-9}
     asked = [Radius(0.15, Norm.L2, WIDE), Radius(0.75, Norm.L2, WIDE)]
@@ -108,13 +108,13 @@ def test_asked_radii_are_answered_with_fewer_draws() -> None:
     assert (settled.draws < 20_000 / 5).all()
 
 
-def test_a_label_can_be_asked_for_without_a_radius() -> None:
+def test_a_label_can_be_decided_without_a_radius() -> None:
     verdicts = half_space().certify(at_distances(0.3), seeded(), [Radius(0.0, Norm.L2, WIDE)])
     assert not verdicts.abstain[0]
     assert verdicts.draws[0] <= 5 * LOOK_EVERY
 
 
-def test_a_radius_asked_in_another_unit_is_converted() -> None:
+def test_a_radius_in_another_unit_is_converted() -> None:
     inputs = at_distances(1.0) / 2
     classifier = SmoothedClassifier(HalfSpace(), GaussianNoise(0.5), 2, VoteSettings(draws=2000))
     for unit, factor in ((PAPER_RANGE, 1.0), (UNIT_RANGE, 0.5)):
