@@ -59,8 +59,7 @@ def newest() -> dict[str, Found]:
 
 
 _TRIED = (
-    "since these records a thread for each piece of the batch, and no pass that decides nothing; both are still to be "
-    "measured on a machine without other work"
+    "a thread for each piece of the batch, no pass that decides nothing, a folded network; what is left are the passes"
 )
 
 
@@ -98,11 +97,13 @@ ROWS = (
     Row("crafting the fused ensemble over the bare passes it needs", "ensemble_over_bare", 1.3, below=True),
     Row(
         "a published step in plain PyTorch, whole batch, over ours", "plain_step_over_ours", 3.0,
-        tried="pieces in threads; the plain step has no privacy noise and no reconstruction loss",
+        tried="pieces in threads, a folded network; the plain step has no privacy noise and no reconstruction loss; "
+        "the next row is the floor: the most that passes alone could reach",
     ),
-    Row("the same, processor time of all threads", "plain_step_over_ours_processor"),
+    Row("the same over the passes of crafting alone, which no step can do without", "plain_step_over_its_passes"),
+    Row("a published step in plain PyTorch over ours, processor time of all threads", "plain_step_over_ours_processor"),
     Row("memory of our published step over the plain one", "memory_ours_over_plain_step", 0.33, below=True,
-        tried="pieces of 357 rows; both keep the data, the weights and PyTorch's own buffers"),
+        tried="crafting in pieces of 300 rows; both keep the data, the weights and what PyTorch keeps"),
     Row("naive loop over verified inference, per noisy pass", "naive_over_ours", 2.3),
     Row("ART's randomised smoothing over verified inference, its default batch", "art_over_ours", 5.0,
         tried="noise shared by all inputs, normalised once for many draws; nine tenths of what is left are the passes"),
