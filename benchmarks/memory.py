@@ -119,7 +119,7 @@ def verbs(method: Method) -> dict[str, list[str]]:
 
 def draw_pictures(method: Method) -> None:
     PICTURES.mkdir()
-    for number, values in enumerate(load(method.config().data).test.inputs[:200]):
+    for number, values in enumerate(load(method.config().data).test.inputs[:50]):
         Image.fromarray(((values[0] + 1) * 127.5).round().to(torch.uint8).numpy()).save(PICTURES / f"{number}.png")
 
 

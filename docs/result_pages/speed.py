@@ -59,7 +59,8 @@ def newest() -> dict[str, Found]:
 
 
 _TRIED = (
-    "a thread for each piece of the batch, no pass that decides nothing, a folded network; what is left are the passes"
+    "since these records a thread for each piece of the batch and a folded network; the rows of one thread show the "
+    "folding, two threads are still to be measured on a machine without other work"
 )
 
 

@@ -32,6 +32,9 @@ _DROP_EVERY = 5
 _MIN_ROWS_PER_THREAD = 100
 """With fewer rows the Python between two operations costs more than a thread of its own gains."""
 
+_CHECKED = 16
+"""Inputs whose scores are checked before an attack."""
+
 
 class Victim(Protocol):
     """The model under attack. A randomised one takes fresh draws for every step."""
@@ -407,10 +410,11 @@ def check_attack_inputs(victim: Victim, ball: Ball, goal: Goal, generator: torch
     # A copy of the generator's state, so that this check does not change what the attack draws.
     probe = torch.Generator()
     probe.set_state(generator.get_state())
-    logits = victim.draw(probe)(centre[:64])
-    if logits.ndim != 2 or len(logits) != len(centre[:64]):
+    few = centre[:_CHECKED]
+    logits = victim.draw(probe)(few)
+    if logits.ndim != 2 or len(logits) != len(few):
         raise ModelError(
-            f"the model returns {tuple(logits.shape)} for {len(centre[:64])} inputs.",
+            f"the model returns {tuple(logits.shape)} for {len(few)} inputs.",
             remedy="Return one row of logits for each input.",
         )
     if not bool(logits.isfinite().all()):
