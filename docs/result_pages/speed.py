@@ -87,6 +87,8 @@ def memory_rows() -> list[Row]:
         Row(
             f"memory of {' / '.join(VERBS)} above an idle process with the data, over `machine.memory_mb`: {method}",
             tuple(f"{verb}_memory_over_budget_{method}" for verb in VERBS), 1.25, below=True,
+            tried="libraries that a verb imports and what the C library keeps of freed memory weigh most at 64 MiB; of "
+            "DP-SGD also patches and formed gradients, which the setting does not count",
         )
         for method in METHODS
     ]  # fmt: skip
@@ -99,9 +101,11 @@ ROWS = (
     Row(
         "a published step in plain PyTorch, whole batch, over ours", "plain_step_over_ours", 3.0,
         tried="pieces in threads, a folded network; the plain step has no privacy noise and no reconstruction loss; "
-        "the next row is the floor: the most that passes alone could reach",
+        "the row after the next is the floor: the most that passes alone could reach",
     ),
-    Row("the same over the passes of crafting alone, which no step can do without", "plain_step_over_its_passes"),
+    Row("the same; one thread for both, processor time", "plain_step_over_ours_on_one_thread"),
+    Row("the same over the passes of crafting alone, which no step can do without; one thread, processor time",
+        "plain_step_over_its_passes_on_one_thread"),
     Row("a published step in plain PyTorch over ours, processor time of all threads", "plain_step_over_ours_processor"),
     Row("memory of our published step over the plain one", "memory_ours_over_plain_step", 0.33, below=True,
         tried="crafting in pieces of 300 rows; both keep the data, the weights and what PyTorch keeps"),
