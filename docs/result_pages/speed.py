@@ -10,6 +10,7 @@ ATTACKS = {"fgsm": "FGSM", "ifgsm": "I-FGSM", "mim": "MIM", "pgd": "PGD", "apgd"
 RECORDS = "benchmarks/results"
 DISTRIBUTED = f"{RECORDS}/2026-11-15-distributed.txt"
 VIEWS = f"{RECORDS}/2026-11-17-views-step.txt"
+FEW_IMAGES = f"{RECORDS}/2026-11-17-attacks-357-one-thread.txt"
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,16 @@ def per_core() -> str:
     return line.split("per core ")[1].split(" ")[0]
 
 
+def few_images() -> str:
+    """Return the three ratios of each attack on 357 images, where what is done once weighs more."""
+    found = {key: value for line in lines_of(FEW_IMAGES) for key, value in line["ratios"].items()}
+    texts = []
+    for key, name in ATTACKS.items():
+        keys = [f"{key}_fastest_peer_{part}over_ours_on_one_thread" for part in ("", "batch_cut_", "on_our_network_")]
+        texts.append(f"{name} {' / '.join(format(found[each], '.2f') for each in keys)}")
+    return ", ".join(texts)
+
+
 def views_steps() -> list[tuple[float, float]]:
     """Return milliseconds of a plain step and of a clipped sum with four views, network by network."""
     times: dict[str, list[float]] = {"plain step, bfloat16": [], "clipped sum, bfloat16": []}
@@ -175,5 +186,6 @@ def page() -> str:
         per_core=per_core(),
         long_attack=long_attack,
         views=views_steps(),
+        few_images=few_images(),
         records=names(),
     )
