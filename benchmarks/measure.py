@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "clipping": ("dp/clipping.py", ("--rounds", "3")),
     "paper-networks": ("dp/paper_networks.py", ()),
     "noise": ("dp/noise.py", ()),
+    "memory": ("memory.py", ()),
     "auditing": ("auditing.py", ()),
     "throughput": ("distributed/throughput.py", ()),
     "distributed-model": ("distributed/model.py", ()),

@@ -20,6 +20,7 @@ from stobatch.dp.noise import laplace
 from stobatch.errors import ModelError, SettingError
 from stobatch.models import AffineEncoder
 from stobatch.models.affine import EXACT_SPECTRUM_UP_TO
+from stobatch.models.spectrum import largest_eigenvalue
 from stobatch.types import Norm
 from stobatch.votes.margins import LAPLACE_AS_GAUSSIAN, Shift, hidden_shift
 from stobatch.votes.noise import RadiusFactors, SmoothingNoise
@@ -57,7 +58,7 @@ def layer_sensitivity(encoder: AffineEncoder, units: Tensor) -> dict[Norm, float
     steepest, all_signs = float(absolute.decode(rows * weights).max()), float((rows.square() * weights).sum())
     if num_inputs <= EXACT_SPECTRUM_UP_TO:
         gram = encoder.gram(weights)
-        steepest, all_signs = float(torch.linalg.eigvalsh(gram)[-1]), min(all_signs, float(gram.abs().sum()))
+        steepest, all_signs = largest_eigenvalue(gram), min(all_signs, float(gram.abs().sum()))
     squares = {Norm.L1: columns, Norm.L2: steepest, Norm.LINF: min(all_signs, num_inputs * steepest)}
     return {norm: sqrt(max(square, 0.0)) * _ROUNDING for norm, square in squares.items()}
 

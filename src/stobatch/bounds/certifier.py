@@ -32,7 +32,7 @@ from stobatch.verifier import Certificate, CertificateKind, Flags, Labels, Searc
 FLOAT32_DISTANCE = 2.0**-22
 """Boxes are wider than the radius by this much, so that distances may be measured, and balls computed, in float32."""
 
-_COPIES = 10
+_COPIES = 20
 """Tensors of the size of one layer's coefficients that are alive at once, roughly."""
 
 _CPU_EXAMPLES = 32

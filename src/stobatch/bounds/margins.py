@@ -23,6 +23,7 @@ from stobatch.bounds.certifier import BoundCertificates
 from stobatch.bounds.linear import FLOAT32_UNIT, gamma
 from stobatch.errors import DataError, ModelError
 from stobatch.models.scattering import Scattering, is_linear_behind
+from stobatch.models.spectrum import largest_eigenvalue
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 from stobatch.verifier import CertificateKind, require_stack, require_unaltered
 
@@ -64,7 +65,7 @@ class Stage:
 def squared_norm(*weighted: tuple[float, Stage]) -> float:
     """Return max Σ c‖Ax‖² over ‖x‖ = 1 for stages A with weights c: the largest eigenvalue of Σ c AᵀA."""
     gram = torch.stack([weight * stage.gram for weight, stage in weighted]).sum(0)
-    return float(torch.linalg.eigvalsh(gram)[-1]) * _SLACK
+    return largest_eigenvalue(gram) * _SLACK
 
 
 class ScatteringLipschitz:

@@ -97,7 +97,7 @@ def _require_same_shape(rule: Join, parts: list[Box]) -> None:
         )
 
 
-_COPIES = 10
+_COPIES = 20
 """Tensors of the size of a layer that are alive at once for each row of a backward pass, roughly."""
 
 

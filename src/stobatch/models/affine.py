@@ -21,6 +21,7 @@ from torch.nn.grad import conv2d_weight
 
 from stobatch.dp.layer_gradients import ConvGradients, LinearGradients, WeightForm, Window, record_use, register_layer
 from stobatch.errors import ModelError
+from stobatch.models.spectrum import largest_eigenvalue
 
 EXACT_SPECTRUM_UP_TO = 4096
 """Inputs with more values than this get the Schur bound instead of the exact spectral norm."""
@@ -60,6 +61,10 @@ class AffineEncoder(nn.Module, ABC):
     @abstractmethod
     def decode(self, hidden: Tensor) -> Tensor:
         """x̃ = θ1h, the transpose of `forward`."""
+
+    @abstractmethod
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        """AᵀWA in float64, for weights W of the hidden values (all 1 if None)."""
 
     @abstractmethod
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
@@ -118,17 +123,10 @@ class AffineEncoder(nn.Module, ABC):
         schur = sqrt(l1 * linf)
         gram = self.gram() if num_inputs <= EXACT_SPECTRUM_UP_TO else None
         rounding = 1 + 1e-9
-        l2 = min(schur, sqrt(float(torch.linalg.eigvalsh(gram)[-1]))) * rounding if gram is not None else schur
+        l2 = min(schur, sqrt(largest_eigenvalue(gram))) * rounding if gram is not None else schur
         l1_to_l2 = sqrt(float(gram.diagonal().max())) * rounding if gram is not None else l2
         linf_to_l1 = min(float(row_sums.sum()), num_hidden * linf, num_inputs * l1, sqrt(num_inputs * num_hidden) * l2)
         return OperatorNorms(l1, linf, l2, l1_to_l2, linf_to_l1)
-
-    def gram(self, weights: Tensor | float = 1.0) -> Tensor:
-        """AᵀWA for hidden values of these weights, built in slices of the identity: A itself is never in memory."""
-        encoder = self.copy().double().cpu()
-        size = prod(self.input_shape)
-        basis = torch.eye(size, dtype=torch.float64).reshape(size, *self.input_shape)
-        return torch.cat([encoder.decode(encoder(part) * weights).flatten(1) for part in torch.split(basis, 256)])
 
 
 @dataclass(frozen=True)
@@ -221,6 +219,22 @@ class ConvEncoder(AffineEncoder):
         )
         return gradient
 
+    @torch.no_grad()
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        """Add up the Gram matrices of the kernels over all positions, each at the input values of its patch."""
+        kernels, size = self.weight.detach().cpu().double().flatten(1), prod(self.input_shape)
+        numbers = torch.arange(1.0, size + 1, dtype=torch.float64).reshape(1, *self.input_shape)
+        # Row and column 0 collect what falls on the padding.
+        patches = F.unfold(numbers, self.weight.shape[-1], padding=self.padding, stride=self.stride)[0].t().long()
+        if weights is None:
+            products = (kernels.t() @ kernels).expand(len(patches), -1, -1)
+        else:
+            each = weights.reshape(self.num_maps, -1).t().unsqueeze(2)
+            products = kernels.t() @ (each * kernels)
+        found = torch.zeros(size + 1, size + 1, dtype=torch.float64)
+        found.index_put_((patches.unsqueeze(2), patches.unsqueeze(1)), products, accumulate=True)
+        return found[1:, 1:].contiguous()
+
 
 class DenseEncoder(AffineEncoder):
     """A fully connected layer, θ1 a d x β matrix: the setting in which the paper states its lemmas."""
@@ -249,6 +263,11 @@ class DenseEncoder(AffineEncoder):
         decoded = hidden @ self.weight
         record_use(self, hidden, decoded, WeightForm.TRANSPOSE)
         return decoded.reshape(-1, *self.input_shape)
+
+    @torch.no_grad()
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        kernels = self.weight.detach().cpu().double()
+        return kernels.t() @ (kernels if weights is None else weights.reshape(-1, 1) * kernels)
 
     def weight_gradient(self, inputs: Tensor, hidden: Tensor) -> Tensor:
         return hidden.t() @ inputs.flatten(1)

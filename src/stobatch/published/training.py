@@ -28,6 +28,7 @@ from stobatch.dp.plan import Plan
 from stobatch.methods import Method, Release, Tuples, encoder_of, require_per_example_at_size, split_network
 from stobatch.models import Classifier, Network, budget_mb, require_per_example, rows_in_memory
 from stobatch.models.affine import DenseEncoder
+from stobatch.models.folded import fold
 from stobatch.models.validators import keeps_nothing
 from stobatch.paper import implements
 from stobatch.published.losses import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
@@ -173,6 +174,8 @@ def frozen(network: nn.Module) -> Iterator[None]:
 
 _CPU_CHUNK = 833
 """Examples of one pass on a CPU; larger chunks fall out of the cache."""
+_CPU_CRAFT_CHUNK = 300
+"""The same for crafting, whose chunk is shared by all threads and changes no sum."""
 
 
 @implements(
@@ -211,6 +214,7 @@ class PublishedTrainable(Trainable):
         self.batches = self.reader.beside(batches)
         self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
         self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
+        self.craft_chunk = min(self.chunk, _CPU_CRAFT_CHUNK) if device.type == "cpu" else self.chunk
         self.head = fuse(network.head) if fused else network.head
         self.after_update()
 
@@ -247,10 +251,11 @@ class PublishedTrainable(Trainable):
         radius = Radius(size, Norm.LINF, PAPER_RANGE)
         ball = Ball.around(noisy_inputs, radius, shift=self.network.input_noise)
         whole = self.config.batch_size if piece else None
+        scores = fold(self.network, noisy_inputs=True) or self._scores
         with frozen(self.network):
             return craft(
-                *(self._scores, ball, self.ensemble, generator),
-                chunk=self.chunk,
+                *(scores, ball, self.ensemble, generator),
+                chunk=self.craft_chunk,
                 piece=piece,
                 batch_size=whole,
                 concurrent=keeps_nothing(self.network),
