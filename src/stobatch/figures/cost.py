@@ -85,8 +85,8 @@ def _pass_seconds(config: RunConfig) -> float:
     """Seconds of one image forward and back through the network of a configuration, which is timed once."""
     info, model = data.describe(config.data, data_root(config)), config.model
     machine = config.machine
-    key = (info.input_shape, model.architecture, model.normalisation, model.last_hidden_size, machine.device)
-    key += (machine.precision,)
+    network_key = (info.input_shape, model.architecture, model.normalisation, model.last_hidden_size)
+    key = (*network_key, machine.device, machine.precision)
     if key not in _TIMES:
         device = use_device(machine)
         network = make_network(config, info, Seeds.reproducible(0), None).to(device)
