@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "noise": ("dp/noise.py", ()),
     "memory": ("memory.py", ()),
     "auditing": ("auditing.py", ()),
+    "starts": ("starts.py", ("--rounds", "3")),
     "throughput": ("distributed/throughput.py", ()),
     "distributed-model": ("distributed/model.py", ()),
     "scaling": ("scaling.py", ("--small",)),

@@ -105,7 +105,7 @@ def try_each_network_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return known
 
     def same_training(own: DpSgdTrainable, precision: str, memory_mb: int) -> Any:
-        return type(own), own.config, repr(own.network), own.rows, own.per, precision, memory_mb
+        return type(own), own.config, repr(own.network), own.rows, own.records_per_unit, precision, memory_mb
 
     def same_network(network: Any, *rows: int) -> Any:
         return repr(network), rows

@@ -130,6 +130,10 @@ ROWS = (
     Row("forming every example's gradient over one pass, GroupNorm", "example by example over one pass", 10.0),
     Row("one clipped pass over a plain gradient, GroupNorm", "one pass over plain gradient", 1.7, below=True),
     *memory_rows(),
+    Row("processor seconds of `stobatch plan` / `stobatch report`",
+        ("plan_processor_seconds", "report_processor_seconds"), 2.0, below=True,
+        tried="importing torch takes 1.4 to 1.7 of them, the accountant's library with scipy 1.1; a plan without torch "
+        "would need settings and data sets without it"),
     Row("training with 5,000 canaries over training without", "canaries_over_none", below=True),
     Row("audit trainings one by one over side by side", "one_by_one_over_side_by_side"),
 )  # fmt: skip

@@ -195,7 +195,7 @@ def test_the_network_begins_again_with_its_first_weights() -> None:
 
 def test_an_estimation_that_diverges_says_so() -> None:
     config = settings(**{"method.relevance_learning_rate": 3e38})
-    with pytest.raises(ModelError, match="not numbers") as caught:
+    with pytest.raises(ModelError, match="NaN or infinite") as caught:
         run_steps(prepared(config), config, range(RELEVANCE_STEPS))
     assert "relevance_learning_rate" in caught.value.remedy
 

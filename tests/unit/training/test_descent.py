@@ -119,7 +119,7 @@ class Written:
     def __init__(self, rates: list[float]) -> None:
         self.rates, self.moving = rates, dict[str, torch.Tensor]()
 
-    def see(self, step: int, trainable: Trainable, released: Gradients) -> None:
+    def __call__(self, step: int, trainable: Trainable, released: Gradients) -> None:
         if not step:
             self.theta = {name: p.detach().clone() for name, p in trainable.network.named_parameters()}
         for name, gradient in released.items():

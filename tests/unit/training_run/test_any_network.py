@@ -129,7 +129,7 @@ def test_a_network_without_certificates_is_told_so_before_training(config):
 
 
 def test_the_certified_loss_of_what_bounds_cannot_follow_is_refused_before_anything_is_written(config, tmp_path):
-    with pytest.raises(ModelError, match=r"certified loss cannot follow.*a Gated.*'sigmoid'.*certified_weight=0"):
+    with pytest.raises(ModelError, match=r"certified loss does not support.*a Gated.*'sigmoid'.*certified_weight=0"):
         stobatch.train(config, tmp_path / "run", dataset=two_bars(), network=Gated(), quiet=True)
     assert not list(tmp_path.iterdir())
 

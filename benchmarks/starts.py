@@ -1,0 +1,53 @@
+"""Processor seconds of verbs that compute little, each in a process of its own: what a user waits for imports.
+
+    python benchmarks/starts.py [--rounds 5]
+
+Aim: two seconds for `stobatch plan` and `stobatch report`. The run that is reported is a small one that is trained
+first. Medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def processor_seconds(*arguments: str) -> float:
+    """Run a command to its end, and return what it and its children computed for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "stobatch", *arguments], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = str(Path(folder) / "run")
+        small = ("--set", "data.train_limit=500", "--set", "data.test_limit=50", "--set", "training.steps=3")
+        processor_seconds("train", "--recipe", "demo", "--seed", "1", "--out", run, *small)
+        verbs = {
+            "help": ("--help",),
+            "plan": ("plan", "--recipe", "sound.mnist"),
+            "report": ("report", run),
+        }
+        seconds = {
+            name: statistics.median(processor_seconds(*arguments) for _ in range(options.rounds))
+            for name, arguments in verbs.items()
+        }
+    for name, value in seconds.items():
+        print(f"  {name:<8} {value:6.2f} s of a core")
+    rounded = {f"{name}_processor_seconds": round(value, 2) for name, value in seconds.items()}
+    print(json.dumps({"benchmark": "starts", "rounds": options.rounds, "ratios": rounded}))
+
+
+if __name__ == "__main__":
+    main()
