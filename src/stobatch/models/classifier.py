@@ -112,10 +112,11 @@ def rows_by_trial(device: torch.device, memory_mb: int, trial: Callable[[int], o
     while taken < _ENOUGH * budget and rows < _MANY:
         before, last, rows = taken, rows, 4 * rows
         taken = _taken(device, trial, rows)
-    # A large workspace of the smaller trial would make rows look cheap: half of the mean is the least they may seem.
-    each = max(1.0, (taken - before) / (rows - last), taken / rows / 2)
+    each = max(1.0, (taken - before) / (rows - last))
     fixed = max(0.0, taken - rows * each)
-    return max(1, int((_KEPT * budget - fixed) / each))
+    # A large workspace of the smaller trial would make rows look cheap: half of the mean is the least they may seem.
+    most = _KEPT * budget / max(1.0, taken / rows / 2)
+    return max(1, int(min((_KEPT * budget - fixed) / each, most)))
 
 
 def _taken(device: torch.device, trial: Callable[[int], object], rows: int) -> int:

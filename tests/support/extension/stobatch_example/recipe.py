@@ -14,7 +14,7 @@ def bars() -> RunConfig:
         training=TrainingConfig(steps=40, learning_rate=1.0, optimiser="sgd", monitor_every=20, monitor_examples=40),
         certification=CertificationConfig(certificate="lipschitz"),
         evaluation=EvaluationConfig(
-            radii=(0.02, 0.5),
+            radii=(0.002, 0.5),
             protocols=("adaptive",),
             functions=("single_pass",),
             adaptive_attacks=("shrinking_steps", "madry"),
