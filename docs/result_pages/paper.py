@@ -423,6 +423,11 @@ ABSOLUTE = ("value", "withstands")
 """Rules that ask for an accuracy: what a training that was helped does not reach, one as printed does not either."""
 
 
+def printed_steps() -> int:
+    """Return how far StoBatch was trained on CIFAR-10 as printed."""
+    return max(int(run["steps"]) for run in records("paper_cifar10_partial"))
+
+
 def judge(claim: Record, known: Sequence[Point]) -> Finding:
     """Judge a claim; what only a changed or unfinished training says stands in brackets and does not count.
 
@@ -442,7 +447,9 @@ def judge(claim: Record, known: Sequence[Point]) -> Finding:
             notes = sorted({f"{NAMES[point.method]} {point.note}" for point in every.used if point.note})
             helped = {point.note for point in every.used if point.note} == {"with Adam"}
             if helped and claim["rule"] in ABSOLUTE and other.verdict in ("not reproduced", "refuted"):
-                why = f"{', '.join(notes)}, which helps it: as printed it had not learnt after 5,000 steps"
+                why = (
+                    f"{', '.join(notes)}, which helps it: as printed it had not learnt after {printed_steps():,} steps"
+                )
                 found = replace(other, verdict="not reproduced", remark=why)
             else:
                 brackets = {key: f"({getattr(other, key)})" for key in shown if getattr(other, key)}

@@ -95,6 +95,7 @@ def page() -> str:
         ),
         finals_table=table(["settings", "clean", "certified at 0.05", "at 0.2"], [finals_row()]),
         strict_trials=strict_trials(),
+        fashion_searched=fashion_searched(),
         former=mean(one["certified"]["0.2"] for one in records("sound_mnist_strict_former")),
         wide=[spread(found, "0.6") for found in (mnist["sound.mnist_wide"], former("sound_mnist_former", 0.6))],
         votes=votes["sound.mnist_l2"],
@@ -220,6 +221,12 @@ def start_of_tiny() -> Record:
     if recipe("sound.tiny_imagenet_smoothed").override("seed", 1).training_hash != found["recipe_hash"]:
         raise ValueError("sound.tiny_imagenet_smoothed has other settings than its record.")
     return found
+
+
+def fashion_searched() -> int:
+    """Return how many changes of MNIST's settings were tried on Fashion-MNIST, on a GPU."""
+    trials = (one for one in lines_of("results/sound_halving.jsonl") if one["task"] == "fashion_mnist")
+    return len({str(one["settings"]) for one in trials if one["settings"]})
 
 
 def strict_trials() -> tuple[str, str]:

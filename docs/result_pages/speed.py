@@ -132,8 +132,8 @@ ROWS = (
     *memory_rows(),
     Row("processor seconds of `stobatch plan` / `stobatch report`",
         ("plan_processor_seconds", "report_processor_seconds"), 2.0, below=True,
-        tried="importing torch takes 1.4 to 1.7 of them, the accountant's library with scipy 1.1; a plan without torch "
-        "would need settings and data sets without it"),
+        tried="most of a plan is importing torch, and scipy for the accountant's library; a plan without torch would "
+        "need settings and data sets without it; a report loads the network to compute its numbers again"),
     Row("training with 5,000 canaries over training without", "canaries_over_none", below=True),
     Row("audit trainings one by one over side by side", "one_by_one_over_side_by_side"),
 )  # fmt: skip

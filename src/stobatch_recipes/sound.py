@@ -148,8 +148,8 @@ def mnist_l2(epsilon: float = 3.0, stddev: float = 0.5) -> RunConfig:
 def mnist_l2_scattering(epsilon: float = 3.0, stddev: float = 0.5) -> RunConfig:
     """MNIST for l2 by votes, more accurate and slower: a small network behind fixed scattering.
 
-    It is trained on noisy views that are moved against the example (SmoothAdv). A pass takes sixteen times as long as
-    one of `mnist_l2` on a CPU.
+    It is trained on noisy views that are moved against the example (SmoothAdv). On a CPU a pass takes many times as
+    long as one of `mnist_l2`.
     """
     like = mnist_l2(epsilon, stddev)
     return like.replace(
