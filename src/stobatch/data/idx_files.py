@@ -17,6 +17,9 @@ from stobatch.data.dataset import DatasetInfo, Examples
 from stobatch.data.pixels import first_names, first_of_classes, scale
 from stobatch.errors import DataError
 
+_PIECE = 2**20
+"""Bytes that are unpacked at once."""
+
 
 @dataclass(frozen=True, eq=False)
 class IdxSet:
@@ -53,9 +56,11 @@ class IdxSet:
 
     def unpack(self, folder: Path, name: str) -> Tensor:
         """Return the bytes of one file. Its digest vouches for the header and the length, so neither is parsed."""
-        path = folder / f"{name}.gz"
+        path, raw = folder / f"{name}.gz", bytearray()
         try:
-            raw = gzip.decompress(path.read_bytes())
+            with gzip.open(path) as file:
+                while piece := file.read(_PIECE):  # whole, it would stand in memory two or three times
+                    raw += piece
         except FileNotFoundError:
             raise DataError(f"{path} is not there.", why=self.belongs, remedy=self.remedy) from None
         except (OSError, EOFError, zlib.error) as error:
@@ -65,4 +70,4 @@ class IdxSet:
         if digest != self.md5[name]:
             why = f"Its MD5 is {digest}, not {self.md5[name]}."
             raise DataError(f"{path} is not the file of {self.title}.", why=why, remedy=self.remedy)
-        return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        return torch.frombuffer(raw, dtype=torch.uint8)

@@ -182,18 +182,21 @@ def clipped_sum_by_loop(network: nn.Module, losses: Losses, batch: Batch, clip_n
     Unlike `torch.func`, it does not import PyTorch's compiler, which takes 1.5 seconds.
     """
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    formed: dict[str, list[Tensor]] = {name: [] for name in trained}
+    sums, norms = _zeros(network), [batch[0].new_zeros(0, dtype=torch.float64)]
     for row in range(len(batch[0])):
         with torch.enable_grad():
             loss = losses(network, tuple(entry[row : row + 1] for entry in batch)).sum()
             gradients = (
-                torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+                torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
                 if loss.requires_grad
-                else [None] * len(trained)
+                else [torch.zeros_like(p) for p in trained.values()]
             )
-        for (name, p), gradient in zip(trained.items(), gradients, strict=True):
-            formed[name].append(torch.zeros_like(p) if gradient is None else gradient)
-    return _clip_gradients({name: torch.stack(rows) for name, rows in formed.items()}, clip_norm)
+        # One example's gradient at a time: those of a whole batch would take more memory than the path they check.
+        clipped = _clip_gradients({name: g[None] for name, g in zip(trained, gradients, strict=True)}, clip_norm)
+        norms.append(clipped.norms)
+        for name, gradient in clipped.gradients.items():
+            sums[name] += gradient
+    return ClippedSum(sums, torch.cat(norms))
 
 
 def _clip_gradients(formed: dict[str, Tensor], clip_norm: float) -> ClippedSum:

@@ -23,7 +23,7 @@ from stobatch.dp.canaries import Canaries
 from stobatch.dp.noise import Grid
 from stobatch.errors import ModelError
 from stobatch.later import Later
-from stobatch.models import Classifier
+from stobatch.models import Classifier, budget_mb, rows_in_memory
 from stobatch.models.validators import unchanged
 from stobatch.training.engines import Averaged, Engine, Gradients, InProcessEngine, Stop, TrainerTask, never
 from stobatch.training.engines.base import DeviceRank
@@ -31,8 +31,8 @@ from stobatch.training.ledger import Stretch
 
 BEFORE_AVERAGING = "the parameters of that step, before averaging"
 """Whose accuracy is monitored where the saved model is an average over steps."""
-_CHUNK = 1000
-"""Images that pass at once."""
+_MOST_MONITORED = 1000
+"""Test images that pass at once, where the budget of memory allows as many."""
 _MOST_FEATURES = 8
 """Features of an example that are kept for each of its values, which take twice as many bytes."""
 
@@ -230,16 +230,19 @@ class Monitored:
 
     inputs: Tensor
     labels: Tensor
+    rows_at_once: int
 
     @classmethod
     def of(cls, held_out: Examples, config: RunConfig, network: Classifier) -> Monitored:
         few = held_out.limit(config.training.monitor_examples)
-        return cls(few.inputs.to(network.device, network.dtype), few.labels.to(network.device))
+        rows = rows_in_memory(network, budget_mb(config.machine), most=_MOST_MONITORED)
+        inputs, labels = few.inputs.to(network.device, network.dtype), few.labels.to(network.device)
+        return cls(inputs, labels, min(rows, _MOST_MONITORED))
 
     @torch.no_grad()
     def accuracy(self, network: nn.Module) -> float:
         """Return the share of images whose largest score is their label's."""
-        parts = zip(torch.split(self.inputs, _CHUNK), torch.split(self.labels, _CHUNK), strict=True)
+        parts = zip(self.inputs.split(self.rows_at_once), self.labels.split(self.rows_at_once), strict=True)
         return sum(int((network(x).argmax(1) == y).sum()) for x, y in parts) / len(self.labels)
 
     def saved(self, network: nn.Module) -> dict[str, Any]:
