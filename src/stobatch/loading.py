@@ -28,6 +28,7 @@ from stobatch.results import (
     CERTIFICATES,
     Audit,
     CertificateSummary,
+    Finding,
     Kind,
     NetworkFacts,
     Prediction,
@@ -36,7 +37,7 @@ from stobatch.results import (
     Training,
     recheck,
 )
-from stobatch.runs import START, Run, commit
+from stobatch.runs import START, Run, commit, require_as_listed
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import use_device
@@ -72,8 +73,7 @@ class TrainedModel:
     def guarantee(self) -> PrivacyGuarantee:
         """Return the claim, void where the seed is public, in the light of the run's audits."""
         held = self.claim.with_public_seed() if self.plan.public_seeds else self.claim
-        audit = Audit.read_if_there(self.run)
-        return held.audited(recheck(audit.findings) if audit else ())
+        return held.audited(self.audit_findings())
 
     @property
     def certifies(self) -> bool:
@@ -147,10 +147,15 @@ class TrainedModel:
 
     def refuted_kinds(self) -> frozenset[str]:
         """Return the names of the kinds of certificate that an audit broke."""
-        audit = Audit.read_if_there(self.run)
-        findings = recheck(audit.findings) if audit else ()
+        findings = self.audit_findings()
         broken = (one for one in findings if one.instrument == CERTIFICATES and one.verdict is Verdict.REFUTED)
         return frozenset(one.about for one in broken)
+
+    def audit_findings(self) -> tuple[Finding, ...]:
+        """Return what audits of this run found; raise where audit.json was changed or removed since."""
+        require_as_listed(self.run, "audit.json")
+        audit = Audit.read_if_there(self.run)
+        return recheck(audit.findings) if audit else ()
 
 
 def name_network(config: RunConfig, network: nn.Module | None) -> RunConfig:

@@ -93,7 +93,8 @@ class Run:
         return self.path / PRIVATE / f"{kind}.json" if private else self.path / f"{kind}.json"
 
     def command(self, verb: str) -> str:
-        return f"stobatch {verb} {shlex.quote(str(self.path))} --resume"
+        place = shlex.quote(str(self.path))
+        return f"stobatch {verb} {f'--out {place}' if verb == 'train' else place} --resume"
 
     def records(
         self,
@@ -234,12 +235,12 @@ def seal(run: Run, verb: str, environment: dict[str, Any]) -> None:
     if run.is_trained and "weights_sha256" not in training:
         return
     before = run.read(MANIFEST) if run.has(MANIFEST) else {"made": {}, "files": {}}
-    files = {}
+    # Files of other verbs stay listed, also those that somebody removed: `verify` misses them.
+    files = {name: entry for name, entry in before["files"].items() if not name.startswith(WRITES[verb])}
     for name in public_files(run):
         if name.startswith(WRITES[verb]):
             files[name] = {"sha256": sha256_of(run.path / name), "size": (run.path / name).stat().st_size}
-        elif name in before["files"]:
-            files[name] = before["files"][name]
+    files = dict(sorted(files.items()))
     if run.has(MANIFEST) and verb in before["made"] and files == before["files"]:
         return
     content = {
@@ -260,15 +261,28 @@ def require_unchanged(run: Run, rewritten: tuple[str, ...]) -> None:
         return
     for name, how in differences(run):
         # Rows that a stopped verb left belong to no document yet: they are checked when it is resumed. And what is not
-        # there cannot be built on.
+        # there cannot be built on, but for what an audit found, which counts as long as it is listed.
         stray = how == NOT_LISTED and (name.startswith("records/") or not is_ours(name))
-        if name not in rewritten and not stray and (run.path / name).exists():
-            verb = next((verb for verb, names in WRITES.items() if name.startswith(names)), "train")
-            raise RunError(
-                f"{run.path / name} {how}.",
-                why=f"It was changed, or `stobatch {verb}` was stopped before it had ended.",
-                remedy=f"Restore it, or remove it and run `{run.command(verb)}`.",
-            )
+        gone = not (run.path / name).exists() and not name.startswith(WRITES["audit"])
+        if name not in rewritten and not stray and not gone:
+            raise _changed(run, name, how)
+
+
+def require_as_listed(run: Run, name: str) -> None:
+    """Raise where a file that the manifest lists was changed or removed."""
+    listed = entries(run).get(name) if run.has(MANIFEST) else None
+    if listed is not None and (how := _difference(run.path / name, listed)):
+        raise _changed(run, name, how)
+
+
+def _changed(run: Run, name: str, how: str) -> RunError:
+    verb = next((verb for verb, names in WRITES.items() if name.startswith(names)), "train")
+    again = "train again with another --out" if verb == "train" else f"remove it and run `{run.command(verb)}`"
+    return RunError(
+        f"{run.path / name} {how}.",
+        why=f"It was changed or removed, or `stobatch {verb}` was stopped before it had ended.",
+        remedy=f"Restore it, or {again}.",
+    )
 
 
 NOT_LISTED = "is not in the manifest"
@@ -276,17 +290,20 @@ NOT_LISTED = "is not in the manifest"
 
 def differences(run: Run) -> Iterator[tuple[str, str]]:
     """Yield each public file that is not as the manifest says, with how it differs."""
-    listed, there = entries(run), set(public_files(run))
-    for name in sorted(there | listed.keys()):
-        path = run.path / name
-        if name not in there:
-            yield name, "is in the manifest and not there"
-        elif name not in listed:
-            yield name, NOT_LISTED
-        elif path.stat().st_size != listed[name]["size"]:
-            yield name, f"has {path.stat().st_size} bytes, the manifest says {listed[name]['size']}"
-        elif sha256_of(path) != listed[name]["sha256"]:
-            yield name, "has another SHA-256 than the manifest says"
+    listed = entries(run)
+    for name in sorted({*public_files(run), *listed}):
+        how = _difference(run.path / name, listed[name]) if name in listed else NOT_LISTED
+        if how:
+            yield name, how
+
+
+def _difference(path: Path, listed: dict[str, Any]) -> str:
+    """Return how a file differs from its entry; nothing where it does not."""
+    if not path.is_file():
+        return "is in the manifest and not there"
+    if path.stat().st_size != listed["size"]:
+        return f"has {path.stat().st_size} bytes, the manifest says {listed['size']}"
+    return "" if sha256_of(path) == listed["sha256"] else "has another SHA-256 than the manifest says"
 
 
 def entries(run: Run) -> dict[str, dict[str, Any]]:
@@ -305,9 +322,14 @@ def is_ours(name: str) -> bool:
     return any(name.startswith(names) for names in WRITES.values())
 
 
+def has_key(run: Run) -> bool:
+    """Return whether the key of the run's commitments is here: it stays with the owner."""
+    return run.has(COMMITMENT_KEY, private=True)
+
+
 def make_key(run: Run) -> None:
     """Draw the key of the run's commitments; without effect where there is one."""
-    if not run.has(COMMITMENT_KEY, private=True):
+    if not has_key(run):
         run.write(COMMITMENT_KEY, {"key": secrets.token_hex(32)}, private=True)
 
 
@@ -316,7 +338,7 @@ def commit(run: Run, *content: bytes | str) -> str | None:
 
     It is also what marks private files as this run's: no other run has the key.
     """
-    if not run.has(COMMITMENT_KEY, private=True):
+    if not has_key(run):
         return None
     mac = hmac.new(bytes.fromhex(run.read(COMMITMENT_KEY, private=True)["key"]), digestmod=hashlib.sha256)
     for part in content:

@@ -18,7 +18,8 @@ from stobatch.errors import DataError, SettingError
 from stobatch.files import Columns, Records
 from stobatch.loading import TrainedModel, load, seeds_of
 from stobatch.progress import Progress, Tick, progress
-from stobatch.runs import MANIFEST, require_unchanged, seal
+from stobatch.results import Training
+from stobatch.runs import MANIFEST, commit, has_key, require_unchanged, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import environment
@@ -52,16 +53,42 @@ def test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | Non
             f"{model.network.input_shape} with {model.network.num_classes}.",
             remedy="Hand over the data set that the run was trained for.",
         )
+    _require_own_test(model, whole.test)
     if dataset is not None or is_own(model.config.data):
         require_apart(whole, model.config.data)
     return whole.test.limit(limit)
+
+
+def _require_own_test(model: TrainedModel, test: Examples) -> None:
+    """Raise where the test records are not those of the run: others may be what it was trained on.
+
+    Without the owner's key a commitment cannot be opened, and `about_test_records` says so.
+    """
+    recorded = Training.read(model.run).data
+    if recorded is None:
+        return
+    fingerprint = test.fingerprint()
+    expected, found = (
+        (recorded.test_sha256, fingerprint)
+        if recorded.test_sha256 is not None
+        else (recorded.test_commitment, commit(model.run, "test data", fingerprint))
+    )
+    if expected is not None and found is not None and expected != found:
+        raise DataError(
+            "these are not the test records that the run was trained beside.",
+            why="Its documents are about those, and among others may be records that it was trained on.",
+            remedy="Hand over the data set that the run was trained for, or point machine.data_root at it.",
+        )
 
 
 def about_test_records(model: TrainedModel, dataset: Dataset | None) -> str:
     """Return what accuracies assume of the test records, from public settings alone."""
     if model.config.method.name == "federated" and is_own(model.config.data):
         return "test records are no party's training records: each keeps its own, so copies cannot be looked for"
-    return statement(model.config.data, own=dataset is not None or is_own(model.config.data))
+    recorded = Training.read(model.run).data
+    sealed = recorded is not None and recorded.test_commitment is not None and not has_key(model.run)
+    unknown = "; whether they are the run's own was not checked, since only its owner's key can tell" if sealed else ""
+    return statement(model.config.data, own=dataset is not None or is_own(model.config.data)) + unknown
 
 
 def about_prior(start: TrainedModel) -> dict[str, Any]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Sequence[str | Path],
+    runs: str | Path | Sequence[str | Path],
     out: str | Path | None = None,
     *,
     images: bool | None = None,
@@ -41,12 +41,13 @@ def report(
     refused. Pictures are shown where the test data are public or `images` asks for them. A network that was handed over
     to `train` is handed over again, or what rests on it is reported as not checked.
     """
+    runs = [runs] if isinstance(runs, str | Path) else runs
     directories = [Run(Path(run)) for run in runs]
     if not directories:
         raise SettingError("there is no run to report on.", remedy="Give at least one run directory.")
     if out is None and len(directories) > 1:
         raise SettingError("a report on several runs belongs to none of them.", remedy="Say where with --out FILE.")
-    target = Path(out) if out is not None else directories[0].path / "report.html"
+    target = directories[0].path / "report.html" if out is None else _require_own_place(Path(out))
     inside = out is None
     if inside and any((directories[0].path / name).exists() for name in SIGNATURE_FILES):
         raise SettingError(
@@ -73,6 +74,22 @@ def report(
     names = tuple(str(run.path) for run in directories)
     tests = settings_tests(comparison) if comparison else []
     return ReportSummary(report=str(target), runs=names, comparisons=tuple(tests))
+
+
+def _require_own_place(out: Path) -> Path:
+    """Return where a report goes that is no run's own file; raise where it would overwrite something else."""
+    if out.suffix != ".html":
+        raise SettingError(f"{out} is not the name of a page.", remedy="Give --out a name that ends with .html.")
+    if out.exists() and not (out.is_file() and out.read_bytes()[:15].lower() == b"<!doctype html>"):
+        raise SettingError(f"{out} exists and is not a page.", remedy="Choose another --out.")
+    within = next((folder for folder in out.absolute().parents if Run(folder).exists), None)
+    if within is not None:
+        raise SettingError(
+            f"{out} lies in the run {within}.",
+            why="Its manifest lists every file, and would not list this one.",
+            remedy="Choose an --out elsewhere; without --out a run's own report.html is written.",
+        )
+    return out
 
 
 def _all_paths(runs: Sequence[str | Path]) -> Path:

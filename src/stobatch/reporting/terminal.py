@@ -201,15 +201,22 @@ def verified_page(document: Verification) -> RenderableType:
         lines.append(Text.assemble("  ", outcome, f"  {about}: {check.detail}"))
     lines.append(Text("No file can show", style="bold"))
     lines += [Text(f"  {line}") for line in document.cannot_be_checked]
+    if (guarantee := document.guarantee) is not None:
+        lines.append(Text(guarantee_line(guarantee), style=f"bold {STATUS_STYLES[guarantee.status]}"))
     return Group(*lines, _verification_verdict(document))
 
 
 def _verification_verdict(document: Verification) -> Text:
+    """Return the outcome; green is for a run whose files agree and whose privacy is proved."""
     differing = len(document.differing)
     if differing:
         return Text(f"DIFFERS in {differing} of {len(document.checks)} checks: do not rely on it.", style="bold red")
     skipped = sum(check.outcome is Outcome.NOT_CHECKED for check in document.checks)
-    return Text(f"Everything that was checked agrees; {skipped} checks were left out.", style="bold green")
+    agreed = f"Everything that was checked agrees; {skipped} checks were left out."
+    if document.guarantee is None:
+        return Text(f"{agreed} What the run guarantees was not computed.", style="bold yellow")
+    status = document.guarantee.status
+    return Text(f"{agreed} Privacy: {STATUS_WORDS[status]}.", style=f"bold {STATUS_STYLES[status]}")
 
 
 _STATE_STYLES = {"ok": "green", "warning": "yellow", "missing": "dim", "not here": "dim", "broken": "bold red"}

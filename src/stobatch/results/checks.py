@@ -38,6 +38,9 @@ class Verification(Document):
 
     run: Text
     verdict: Outcome
+    guarantee: Guarantee | None = None
+    """What the run guarantees: agreement says that files are consistent, not that anybody is protected. None where the
+    model or its audits cannot be read."""
     checked_by: Source
     checks: tuple[Check, ...]
     cannot_be_checked: tuple[Text, ...]
@@ -48,7 +51,8 @@ class Verification(Document):
 
     def lines(self) -> list[str]:
         checks = [f"{check.outcome}: {check.name} {check.file} {check.detail}" for check in self.checks]
-        return [f"{self.run}: {self.verdict}", *checks]
+        privacy = "not known" if self.guarantee is None else str(self.guarantee)
+        return [f"{self.run}: {self.verdict}", f"privacy: {privacy}", *checks]
 
 
 class Health(StrEnum):

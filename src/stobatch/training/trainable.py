@@ -242,7 +242,8 @@ class Monitored:
     @torch.no_grad()
     def accuracy(self, network: nn.Module) -> float:
         """Return the share of images whose largest score is their label's."""
-        parts = zip(self.inputs.split(self.rows_at_once), self.labels.split(self.rows_at_once), strict=True)
+        rows = self.rows_at_once
+        parts = zip(torch.split(self.inputs, rows), torch.split(self.labels, rows), strict=True)
         return sum(int((network(x).argmax(1) == y).sum()) for x, y in parts) / len(self.labels)
 
     def saved(self, network: nn.Module) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from stobatch.data import Dataset
+from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import RunError, StobatchError
 from stobatch.loading import load
 from stobatch.results import CertificateSummary, Check, Outcome, Source, Training, Verification, is_old
@@ -69,54 +70,56 @@ def verify(
     directory = Run(Path(run))
     if not directory.exists:
         raise RunError(f"{directory.path} is not a run.", remedy="Name a run directory.")
-    return conclude(directory, tuple(_checks(directory, sample, dataset, network, signers, identity, seed, rewritten)))
+    # Unguarded: a tool or a key that is missing is for the reader to mend, and no difference.
+    signature = signature_check(directory, signers, identity)
+    files = list(_checks_or_difference("manifest", "manifest.json", lambda: _files(directory, rewritten)))
+    subject = _open(directory, network, files)
+    if isinstance(subject, Check):
+        return conclude(directory, (*files, signature, subject))
+    found = tuple(_checks(subject, sample, dataset, seed))
+    return conclude(directory, (*files, signature, *found), _guarantee(subject))
 
 
-def conclude(run: Run, checks: tuple[Check, ...]) -> Verification:
+def conclude(run: Run, checks: tuple[Check, ...], guarantee: PrivacyGuarantee | None = None) -> Verification:
     """Return what the checks of a run say together."""
     return Verification(
         run=str(run.path),
         verdict=Outcome.DIFFERS if any(check.outcome is Outcome.DIFFERS for check in checks) else Outcome.AGREES,
+        guarantee=guarantee,
         checked_by=Source(**source()),
         checks=checks,
         cannot_be_checked=BEYOND,
     )
 
 
-def _checks(
-    run: Run,
-    sample: int,
-    dataset: Dataset | None,
-    network: nn.Module | None,
-    signers: Path | None,
-    identity: str | None,
-    seed: int | None,
-    rewritten: tuple[str, ...],
-) -> Iterator[Check]:
-    files = list(_checks_or_difference("manifest", "manifest.json", lambda: _files(run, rewritten)))
-    yield from files
-    # Unguarded: a tool or a key that is missing is for the reader to mend, and no difference.
-    yield signature_check(run, signers, identity)
+def _open(run: Run, network: nn.Module | None, files: list[Check]) -> Subject | Check:
+    """Return the run with its model, or why nothing but its files can be checked."""
     # Bytes that are not those of the manifest are not read any further: they may be anything.
     if run.has(MANIFEST) and any(c.outcome is Outcome.DIFFERS and NOT_LISTED not in c.detail for c in files):
-        yield not_checked("documents", "files differ from the manifest, so what they say was not looked at")
-        return
+        return not_checked("documents", "files differ from the manifest, so what they say was not looked at")
     if not run.is_trained:
         if run.has("training"):
-            yield differs("model", "training.json is there, and the model is not", "model.safetensors")
-        else:
-            yield not_checked("documents", "nothing was trained here")
-        return
-    subject: Subject | None = None
+            return differs("model", "training.json is there, and the model is not", "model.safetensors")
+        return not_checked("documents", "nothing was trained here")
     try:
-        subject = Subject(run, load(run.path, network=network, device="cpu"), network is not None)
+        return Subject(run, load(run.path, network=network, device="cpu"), network is not None)
     except _UNUSABLE as error:
         if network is None and _was_handed_over(run):
             how = "a network of your own was trained: hand it over in Python, stobatch.verify(run, network=...)"
-            yield not_checked("documents", how)
-        else:
-            yield differs("model", _reason(error), "model.safetensors")
-        return
+            return not_checked("documents", how)
+        return differs("model", _reason(error), "model.safetensors")
+
+
+def _guarantee(subject: Subject) -> PrivacyGuarantee | None:
+    """Return what the run guarantees in the light of its audits; None where these cannot be read, as a check says."""
+    try:
+        return subject.guarantee
+    except _UNUSABLE:
+        return None
+
+
+def _checks(subject: Subject, sample: int, dataset: Dataset | None, seed: int | None) -> Iterator[Check]:
+    run = subject.run
     if subject.training.weights_sha256 is None:
         if run.has(MANIFEST):
             yield differs("model", "it names no weights", "training.json")

@@ -172,16 +172,22 @@ def _check_epsilon(subject: Subject) -> Check:
     low, high = max(one.low for one in known), max(one.high for one in known)
     plan = subject.model.plan
     if isinstance(plan, DpSgdPlan) and plan.searched is not None:
-        return _check_search_epsilon(name, plan, claim, low)
-    detail = f"ε = {claim.epsilon:.6g} is recorded, the second accountant finds [{low:.6g}, {high:.6g}]"
+        return _check_search_epsilon(name, subject, plan, low)
+    detail = f"{_recorded_epsilon(subject)} is recorded, the second accountant finds [{low:.6g}, {high:.6g}]"
     if not low * (1 - 1e-9) <= claim.epsilon <= high * _LOOSE + 1e-6:
         return differs(name, detail)
     return agrees(name, detail)
 
 
-def _check_search_epsilon(name: str, plan: DpSgdPlan, claim: PrivacyGuarantee, least: float) -> Check:
+def _recorded_epsilon(subject: Subject) -> str:
+    """Return the ε of the plan with who vouches for it in this run: a number that agrees may still protect nobody."""
+    return f"{subject.guarantee.status} ε = {subject.claim.epsilon:.6g}"
+
+
+def _check_search_epsilon(name: str, subject: Subject, plan: DpSgdPlan, least: float) -> Check:
     """Check ε of a search, and that of one of its candidates, whose noise was chosen for it."""
     assert plan.searched is not None
+    claim = subject.claim
     search = plan.mechanism_of()
     assert isinstance(search, Search)
     trainings = [(one.sampling_rate, one.noise_multiplier, one.steps) for one in search.mechanisms]
@@ -189,7 +195,7 @@ def _check_search_epsilon(name: str, plan: DpSgdPlan, claim: PrivacyGuarantee, l
     recomputed = search_epsilon(trainings, search.score_noise, search.law.mean, shape, claim.delta)
     own = plan.searched.candidate_epsilon
     detail = (
-        f"ε = {claim.epsilon:.6g} is recorded for the search, the second accountant finds {recomputed:.6g}; "
+        f"{_recorded_epsilon(subject)} is recorded for the search, the second accountant finds {recomputed:.6g}; "
         f"one candidate has at most {own:.6g}, and at least {least:.6g}"
     )
     if not recomputed * (1 - 1e-6) <= claim.epsilon <= recomputed * _LOOSE or least > own * (1 + 1e-9):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -225,5 +226,25 @@ def test_certificates_of_other_data_are_not_compared_with_attacks(run):
         data.train.inputs, data.train.labels, data.test.inputs.flip(0), data.test.labels.flip(0).contiguous()
     )
     assert not torch.equal(other.test.labels, data.test.labels)
-    with pytest.raises(StobatchError, match="are for other test data"):
+    with pytest.raises(StobatchError, match="not the test records"):
         stobatch.evaluate(run, dataset=other, network=make_network(), quiet=True)
+
+
+@pytest.mark.parametrize("verb", [stobatch.certify, stobatch.attack, stobatch.evaluate])
+def test_training_records_in_place_of_the_test_records_are_refused(run, verb):
+    """The data that are handed over have no copies of their own training records, and still are not the run's."""
+    data = two_bars()
+    swapped = stobatch.from_tensors(
+        data.test.inputs, data.test.labels, data.train.inputs, data.train.labels, num_classes=2
+    )
+    before = sorted(path for path in run.rglob("*") if path.is_file())
+    with pytest.raises(DataError, match="not the test records"):
+        verb(run, dataset=swapped, network=make_network(), quiet=True)
+    assert sorted(path for path in run.rglob("*") if path.is_file()) == before
+
+
+def test_without_the_owners_key_scores_say_that_the_test_records_were_not_checked(run, tmp_path):
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    (copy / "private" / "commitment_key.json").unlink()
+    scores = stobatch.evaluate(copy, dataset=two_bars(), network=make_network(), quiet=True)
+    assert "whether they are the run's own was not checked" in scores.test_records

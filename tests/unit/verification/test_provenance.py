@@ -15,10 +15,10 @@ from support.tamperings import SMALL, mend_manifest, rows
 import stobatch
 from stobatch import data
 from stobatch.cli.app import main
-from stobatch.errors import RunError, StobatchError
+from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation import tables
 from stobatch.files import PRIVATE, Records, serialise_tensors, tensors_sha256
-from stobatch.runs import Run, differences, public_files
+from stobatch.runs import Run, differences, public_files, seal
 from stobatch_recipes import recipe
 
 
@@ -277,3 +277,37 @@ def test_test_data_of_ones_own_are_handed_over_again(tmp_path: Path) -> None:
     )  # fmt: skip
     assert {c.name for c in stobatch.verify(run, dataset=fewer, sample=5).differing} >= {"test data"}
     assert list(differences(Run(run))) == []
+
+
+def test_a_file_that_was_removed_is_missed_until_its_verb_writes_it_again(run: Path) -> None:
+    (run / "certificates.json").unlink()
+    seal(Run(run), "report", {})
+    assert "certificates.json" in dict(differences(Run(run)))
+    stobatch.certify(run, quiet=True)
+    assert "certificates.json" not in dict(differences(Run(run)))
+
+
+@pytest.mark.parametrize("name", ["run/private/seeds.json", "run/other.html", "notes.txt", "page.html"])
+def test_a_report_overwrites_nothing_that_is_not_a_report(run: Path, tmp_path: Path, name: str) -> None:
+    for file in ("notes.txt", "page.html"):
+        (tmp_path / file).write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(SettingError):
+        stobatch.report(run, tmp_path / name)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_report_replaces_an_older_one(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    stobatch.report(run, page)
+    written = page.read_text()
+    page.write_text(f"{written}<p>of an older report</p>")
+    stobatch.report(run, page)
+    assert page.read_text() == written
+
+
+def test_a_changed_training_is_restored_or_made_elsewhere(run: Path) -> None:
+    training = run / "training.json"
+    training.write_text(training.read_text().replace("5", "6", 1))
+    with pytest.raises(StobatchError, match="train again with another --out"):
+        stobatch.certify(run, quiet=True)
