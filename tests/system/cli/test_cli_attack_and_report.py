@@ -224,9 +224,14 @@ def test_a_run_without_scores_says_how_to_get_them(cli, run, tmp_path, several):
 
 
 def test_a_report_that_cannot_be_written_is_one_line(cli, run, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.html").mkdir()
     before = listing(tmp_path)
-    for place in (tmp_path, run / "config.json" / "report.html"):
-        assert f"cannot write {place}" in cli("report", run, "--out", place).refusal()
+    refused = {tmp_path / "file" / "report.html": "cannot write", tmp_path / "folder.html": "is not a page"}
+    for place, reason in refused.items():
+        message = cli("report", run, "--out", place).refusal()
+        assert reason in message
+        assert str(place) in message
     assert listing(tmp_path) == before
 
 
