@@ -8,9 +8,7 @@ the best point seen, and drops examples whose goal is reached.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -23,6 +21,7 @@ from stobatch.errors import DataError, ModelError, SettingError, UnitError
 from stobatch.later import Later
 from stobatch.models.folded import fold
 from stobatch.models.validators import keeps_nothing
+from stobatch.threads import count_workers, share_cores, single_thread
 
 Scores = Callable[[Tensor], Tensor]
 Memory = dict[str, Tensor]
@@ -30,8 +29,6 @@ Memory = dict[str, Tensor]
 
 _DROP_EVERY = 5
 """Steps between two drops of examples whose goal is reached: each drop synchronises with the GPU."""
-_MIN_ROWS_PER_THREAD = 100
-"""With fewer rows the Python between two operations costs more than a thread of its own gains."""
 
 _CHECKED = 16
 """Inputs whose scores are checked before an attack."""
@@ -89,7 +86,7 @@ class Attack(ABC):
         **Guarantee.** Every returned point is inside the ball and the input range, checked in float64; every gradient
         was finite. The caller evaluates the victim at the returned points.
         """
-        with _without_team(alone=_thread_safe(victim)):
+        with single_thread(wanted=_thread_safe(victim)):
             check_attack_inputs(victim, ball, goal, generator)
             followed = _folded(victim)
         rows = max(1, chunk // victim.passes)
@@ -213,23 +210,6 @@ def _thread_safe(victim: Victim) -> bool:
     return isinstance(victim, Plain) and keeps_nothing(victim.scores)
 
 
-@contextmanager
-def _without_team(*, alone: bool) -> Iterator[None]:
-    """Let the calling thread compute alone in the block, if `alone`.
-
-    The other threads of a shared operation spin for some milliseconds after its end, waiting for the next one. They
-    would take the cores from the threads that `map_chunks` is about to start.
-    """
-    cores = torch.get_num_threads()
-    if alone:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if alone:
-            torch.set_num_threads(cores)
-
-
 def map_chunks(work: Callable[[slice], Tensor], points: Tensor, chunk: int, *, concurrent: bool) -> Tensor:
     """Apply `work` to slices of the rows, at most `chunk` rows under way at a time, and join the results in order.
 
@@ -254,26 +234,15 @@ def map_points(work: Callable[[slice], Tensor], points: Tensor, chunk: int, *, c
 def _cut(points: Tensor, chunk: int, *, concurrent: bool) -> tuple[int, list[slice]]:
     """Return how many threads to use, and slices of the rows of almost equal size, so that no thread waits."""
     count = len(points)
-    # Autocast is a setting of the calling thread, which workers would not see.
-    single = not (concurrent and points.is_cpu) or torch.is_autocast_enabled("cpu")
-    most = min(torch.get_num_threads(), chunk // _MIN_ROWS_PER_THREAD, count // _MIN_ROWS_PER_THREAD)
-    workers = 1 if single else max(1, most)
+    workers = count_workers(points.device, min(chunk, count)) if concurrent else 1
     rounds = max(1, -(-count // (chunk // workers * workers)))
     size = max(1, -(-count // (rounds * workers)))
     return workers, [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
 
 
 def _run_pieces(work: Callable[[slice], Tensor], workers: int, pieces: list[slice]) -> list[Tensor]:
-    """Return the results of all pieces in order, several at a time, each in a thread with a share of the cores."""
-    if workers == 1:
-        return [work(piece) for piece in pieces]
-    cores = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(cores // workers,)) as pool:
-            return list(pool.map(torch.no_grad()(work), pieces))
-    finally:
-        # A worker's set_num_threads is also the default of every thread that starts later.
-        torch.set_num_threads(cores)
+    with share_cores(workers) as run_all:
+        return run_all(work, pieces)
 
 
 def _restrict(assignments: Sequence[tuple[GradientAttack, slice]], rows: slice) -> list[tuple[GradientAttack, slice]]:
