@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -33,6 +34,10 @@ def all_draws(network: Network, noise: FreshNoise) -> tuple[Tensor, Tensor]:
     return FreshNoise(noise.input_scale, noise.hidden_scale).draw(
         network, DRAWS, split_generator(torch.Generator().manual_seed(4))
     )
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def conv_network(normalisation: str) -> Network:
@@ -108,6 +113,45 @@ def test_the_memory_budget_changes_no_vote() -> None:
         for memory_mb in (16, 512)
     ]
     assert torch.equal(*votes)
+
+
+@pytest.mark.parametrize("inputs", [230, 401])
+def test_threads_change_no_vote_and_no_bit_of_a_score(inputs: int) -> None:
+    """Some threads share the images of each tile; one alone is the oracle."""
+    network = conv_network("reference")
+    network.calibrate()
+    network.head.output.weight.data.mul_(20)
+    images = torch.rand(inputs, 1, 12, 12, generator=torch.Generator().manual_seed(2)) * 2 - 1
+    threads, tallies = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            tallies.append(tally_products(network, images, FreshNoise(0.7, 1.4), 37, seeded(3), 512))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert int((tallies[0].votes > 0).sum()) > inputs, "a test of nothing"
+    for tally in tallies[1:]:
+        assert torch.equal(tally.votes, tallies[0].votes)
+        assert torch.equal(tally.scores, tallies[0].scores)
+
+
+def test_a_network_with_code_of_its_own_is_asked_by_one_thread() -> None:
+    class Watched(nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            seen.add(threading.get_ident())
+            return values
+
+    seen: set[int] = set()
+    body = nn.Sequential(nn.ReLU(), Watched(), nn.Flatten(), nn.Linear(72, 6))
+    network = from_layers(nn.Conv2d(1, 2, 3, stride=2, padding=1), body, nn.Linear(6, 4), (1, 12, 12))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        tally_products(network, torch.zeros(250, 1, 12, 12), FreshNoise(0.7, 1.4), 5, seeded(), 512)
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == {threading.get_ident()}
 
 
 def test_each_input_is_judged_as_if_it_were_alone(network: Network) -> None:

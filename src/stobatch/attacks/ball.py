@@ -12,6 +12,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from stobatch.errors import ModelError
 from stobatch.types import Norm, Radius
@@ -107,7 +108,7 @@ class Ball:
 
     def make_feasible(self, points: Tensor) -> Tensor:
         """Return the same points, moved by rounding errors at most, such that all are inside; raise if that fails."""
-        points = torch.minimum(torch.maximum(points, self.lower), self.upper)
+        points = self.geometry.round_inwards(self, torch.clamp(points, self.lower, self.upper))
         for attempt in range(8):
             # Not `distance > size`: NaN has to count as outside.
             distance = self.distance(points)
@@ -145,6 +146,13 @@ class Geometry(ABC):
     def random(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """Return offsets uniformly distributed over the unit ball."""
 
+    def round_inwards(self, ball: Ball, points: Tensor) -> Tensor:
+        """Return the points, some of those that rounding put outside moved as `tighten` moves them; may do nothing.
+
+        A first and cheap correction, whose result is checked like any other.
+        """
+        return points
+
     @abstractmethod
     def tighten(self, ball: Ball, points: Tensor, slack: float) -> Tensor:
         """Return points that rounding put outside, moved towards their centres, by a share `slack` where that helps."""
@@ -161,7 +169,23 @@ class MaxNorm(Geometry):
         return torch.clamp(points, ball.lower, ball.upper)
 
     def ascend(self, ball: Ball, points: Tensor, gradient: Tensor, size: Size) -> Tensor:
-        return gradient.sign().mul_(size).add_(points).clamp_(ball.lower, ball.upper)
+        step = gradient.sign()
+        # A sign times a size is exact, so both ways round once.
+        moved = step.mul_(size).add_(points) if isinstance(size, Tensor) else torch.add(points, step, alpha=size)
+        return moved.clamp_(ball.lower, ball.upper)
+
+    def round_inwards(self, ball: Ball, points: Tensor) -> Tensor:
+        """Move values that float32 knows to be outside to their neighbours, which is where `tighten` puts them.
+
+        Rounding preserves order: a difference that rounds to more than the rounded radius is more than the radius.
+        Steps as long as the radius end a rounding error outside in half of their values, and float64, which finds all
+        of them, needs four times the memory traffic.
+        """
+        if points.dtype != torch.float32 or ball.sizes is not None:
+            return points
+        # The offset where it is too large, else 0; `where` would take as long as all of this.
+        too_large = F.hardshrink(points - ball.centre, ball.radius.size)
+        return torch.nextafter(points, points - too_large)
 
     def random(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
         return torch.rand(shape, generator=generator) * 2 - 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from stobatch.errors import DataError, ModelError, SettingError, UnitError
 from stobatch.later import Later
 from stobatch.models.folded import fold
 from stobatch.models.validators import keeps_nothing
+from stobatch.threads import count_workers, share_cores, single_thread
 
 Scores = Callable[[Tensor], Tensor]
 Memory = dict[str, Tensor]
@@ -29,8 +29,6 @@ Memory = dict[str, Tensor]
 
 _DROP_EVERY = 5
 """Steps between two drops of examples whose goal is reached: each drop synchronises with the GPU."""
-_MIN_ROWS_PER_THREAD = 100
-"""With fewer rows the Python between two operations costs more than a thread of its own gains."""
 
 _CHECKED = 16
 """Inputs whose scores are checked before an attack."""
@@ -88,14 +86,16 @@ class Attack(ABC):
         **Guarantee.** Every returned point is inside the ball and the input range, checked in float64; every gradient
         was finite. The caller evaluates the victim at the returned points.
         """
-        check_attack_inputs(victim, ball, goal, generator)
+        with single_thread(wanted=_thread_safe(victim)):
+            check_attack_inputs(victim, ball, goal, generator)
+            followed = _folded(victim)
         rows = max(1, chunk // victim.passes)
-        points = self.search(_folded(victim), ball, goal, generator, rows)
+        points = self.search(followed, ball, goal, generator, rows)
 
         def make_feasible(piece: slice) -> Tensor:
             return ball.part(piece).make_feasible(points[piece])
 
-        return map_chunks(make_feasible, points, rows if points.is_cpu else len(points), concurrent=True)
+        return map_points(make_feasible, points, rows if points.is_cpu else len(points), concurrent=True)
 
     @abstractmethod
     def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
@@ -128,23 +128,24 @@ class GradientAttack(Attack):
         return None
 
     def search(self, victim: Victim, ball: Ball, goal: Goal, generator: torch.Generator, chunk: int) -> Tensor:
-        goal, points = replace(goal, loss=self.loss), ball.at(self.offsets(ball, len(ball.centre), generator))
+        goal, offsets = replace(goal, loss=self.loss), self.offsets(ball, len(ball.centre), generator)
         if not victim.deterministic:
             # One lucky draw is no success: no point is kept for it and no example dropped.
-            return _run_steps(victim, ball, [(self, slice(None))], points, goal, generator, chunk, None)
+            assignments = [(self, slice(None))]
+            return _run_steps(victim, ball, assignments, ball.at(offsets), goal, generator, chunk, None)
 
         def search(piece: slice) -> Tensor:
-            return self._search_piece(victim, ball, points, goal, generator, piece)
+            starts = None if offsets is None else offsets[piece]
+            return self._search_piece(victim, ball.part(piece), starts, goal.part(piece), generator)
 
-        return map_chunks(search, points, chunk, concurrent=_thread_safe(victim))
+        return map_points(search, ball.centre, chunk, concurrent=_thread_safe(victim))
 
     def _search_piece(
-        self, victim: Victim, ball: Ball, points: Tensor, goal: Goal, generator: torch.Generator, piece: slice
+        self, victim: Victim, ball: Ball, offsets: Tensor | None, goal: Goal, generator: torch.Generator
     ) -> Tensor:
         """Return the best points of a chunk of rows, after all steps."""
-        ball, points, goal = ball.part(piece), points[piece], goal.part(piece)
-        best = Best(ball.centre)
-        if not torch.equal(points, ball.centre):
+        points, best = ball.at(offsets), Best(ball.centre)
+        if offsets is not None:
             # An example that is misclassified at its centre counts as broken wherever the attack starts.
             at_centre = evaluate_scores(victim.draw(generator), ball.centre, goal, len(points))
             best.update(best.unreached(), ball.centre, *at_centre)
@@ -195,7 +196,7 @@ def craft(
         goal_here = goal.part(rows)
         return _run_steps(victim, ball.part(rows), attacks_here, starts[rows], goal_here, generator, chunk, None, later)
 
-    return map_chunks(run_rows, starts, chunk, concurrent=concurrent or _thread_safe(victim))
+    return map_points(run_rows, starts, chunk, concurrent=concurrent or _thread_safe(victim))
 
 
 def _folded(victim: Victim) -> Victim:
@@ -214,27 +215,34 @@ def map_chunks(work: Callable[[slice], Tensor], points: Tensor, chunk: int, *, c
 
     Each slice takes all its steps before the next one begins, so that points, gradients and momenta stay in the cache.
     On a CPU several slices run at once, each in a thread of its own: threads that share one operation wait for each
-    other at the end of every operation. An example's bits do not depend on the other rows of its slice.
+    other at the end of every operation. An example's bits do not depend on the other rows of its slice, but for the
+    few kernels that differ for less than 16 rows.
     """
-    cores, count = torch.get_num_threads(), len(points)
-    # Autocast is a setting of the calling thread, which workers would not see.
-    single = not (concurrent and points.is_cpu) or torch.is_autocast_enabled("cpu")
-    workers = 1 if single else max(1, min(cores, chunk // _MIN_ROWS_PER_THREAD, count // _MIN_ROWS_PER_THREAD))
-    if workers == 1:
-        return _join([work(piece) for piece in _pieces(count, chunk)])
-    # Slices of equal size, equally many for every thread, so that no thread waits at the end.
-    rounds = -(-count // (chunk // workers * workers))
-    pieces = _pieces(count, -(-count // (rounds * workers)))
-    try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(cores // workers,)) as pool:
-            return _join(list(pool.map(torch.no_grad()(work), pieces)))
-    finally:
-        # A worker's set_num_threads is also the default of every thread that starts later.
-        torch.set_num_threads(cores)
+    return _join(_run_pieces(work, *_cut(points, chunk, concurrent=concurrent)))
 
 
-def _pieces(count: int, chunk: int) -> list[slice]:
-    return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+def map_points(work: Callable[[slice], Tensor], points: Tensor, chunk: int, *, concurrent: bool) -> Tensor:
+    """Do the same where `work` returns points: each thread writes its own to their place, instead of one all."""
+    workers, pieces = _cut(points, chunk, concurrent=concurrent)
+    if len(pieces) == 1:
+        return work(pieces[0])
+    results = torch.empty_like(points)
+    _run_pieces(lambda piece: results[piece].copy_(work(piece)), workers, pieces)
+    return results
+
+
+def _cut(points: Tensor, chunk: int, *, concurrent: bool) -> tuple[int, list[slice]]:
+    """Return how many threads to use, and slices of the rows of almost equal size, so that no thread waits."""
+    count = len(points)
+    workers = count_workers(points.device, min(chunk, count)) if concurrent else 1
+    rounds = max(1, -(-count // (chunk // workers * workers)))
+    size = max(1, -(-count // (rounds * workers)))
+    return workers, [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
+
+
+def _run_pieces(work: Callable[[slice], Tensor], workers: int, pieces: list[slice]) -> list[Tensor]:
+    with share_cores(workers) as run_all:
+        return run_all(work, pieces)
 
 
 def _restrict(assignments: Sequence[tuple[GradientAttack, slice]], rows: slice) -> list[tuple[GradientAttack, slice]]:
@@ -264,6 +272,13 @@ class Best:
         first_time = reached & ~self.reached[rows]
         which = rows[first_time]
         self.points[which], self.reached[which] = points[first_time], True
+
+    def replace(self, rows: Tensor, points: Tensor) -> None:
+        """Replace the points of these rows."""
+        if len(rows) == len(self.points):
+            self.points = points
+        else:
+            self.points[rows] = points
 
     def unreached(self) -> Tensor:
         """Return the rows whose goal is not reached."""
@@ -316,17 +331,25 @@ def _run_steps(
         later.ask(torch.isfinite(gradient_sum)[None], _require_finite)
     if best is not None and len(rows):
         stored = [attack.best_seen(memory) for (attack, _), memory in zip(assignments, memories, strict=True)]
-        # The last point is evaluated, one more pass, only where it competes with another one; else it is the best.
-        competes = best.reached[rows] | (best.objective[rows] > -torch.inf) | any(pair is not None for pair in stored)
-        best.points[rows[~competes]] = points[~competes]
-        if bool(competes.any()):
-            last = points[competes]
-            scores = victim.draw(generator)
-            best.update(rows[competes], last, *evaluate_scores(scores, last, goal.part(competes), chunk))
+        competes = any(pair is not None for pair in stored)
+        _compare_last(victim.draw(generator), best, rows, points, goal, chunk, all_compete=competes)
         for (_, where), pair in zip(assignments, stored, strict=True):
             if pair is not None:
                 best.update(rows[where], *pair, torch.zeros_like(rows[where], dtype=torch.bool))
     return points
+
+
+def _compare_last(
+    scores: Scores, best: Best, rows: Tensor, points: Tensor, goal: Goal, chunk: int, *, all_compete: bool
+) -> None:
+    """Record the last points. They are evaluated, one more pass, only where they compete; else they are the best."""
+    competes = best.reached[rows] | (best.objective[rows] > -torch.inf) | all_compete
+    if not bool(competes.any()):
+        best.replace(rows, points)
+        return
+    best.points[rows[~competes]] = points[~competes]
+    last = points[competes]
+    best.update(rows[competes], last, *evaluate_scores(scores, last, goal.part(competes), chunk))
 
 
 def _require_finite(finite: list[bool]) -> None:
@@ -400,7 +423,8 @@ def check_attack_inputs(victim: Victim, ball: Ball, goal: Goal, generator: torch
     centre, limits = ball.centre, ball.radius.range
     if not len(centre):
         raise DataError("there are no inputs to attack.", remedy="Give at least one.")
-    if not bool(((centre >= ball.lower) & (centre <= ball.upper)).all()):
+    # Not equal where a value is NaN.
+    if not torch.equal(torch.clamp(centre, ball.lower, ball.upper), centre):
         if not bool(centre.isfinite().all()):
             raise DataError("inputs to attack are NaN or infinite.", remedy="Remove NaNs and infinities.")
         raise UnitError(

@@ -2,7 +2,8 @@
 
 All that does not depend on the inputs is computed once: fixed noise is passed through the first layer, and each
 reference normalisation becomes part of the weights and one addition. The input gradient of the first layer is its
-transpose, a matrix product and a fold; PyTorch's backward pass of a convolution with few channels takes twice as long.
+transpose, and large products are made as `models.kernels` says; PyTorch's backward pass of a convolution with few
+channels takes three times as long.
 
 The scores equal those of the network up to rounding. An attack follows them; callers evaluate the network itself at the
 points that an attack returns.
@@ -11,12 +12,12 @@ points that an attack returns.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stobatch.models.affine import AffineEncoder, ConvEncoder, DenseEncoder
+from stobatch.models.kernels import BlockTranspose, ColumnConvolution, DenseConvolution, with_transpose
 from stobatch.models.network import Network, ReferenceNorm
 from stobatch.models.validators import keeps_nothing
 
@@ -55,7 +56,14 @@ def fold(network: object, *, noisy_inputs: bool = False) -> nn.Module | None:
             layers.append(nn.ReLU(inplace=affine))
         else:
             layers.append(deepcopy(layer))
-    return nn.Sequential(*layers).requires_grad_(False)
+    return nn.Sequential(*map(_with_its_kernels, layers)).requires_grad_(False)
+
+
+def _with_its_kernels(layer: nn.Module) -> nn.Module:
+    """Return a layer whose weights are final, ready for its passes."""
+    if isinstance(layer, _First):
+        layer.set_kernels()
+    return DenseConvolution(layer) if isinstance(layer, nn.Linear) and DenseConvolution.pays_for(layer) else layer
 
 
 class _First(nn.Module):
@@ -64,25 +72,15 @@ class _First(nn.Module):
     def __init__(self, encoder: AffineEncoder, shift: Tensor) -> None:
         super().__init__()
         self.encoder, self.weight, self.shift = encoder, encoder.weight, _channels_last(shift)
+        self.product, self.transpose = encoder.forward, encoder.decode
+
+    def set_kernels(self) -> None:
+        """Use faster kernels for the present weights, where there are any."""
+        self.product = ColumnConvolution.of(self.encoder) or self.encoder.forward
+        self.transpose = BlockTranspose.of(self.encoder) or self.encoder.decode
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden: Tensor = _Transposed.apply(inputs, self.encoder)  # type: ignore[no-untyped-call]
-        return hidden.add_(self.shift)
-
-
-class _Transposed(torch.autograd.Function):
-    """A linear layer whose input gradient is computed by `decode`."""
-
-    @staticmethod
-    def forward(context: Any, inputs: Tensor, encoder: AffineEncoder) -> Tensor:
-        context.encoder = encoder
-        hidden: Tensor = encoder(inputs)
-        return hidden
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        found: Tensor = context.encoder.decode(gradient)
-        return found, None
+        return with_transpose(inputs, self).add_(self.shift)
 
 
 class _Conv(nn.Module):
@@ -111,8 +109,8 @@ def _reordered(layer: nn.Linear, values: Tensor) -> nn.Linear:
     """Return a linear layer for such maps with their channels innermost."""
     layer = deepcopy(layer)
     if values.ndim == 3:
-        order = torch.arange(values.numel()).reshape(values.shape).permute(1, 2, 0).flatten()
-        layer.weight = nn.Parameter(layer.weight[:, order])
+        by_maps = layer.weight.reshape(-1, *values.shape)
+        layer.weight = nn.Parameter(by_maps.permute(0, 2, 3, 1).flatten(1))
     return layer
 
 

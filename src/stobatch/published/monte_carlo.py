@@ -9,7 +9,9 @@ same, so errors of two certificates may coincide. Every certificate's own failur
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, log
 
 import torch
@@ -17,12 +19,16 @@ from torch import Tensor
 
 from stobatch.dp.noise import laplace
 from stobatch.models import Network, ReferenceNorm, rows_in_memory
+from stobatch.models.validators import keeps_nothing
 from stobatch.paper import implements
 from stobatch.published.radius import product_score
+from stobatch.threads import count_workers, share_cores
 from stobatch.votes.noise import SHARPNESS, Streams, split_generator
 
 CPU_ROWS = 400
 """Rows of one pass on a CPU: enough to fill the cores, few enough to stay in the cache."""
+_TILES_AHEAD = 16
+"""Tiles whose noise is drawn before the first of them passes, at most."""
 
 
 @implements(
@@ -69,23 +75,61 @@ def tally_products(
     Each pass randomises one layer only: f^x the input (hidden noise fixed), f^h the hidden layer (input noise fixed).
     The draws depend on the generator alone, not on the memory budget or on how many inputs there are.
     """
-    scorer, streams = ShiftScorer(network, inputs), split_generator(generator)
-    votes = torch.zeros(len(inputs), network.num_classes, dtype=torch.int64, device=inputs.device)
-    scores = torch.zeros(len(inputs), network.num_classes, dtype=torch.float64, device=inputs.device)
-    rows = rows_in_memory(network, memory_mb, most=CPU_ROWS)
+    streams, rows = split_generator(generator), rows_in_memory(network, memory_mb, most=CPU_ROWS)
     # Tiles of equal size: a small last tile would cost almost as much as a full one.
     images = ceil(len(inputs) / ceil(len(inputs) / rows))
     draws_at_once = max(1, rows // images)
-    for first in range(0, draws, draws_at_once):
-        at_input, at_hidden = noise.draw(network, min(draws_at_once, draws - first), streams)
-        through = network.encoder(at_input)
-        for start in range(0, len(inputs), images):
-            part = slice(start, start + images)
-            product = product_score(scorer.scores(part, through), scorer.scores(part, at_hidden))
-            winners = product.argmax(2)
-            votes[part] += torch.nn.functional.one_hot(winners, network.num_classes).sum(0)
-            scores[part] += product.sum(0, dtype=torch.float64)
+    # Threads share the images of a tile, not its draws, so that sums over draws keep their order and bits.
+    workers = min(images, count_workers(inputs.device, images * draws_at_once)) if keeps_nothing(network) else 1
+    tiles = [slice(start, min(start + images, len(inputs))) for start in range(0, len(inputs), images)]
+    # Threads wait for each other once in a block of draws, whose noise has at most a quarter of a tile's hidden values.
+    ahead = 1 if workers == 1 else max(1, min(_TILES_AHEAD, rows // 4 // draws_at_once))
+    block = ahead * draws_at_once
+    with share_cores(workers) as run_all:
+        scorer = ShiftScorer(network, inputs)
+        shares = [_Share(copy(scorer), _parts(tiles, worker, workers)) for worker in range(workers)]
+        for first in range(0, draws, block):
+            last = min(first + block, draws)
+            counts = [min(draws_at_once, last - start) for start in range(first, last, draws_at_once)]
+            drawn = [noise.draw(network, count, streams) for count in counts]
+            shifts = [(network.encoder(at_input), at_hidden) for at_input, at_hidden in drawn]
+            run_all(partial(_Share.add, shifts=shifts), shares)
+    votes = torch.zeros(len(inputs), network.num_classes, dtype=torch.int64, device=inputs.device)
+    scores = torch.zeros(len(inputs), network.num_classes, dtype=torch.float64, device=inputs.device)
+    for share in shares:
+        for part, own_votes, own_scores in zip(share.parts, share.votes, share.scores, strict=True):
+            votes[part], scores[part] = own_votes, own_scores
     return Tally(votes, scores, draws)
+
+
+def _parts(tiles: list[slice], worker: int, workers: int) -> list[slice]:
+    """Return the images of each tile that one of several threads has to itself."""
+    cuts = ((tile.start, tile.stop - tile.start) for tile in tiles)
+    parts = [slice(start + size * worker // workers, start + size * (worker + 1) // workers) for start, size in cuts]
+    return [part for part in parts if part.start < part.stop]
+
+
+class _Share:
+    """Votes and scores of some of the images, counted by one thread in room of its own."""
+
+    def __init__(self, scorer: ShiftScorer, parts: list[slice]) -> None:
+        self.scorer, self.parts = scorer, parts
+        self.votes: list[Tensor] = []
+        self.scores: list[Tensor] = []
+
+    def add(self, shifts: list[tuple[Tensor, Tensor]]) -> None:
+        """Count what the images get under shifts by noise at the input, and by noise at the hidden layer."""
+        for index, part in enumerate(self.parts):
+            for through, at_hidden in shifts:
+                product = product_score(self.scorer.scores(part, through), self.scorer.scores(part, at_hidden))
+                votes = torch.nn.functional.one_hot(product.argmax(2), product.shape[2]).sum(0)
+                scores = product.sum(0, dtype=torch.float64)
+                if index == len(self.votes):
+                    self.votes.append(votes)
+                    self.scores.append(scores)
+                else:
+                    self.votes[index] = self.votes[index] + votes
+                    self.scores[index] = self.scores[index] + scores
 
 
 class ShiftScorer:

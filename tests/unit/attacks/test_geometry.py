@@ -26,6 +26,7 @@ from scipy.stats import beta, kstwo
 from torch import Tensor
 
 from stobatch.attacks import Ball
+from stobatch.attacks.ball import Geometry, MaxNorm
 from stobatch.errors import ModelError
 from stobatch.types import UNIT_RANGE, Norm, Radius
 
@@ -307,6 +308,21 @@ def test_feasible_points_are_inside_in_double_precision_and_stay_put(
         assert excess(around, settled) <= ROUNDING
         if size >= 1e-3:
             assert float((settled - rounded).abs().max()) <= 1e-6 * (2 + size) + max(0.0, excess(around, rounded))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-8, 1e-7, 1e-6, 0.01, 0.1, 0.2, 1 / 3, 8 / 255, 0.5, 1.7])
+def test_a_first_correction_in_single_precision_changes_no_bit(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Correcting in double precision alone is the oracle."""
+    centre = digits(20, (1, 9, 9), dtype=torch.float32)
+    # Zeros and values far below the radius, whose differences are not exact in single precision.
+    centre[5:10] *= 10.0 ** -torch.arange(1, 6).reshape(-1, 1, 1, 1)
+    centre[10, 0, :3] = 0.0
+    around = Ball.around(centre, Radius(size))
+    ends = [around.ascend(centre, gauss(centre, seed), share * size) for seed, share in enumerate((1.0, 1.0, 0.7, 3.0))]
+    moved = [end + 1e-7 * gauss(centre, 9) for end in ends]
+    corrected = [around.make_feasible(points) for points in ends + moved]
+    monkeypatch.setattr(MaxNorm, "round_inwards", Geometry.round_inwards)
+    assert all(torch.equal(around.make_feasible(a), b) for a, b in zip(ends + moved, corrected, strict=True))
 
 
 @every_norm

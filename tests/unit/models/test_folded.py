@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from stobatch.config import ModelConfig
-from stobatch.models import Network, build, from_layers
+from stobatch.models import Network, build, from_layers, kernels
 from stobatch.models.folded import fold
 
 
@@ -17,12 +17,13 @@ def gradient(scores: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(F.cross_entropy(scores(leaf), torch.arange(len(inputs)) % 10), leaf)[0]
 
 
-def made(architecture: str, normalisation: str, shape: tuple[int, int, int]) -> Network:
+def made(architecture: str, normalisation: str, shape: tuple[int, int, int], *, last_hidden_size: int = 16) -> Network:
     generator = torch.Generator().manual_seed(0)
-    config = ModelConfig(architecture=architecture, normalisation=normalisation, last_hidden_size=16)
+    config = ModelConfig(architecture=architecture, normalisation=normalisation, last_hidden_size=last_hidden_size)
     network = build(config, shape, 10, generator)
     assert isinstance(network, Network)
-    network.set_noise(torch.randn(network.input_noise.shape), torch.randn(network.hidden_noise.shape))
+    noise = (torch.randn(shape, generator=generator) for shape in (shape, network.hidden_noise.shape))
+    network.set_noise(*noise)
     for name, parameter in network.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(parameter, generator=generator)
@@ -50,6 +51,24 @@ def test_scores_and_input_gradients_are_those_of_the_network(
     arrives = inputs + network.input_noise if noisy else inputs
     assert torch.allclose(folded(arrives), network(inputs), rtol=1e-9, atol=1e-9)
     assert torch.allclose(gradient(folded, arrives), gradient(network, inputs), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("rows", [5, 40])
+def test_the_papers_network_in_single_precision_is_the_one_in_double(
+    rows: int, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "has_wide_vectors", lambda: wide)
+    exact = made("mnist_cnn", "reference", (1, 28, 28), last_hidden_size=64)
+    folded = fold(made("mnist_cnn", "reference", (1, 28, 28), last_hidden_size=64).float())
+    assert folded is not None
+    assert any(isinstance(layer, kernels.DenseConvolution) for layer in folded.children()) == wide
+    inputs = torch.rand(rows, 1, 28, 28) * 2 - 1
+    assert torch.allclose(folded(inputs).double(), exact(inputs.double()), rtol=1e-3, atol=1e-4)
+    expected = gradient(exact, inputs.double())
+    error = (gradient(folded, inputs).double() - expected).abs().max()
+    # A value next to a kink may fall on its other side.
+    assert float(error) <= 1e-2 * float(expected.abs().max())
 
 
 def test_folding_leaves_the_network_and_its_bits_alone() -> None:
