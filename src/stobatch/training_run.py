@@ -204,15 +204,15 @@ def train_candidate(
     dataset: Dataset | None,
     network: nn.Module | None,
     start: Mapping[str, Tensor] | None,
-    quiet: bool,
 ) -> TrainedModel:
     """Train one candidate of a search, or continue it, with seeds that the search has drawn for it.
 
-    The search has entered all of its candidates in the owner's book.
+    The search has entered all of its candidates in the owner's book. Nothing is printed: whoever counts lines would
+    learn how many candidates there are.
     """
     config, run = name_network(config, network), Run(out)
     with engine_for(config) as engine:
-        return _train(engine, config, run, dataset, network, start, resume=True, quiet=quiet, observers=(), seeds=seeds)
+        return _train(engine, config, run, dataset, network, start, resume=True, quiet=True, observers=(), seeds=seeds)
 
 
 def _train(
@@ -271,7 +271,8 @@ def _train(
             )
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
-                _warn_if_diverged(size_at_start, _size(net))
+                if not config.search.settings:
+                    _warn_if_diverged(size_at_start, _size(net))
                 merge = partial(_merge_adapters, net, saved, the_plan, handed_over=network is not None)
                 facts = {"data": described_data(run, dataset, given), "processes": engine.processes}
                 _write_end(run, config, trainable, merge, state, dataset.test, spent | facts)

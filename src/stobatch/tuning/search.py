@@ -11,7 +11,6 @@ import multiprocessing
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation.tables import data_root
 from stobatch.files import PRIVATE, make_folder, write_atomically, write_tensors
 from stobatch.prior import take_prior
-from stobatch.progress import progress
+from stobatch.progress import elapsed
 from stobatch.results import CandidateRow, Candidates, Search, Training, Winner
 from stobatch.runs import START, Run, make_key
 from stobatch.seeds import Seeds
@@ -199,7 +198,8 @@ def _finish(
     folder = directory.path / PRIVATE / "candidates"
     make_folder(folder, private=True)
     candidates = draw_candidates(config, seeds, folder)
-    scores = list(_scores(candidates, (dataset, network, start), workers, quiet))
+    with elapsed("searching", quiet=quiet):
+        scores = list(_scores(candidates, (dataset, network, start), workers))
     best = best_of(scores)
     _write_table(directory, config, candidates, scores, best)
     winner = None if best is None else _release(directory, config, candidates[best], scores[best])
@@ -212,20 +212,14 @@ def _scores(
     candidates: Sequence[Candidate],
     given: tuple[Dataset | None, nn.Module | None, Mapping[str, Tensor] | None],
     workers: int,
-    quiet: bool,
 ) -> Iterator[Score]:
-    """Yield what candidates score, in their order, however many are trained at once."""
-    with ExitStack() as stack:
-        advance = stack.enter_context(progress("search", max(1, len(candidates)), quiet=quiet))
-        if workers == 1:
-            for candidate in candidates:
-                yield candidate.finish(*given, quiet=True)
-                advance(1)
-            return
-        pool = stack.enter_context(ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")))
-        for pending in [pool.submit(Candidate.finish, one, *given, quiet=True) for one in candidates]:
+    """Yield what candidates score, in their order, however many are trained at once. Nothing tells how many."""
+    if workers == 1:
+        yield from (candidate.finish(*given) for candidate in candidates)
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for pending in [pool.submit(Candidate.finish, one, *given) for one in candidates]:
             yield pending.result()
-            advance(1)
 
 
 def _write_table(

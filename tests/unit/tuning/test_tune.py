@@ -13,6 +13,7 @@ import torch
 from support.small_prior import write_small_prior
 
 import stobatch
+from stobatch import progress
 from stobatch.book import Book
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, Examples, hold_out, person_codes
@@ -121,6 +122,21 @@ def test_what_is_private_stays_private(finished: Path):
     assert Run(finished).read("search").keys() == {"training_hash", "config", "guarantee", "finished", "winner"}
 
 
+@pytest.mark.parametrize("rate", ["0.1,1", "1e15,2e15"], ids=["learns", "diverges"])
+def test_what_is_printed_is_the_same_for_one_candidate_and_for_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], rate: str
+):
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 1e6)
+    config, printed = search_config(search__settings=[f"training.learning_rate={rate}"]), []
+    for number in (1, 3):
+        root = seeds_with(number, config)
+        monkeypatch.setattr(Seeds, "secret", classmethod(lambda cls, root=root: cls(root, public=False)))
+        found = tune(config, tmp_path / str(number), dataset=records())
+        assert found.winner is not None
+        printed.append(capfd.readouterr())
+    assert printed[0] == printed[1] == ("", "")
+
+
 def test_a_second_call_reads_and_trains_nothing(finished: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Candidate, "finish", lambda *_, **__: pytest.fail("trained again"))
     with pytest.raises(RunError, match="already holds a search"):
@@ -192,7 +208,7 @@ def test_a_search_of_no_candidates_releases_nothing(tmp_path: Path, monkeypatch:
 def test_a_candidate_with_more_steps_than_are_paid_for_cannot_win(tmp_path: Path):
     config = search_config()
     candidate = Candidate.draw(1, config, Seeds(3, public=False), tmp_path)
-    assert candidate.finish(records(), None, quiet=True).noisy is not None
+    assert candidate.finish(records(), None).noisy is not None
     (tmp_path / "1" / "private" / "score.json").unlink()
     ledger = Ledger.of(candidate.run.path)
     replace(ledger, done=ledger.done + 1).save(candidate.run.path)
