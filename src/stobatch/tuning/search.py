@@ -23,6 +23,7 @@ from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation.tables import data_root
 from stobatch.files import PRIVATE, make_folder, write_atomically, write_tensors
+from stobatch.loading import load
 from stobatch.prior import take_prior
 from stobatch.progress import elapsed
 from stobatch.results import CandidateRow, Candidates, Search, Training, Winner
@@ -156,13 +157,18 @@ def _begin(directory: Run, config: RunConfig, planned: DpSgdPlan, start: Mapping
     return Seeds(int(directory.read("seeds", private=True)["root"]), public=False)
 
 
-def _document(config: RunConfig, planned: DpSgdPlan, winner: Winner | None = None, *, finished: bool = False) -> Search:
+def _document(config: RunConfig, planned: DpSgdPlan) -> Search:
+    """Return the search before it has a winner: its plan is that of the first combination of settings."""
+    drawn = ", ".join(f"{key}={value}" for key, value in next(combinations(config)).items())
+    guarantee, one = planned.guarantee, config.search.candidate_epsilon
     return Search(
         training_hash=config.training_hash,
         config=config.to_dict(),
-        guarantee=planned.guarantee,
-        finished=finished,
-        winner=winner,
+        one_candidate=f"{guarantee.status} ε = {one:g} by itself; what is released has the ε of the guarantee",
+        guarantee_of=f"a candidate with {drawn}: ε and δ are those of the search, numbers in assumptions its own",
+        guarantee=guarantee,
+        finished=False,
+        winner=None,
     )
 
 
@@ -202,8 +208,11 @@ def _finish(
         scores = list(_scores(candidates, (dataset, network, start), workers))
     best = best_of(scores)
     _write_table(directory, config, candidates, scores, best)
-    winner = None if best is None else _release(directory, config, candidates[best], scores[best])
-    document = _document(config, planned, winner, finished=True)
+    document = _document(config, planned).replace(finished=True)
+    if best is not None:
+        winner = _release(directory, config, candidates[best], scores[best])
+        guarantee = load(directory.path / WINNER, network=network).guarantee
+        document = document.replace(winner=winner, guarantee_of="the winner", guarantee=guarantee)
     document.write(directory)
     return document
 
