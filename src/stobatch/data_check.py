@@ -15,7 +15,7 @@ from stobatch.config import DataConfig
 from stobatch.data.image_folder import SUFFIXES, picture_shape
 from stobatch.data.overlap import HARMLESS
 from stobatch.data.persons import MOST_OF_ONE, read_owners
-from stobatch.data.pixels import PictureRule, image_shape, list_images, read_image
+from stobatch.data.pixels import PictureRule, image_shape, list_images, other_files, read_image
 from stobatch.errors import DataError
 from stobatch.progress import progress
 from stobatch.results import ClassCount, DataCheck, DataFault, PersonCount
@@ -146,6 +146,16 @@ def _list(folder: Path, faults: _Faults) -> dict[str, dict[str, list[Path]]]:
         if len(paths) == 1:
             remedy = "Whether it is there may be seen from the model's classes; gather more, or leave the class out."
             faults.add("a class has one training picture", remedy, name, stops=False)
+    others = [
+        path.relative_to(folder)
+        for part in PARTS
+        for name in files[part]
+        for path in other_files(folder / part / name, SUFFIXES)
+    ]
+    if others:
+        are = "file is" if len(others) == 1 else "files are"
+        what = f"{len(others):,} {are} not {', '.join(SUFFIXES)}, and not read"
+        faults.add(what, "Save pictures in one of these formats, or remove the files.", *others, stops=False)
     if files["test"] and not any(files["test"].values()):
         faults.add("there is no test picture", f"Put {', '.join(SUFFIXES)} files under test/CLASS.")
     return files

@@ -56,14 +56,15 @@ def predict(
     rule = None if fit is None else PictureRule(True, fit == "crop", True)
     warnings.filterwarnings("ignore", module="PIL")  # what is wrong with a file is its answer
     model = stobatch.load(run, device=device)
-    files = [file for _, file in name_pictures(_names(pictures), model.network.input_shape)]
-    kind, answers = model.answers(files, radius=radius, norm=norm, rule=rule)
+    given = _names(pictures)
+    number = sum(1 for _ in name_pictures(given, model.network.input_shape))
+    kind, answers = model.answers(given, radius=radius, norm=norm, rule=rule)
     kept: list[Prediction] = []
     failed = 0
     # Lines that are printed are progress enough.
     with (
         _writer(out, kind, model.weights_sha256) as write,
-        progress("predict", len(files), quiet=out is None or as_json) as advance,
+        progress("predict", number, quiet=out is None or as_json) as advance,
     ):
         for row in answers:
             advance()

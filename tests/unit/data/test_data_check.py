@@ -115,3 +115,17 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     found = check_folder(tmp_path / "nothing", quiet=True)
     assert not found.can_be_trained_on
     assert found.input_shape is None
+
+
+def test_files_that_training_does_not_read_are_named_and_stop_nothing(folder: Path) -> None:
+    for name in ("train/cat/7.bmp", "test/dog/8.webp"):
+        picture(folder / name, 70)
+    (folder / "train/dog/.DS_Store").write_bytes(b"hidden")
+    found = check_folder(folder, quiet=True)
+    (fault,) = found.faults
+    assert (fault.what, fault.stops_training, fault.count) == (
+        "2 files are not .png, .jpg, .jpeg, and not read", False, 2
+    )  # fmt: skip
+    assert set(fault.files) == {"train/cat/7.bmp", "test/dog/8.webp"}
+    assert found.classes == check_folder(folder, quiet=True).classes
+    assert [(one.train, one.test) for one in found.classes] == [(4, 3), (4, 3)]
