@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stobatch.config import DataConfig
-from stobatch.data.image_folder import SUFFIXES, picture_shape
+from stobatch.data.image_folder import SUFFIXES, picture_shape, require_folder
 from stobatch.data.overlap import HARMLESS
 from stobatch.data.persons import MOST_OF_ONE, read_owners
 from stobatch.data.pixels import PictureRule, image_shape, list_images, other_files, read_image
@@ -48,6 +48,7 @@ def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: b
     What it returns speaks of single private files, so it is printed for the data's owner and never written.
     """
     folder, config = Path(root), config or DataConfig(name="image_folder")
+    require_folder(folder)
     faults = _Faults()
     files = _list(folder, faults)
     sizes, kinds = Counter[tuple[int, int]](), Counter[int]()

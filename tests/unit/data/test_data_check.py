@@ -111,10 +111,16 @@ def test_settings_mend_what_they_are_for(folder: Path) -> None:
     assert load(mended, root=folder).info.input_shape == (1, 8, 8)
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    found = check_folder(tmp_path / "nothing", quiet=True)
+def test_a_folder_without_classes_has_faults_and_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    found = check_folder(tmp_path, quiet=True)
     assert not found.can_be_trained_on
     assert found.input_shape is None
+    (tmp_path / "file").write_text("x")
+    for look in (lambda root: check_folder(root, quiet=True), lambda root: load(CONFIG, root=root)):
+        with pytest.raises(DataError, match=r"there is no folder .*nothing"):
+            look(tmp_path / "nothing")
+        with pytest.raises(DataError, match="file is a file, and no folder"):
+            look(tmp_path / "file")
 
 
 def test_files_that_training_does_not_read_are_named_and_stop_nothing(folder: Path) -> None:
