@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 
@@ -200,3 +201,18 @@ def test_a_file_of_a_folder_that_is_not_read_is_a_row_with_the_reason(model: Tra
     assert printed.code == 1
     assert f"{folder / 'a.bmp'}: is not .png, .jpg, .jpeg" in printed.out
     assert model.predict(folder / "a.bmp").rows[0].error is None
+
+
+def test_what_radii_mean_is_said_where_there_is_a_radius_and_no_name_is_refused(
+    model: TrainedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for names in ("", "\n"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(names))
+        assert "standard input names no file" in call("predict", model.run.path, "-").refusal()
+    monkeypatch.setattr("sys.stdin", io.StringIO(str(folder / "missing.png")))
+    done = call("predict", model.run.path, "-")
+    assert done.code == 1
+    assert "radii are" not in done.out
+    assert "radii are" not in str(model.predict(folder / "missing.png"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(str(folder / "00.png")))
+    assert "radii are proved" in call("predict", model.run.path, "-").out
