@@ -404,7 +404,7 @@ def load(
     run: str | Path, *, network: nn.Module | None = None, device: str | None = None, threads: int | None = None
 ) -> TrainedModel:
     """Load a trained model. Hand a network of your own over again: a run holds its weights and not its code."""
-    directory = Run(Path(run))
+    directory = Run.at(run)
     directory.require_trained()
     started = StartedRun.read(directory)
     content = {"config": started.config, "dataset": started.dataset.to_dict()}

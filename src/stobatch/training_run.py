@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch import data
 from stobatch.book import Booking, cost_of
 from stobatch.bounds.certifier import why_unbounded
-from stobatch.config import RunConfig
+from stobatch.config import RunConfig, require_config
 from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.data.sources import hold_out, is_public
@@ -80,6 +80,7 @@ def plan(
     A network of your own, any `nn.Module`, is tried out on public points first, and the plan says how it will be
     clipped and which certificates it can have. `prior` is what training would start from, as in `train`.
     """
+    require_config(config)
     config = name_network(config, network)
     info = (
         data.without_held_out(dataset.info, config.data) if dataset else data.describe(config.data, data_root(config))
@@ -166,6 +167,7 @@ def train(
     `callback` is told every `training.monitor_every` steps what may be seen of the training, and with
     `log="tensorboard"` it is written for TensorBoard into the run's private folder (docs/watching.md).
     """
+    require_config(config)
     if config.search.settings:
         raise SettingError(
             "search.settings are not for one training.",
@@ -174,7 +176,7 @@ def train(
         )
     _require_log(log)
     config = name_network(config.replace(machine=placed(config.machine)), network)
-    run, start = Run(Path(out)), None
+    run, start = Run.at(out), None
     if prior is not None or config.prior.name is not None:
         info = dataset.info if dataset else data.describe(config.data, data_root(config))
         config, start = take_prior(config, info, prior, network, run)

@@ -59,7 +59,7 @@ def audit(
     findings of a call share it equally.
     """
     audited = open_subject(
-        Run(Path(run)), config, overrides=overrides, dataset=dataset, network=network, seed=seed, resume=resume,
+        Run.at(run), config, overrides=overrides, dataset=dataset, network=network, seed=seed, resume=resume,
         quiet=quiet, device=device,
     )  # fmt: skip
     with audited.run.held():

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stobatch import data
-from stobatch.config import RunConfig
+from stobatch.config import RunConfig, require_config
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.dp.plan import Plan
 from stobatch.errors import RunError, SettingError, StobatchError, UnitError
@@ -145,6 +145,13 @@ def plan_comparison(
 def _require_names(
     configs: Mapping[str, RunConfig], networks: Mapping[str, nn.Module], priors: Mapping[str, str | Path]
 ) -> None:
+    if not isinstance(configs, Mapping):
+        raise SettingError(
+            f"a {type(configs).__name__} is no table of settings.",
+            remedy="Give a dictionary: a name for each RunConfig.",
+        )
+    for config in configs.values():
+        require_config(config)
     if not configs:
         raise SettingError(
             "there is nothing to compare.", remedy="Give at least one row: a name and its configuration."

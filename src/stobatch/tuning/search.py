@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stobatch import data
 from stobatch.book import Booking, cost_of
-from stobatch.config import RunConfig
+from stobatch.config import RunConfig, require_config
 from stobatch.data import Dataset
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, SettingError, StobatchError
@@ -55,7 +55,8 @@ def tune(
     scored on. Every candidate starts from `prior`, where it is given. `workers` candidates are trained at once, each in
     a process of its own. A search that was interrupted goes on with `resume`, with the same candidates.
     """
-    directory = Run(Path(out))
+    require_config(config)
+    directory = Run.at(out)
     _require_new(directory, resume=resume)
     start = None
     if prior is not None or config.prior.name is not None:
@@ -118,7 +119,8 @@ def _require_new(directory: Run, *, resume: bool) -> None:
     if directory.has("search"):
         if not resume:
             raise RunError(
-                f"{path} already holds a search.", remedy="Add --resume to continue it, or choose another --out."
+                f"{path} already holds a search.",
+                remedy="Add --resume (resume=True in Python) to continue it, or choose another --out.",
             )
         return
     # A start that was killed before its settings were there leaves secrets and a copy of the prior at most.

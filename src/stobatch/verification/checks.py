@@ -81,7 +81,7 @@ _NAME = "signature"
 
 def sign(run_path: str | Path, key: str | Path) -> Path:
     """Sign a run's manifest; raises unless every file is as it says. Returns the file with the signature."""
-    run, key = Run(Path(run_path)), Path(key)
+    run, key = Run.at(run_path), Path(key)
     if not run.has(MANIFEST):
         raise RunError(f"{run.path} has no manifest to sign.", remedy="Train it with this version.")
     for name, how in differences(run):
