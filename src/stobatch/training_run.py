@@ -61,7 +61,7 @@ from stobatch.training.engines import Engine
 from stobatch.training.engines.distributed import REMEDIES, engine_for, placed
 from stobatch.training.ledger import Ledger
 from stobatch.training.observer import Callback, CallingBack, Observer, TensorBoardLog
-from stobatch.training.trainable import Monitored, parameter_precision
+from stobatch.training.trainable import EPSILON_SPENT, Monitored, parameter_precision
 from stobatch.types import Neighbours
 
 _MOST_ROWS = 512
@@ -277,7 +277,7 @@ def _train(
                     _warn_if_diverged(size_at_start, _size(net))
                 merge = partial(_merge_adapters, net, saved, the_plan, handed_over=network is not None)
                 facts = {"data": described_data(run, dataset, given), "processes": engine.processes}
-                _write_end(run, config, trainable, merge, state, dataset.test, spent | facts)
+                _write_end(run, config, trainable, merge, state, dataset.test, spent | facts, the_plan)
             engine.note("done")
             if engine.leads:
                 _settle(booking, the_plan, run)
@@ -385,6 +385,7 @@ def _write_end(
     state: TrainingState,
     held_out: Examples,
     spent: dict[str, Any],
+    the_plan: Plan,
 ) -> None:
     """Write what a training leaves; the model comes last but for the manifest, since it says that all is there."""
     kept, described = trainable.finish(run.path), merge()
@@ -404,7 +405,7 @@ def _write_end(
         device=str(trainable.network.device),
         torch=torch.__version__,
         **measured,
-        history_of=trainable.history_of,
+        **_describe_history(trainable, the_plan),
         weights_sha256=tensors_sha256(model),
         private_files={path.name: commit(run, path.read_bytes()) for path in private},
         history=tuple(
@@ -413,6 +414,14 @@ def _write_end(
         ),
     ).write(run)
     write_atomically(run.model_file, lambda out: out.write(model))
+
+
+def _describe_history(trainable: Trainable, the_plan: Plan) -> dict[str, Any]:
+    """Return whose accuracies the history has, and who vouches for its ε where it has one."""
+    whose = {"history_of": trainable.history_of}
+    if trainable.monitored != EPSILON_SPENT:
+        return whose
+    return whose | {"epsilon_spent_status": the_plan.guarantee.status}
 
 
 def _merge_adapters(
