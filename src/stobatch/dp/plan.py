@@ -126,6 +126,10 @@ TUNING_OBJECTION = (
     "hyper-parameters were chosen on the private data: the search is not covered by this ε, which holds for the last "
     "run alone"
 )
+OLD_TUNING_ASSUMPTION = (
+    "hyper-parameters and preprocessing were chosen on the private data, which this ε does not cover"
+)
+"""What files of older versions also have among the assumptions, and is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,11 +359,6 @@ class DpSgdPlan(Plan):
         )
 
     def _assumptions(self) -> tuple[str, ...]:
-        tuning = (
-            "chosen on the private data, which this ε does not cover"
-            if self.tuned_on_private_data
-            else "chosen without the private data: from public data or from the literature"
-        )
         if self.num_persons is None:
             whole = "an example's whole contribution to a step, adversarial versions included,"
             public = f"the number of training examples, {self.num_examples}, is public"
@@ -392,7 +391,17 @@ class DpSgdPlan(Plan):
             "noise of its own, and counted again; the run's directory is never set back to an older copy",
             "the seeds of sampling and noise stay secret; processes that share the work belong to one owner",
             records,
-            *(self.searched.assumptions() if self.searched else (f"hyper-parameters and preprocessing were {tuning}",)),
+            *self._tuning_assumptions(),
+        )
+
+    def _tuning_assumptions(self) -> tuple[str, ...]:
+        if self.searched:
+            return self.searched.assumptions()
+        if self.tuned_on_private_data:
+            return ()  # an objection
+        return (
+            "hyper-parameters and preprocessing were chosen without the private data: from public data or from the "
+            "literature",
         )
 
     def _spare(self) -> str:
