@@ -66,7 +66,7 @@ class TrainedModel:
     @property
     def claim(self) -> PrivacyGuarantee:
         """Return what the method says of this training with secret seeds, before anyone looked: what audits test."""
-        return self.plan.after(self.accounted_steps).started_from(self.plan.prior)
+        return self.plan.in_context(self.plan.after(self.accounted_steps))
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
@@ -198,7 +198,8 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             why=f"It speaks of a {plan.claim.unit}: a person with several records would be protected less.",
             remedy="Use method.name=sound or dpsgd, or leave the persons out and read the guarantee as it stands.",
         )
-    return replace(plan, public_seeds=config.seed is not None, parts=parts, prior=prior)
+    public, read_off = config.seed is not None, info.classes_from_labels
+    return replace(plan, public_seeds=public, parts=parts, prior=prior, classes_from_labels=read_off)
 
 
 def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:

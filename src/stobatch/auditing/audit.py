@@ -160,7 +160,7 @@ def open_subject(
         return Audited(run, config, info, model.plan, model.claim, seeds, model, dataset, network, seed, resume, quiet)
     the_plan = plan_of(config, dataset=dataset, network=network)
     whole = dataset or read_data(config, seeds, quiet)
-    claim = the_plan.claim.started_from(the_plan.prior)
+    claim = the_plan.in_context(the_plan.claim)
     return Audited(run, config, whole.info, the_plan, claim, seeds, None, whole, network, seed, resume, quiet)
 
 

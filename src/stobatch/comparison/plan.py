@@ -129,7 +129,7 @@ def plan_comparison(
             raise type(error)(f"row '{name}': {error.what}", why=error.why, remedy=error.remedy) from None
         _require_answers(name, config, info, the_plan, network, start)
         use_device(config.machine)
-        claim = the_plan.claim.started_from(the_plan.prior)
+        claim = the_plan.in_context(the_plan.claim)
         status = str((claim if seeds is None else claim.with_public_seed()).status)
         for number in range(1, repeats + 1) if seeds is None else seeds:
             folder = f"secret-{number}" if seeds is None else f"seed-{number}"

@@ -35,6 +35,8 @@ class DatasetFacts(Part):
     copies: Count = 1
     num_persons: Annotated[Count | None, NotNull] = None
     """Whom the training records belong to, where that is known."""
+    classes_from_labels: Annotated[Flag | None, NotNull] = None
+    """Whether the number of classes was read off the labels; left out where it was given."""
 
     def class_name(self, label: int) -> str:
         return self.class_names[label] if label < len(self.class_names) else str(label)

@@ -11,8 +11,11 @@ from torch import nn
 
 import stobatch
 from stobatch import Dataset, Network, RunConfig
+from stobatch.dp.plan import CLASSES_OBJECTION
 from stobatch.errors import DataError, ModelError, StobatchError
+from stobatch.types import Status
 from stobatch_recipes import recipe
+from tests.support.small_records import small_config, small_records
 
 SHAPE = (1, 6, 6)
 
@@ -227,3 +230,21 @@ def test_certificates_of_other_data_are_not_compared_with_attacks(run):
     assert not torch.equal(other.test.labels, data.test.labels)
     with pytest.raises(StobatchError, match="are for other test data"):
         stobatch.evaluate(run, dataset=other, network=make_network(), quiet=True)
+
+
+def test_a_number_of_classes_that_nobody_gave_is_objected_to(tmp_path):
+    given = small_records()
+    train, test = given.train.in_memory(), given.test
+    read_off = stobatch.from_tensors(train.inputs, train.labels, test.inputs, test.labels)
+    named = stobatch.from_tensors(train.inputs, train.labels, test.inputs, test.labels, class_names=("low", "high"))
+    assert read_off.info.num_classes == given.info.num_classes == 2
+    for name, data in {"read off": read_off, "given": given, "named": named}.items():
+        model = stobatch.train(small_config(), tmp_path / name, dataset=data, quiet=True)
+        planned = stobatch.plan(small_config(), dataset=data).guarantee
+        for guarantee in (model.guarantee, planned, stobatch.load(tmp_path / name).guarantee):
+            assert (CLASSES_OBJECTION in guarantee.objections) == (name == "read off")
+            assert guarantee.status is Status.PROVED
+        assert ("classes_from_labels" in model.run.read("config")["dataset"]) == (name == "read off")
+        assert not stobatch.verify(tmp_path / name, sample=0).differing
+    plain = recipe("baselines.plain").override_all({"data.name": "tensors", "method.batch_size": 16, "seed": 1})
+    assert stobatch.plan(plain, dataset=read_off).guarantee.objections == ()
