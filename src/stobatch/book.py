@@ -132,7 +132,7 @@ def cost_of(plan: Plan, accounted_steps: int | None = None) -> Cost:
     if plan.public_seeds:
         return Unbounded("its seed is public: what it released is as if it were not private")
     mechanism = plan.mechanism_of(accounted_steps)
-    claim = plan.claim.started_from(plan.prior)
+    claim = plan.in_context(plan.claim)
     if mechanism is None or claim.status is not Status.PROVED:
         reason = plan.prior.conflict if plan.prior and plan.prior.conflict else claim.source
         return Unbounded(f"nothing is proved of it ({reason})")

@@ -553,3 +553,15 @@ def load_config(path: Path) -> RunConfig:
     except ValueError as error:
         raise SettingError(f"{path} is not valid: {error}.", remedy="Mend the file or start from a recipe.") from None
     return RunConfig.from_dict(values)
+
+
+def require_config(config: object) -> None:
+    """Raise unless a caller's settings are of the class that has been checked."""
+    if isinstance(config, RunConfig):
+        return
+    remedy = 'Give a RunConfig, as stobatch_recipes.recipe("demo").'
+    if isinstance(config, str):
+        remedy = f"Give the recipe's: stobatch_recipes.recipe({config!r})."
+    elif isinstance(config, Mapping):
+        remedy = "Make a RunConfig of it: stobatch.RunConfig.from_dict(...)."
+    raise SettingError(f"settings are a RunConfig, and this is a {type(config).__name__}.", remedy=remedy)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from stobatch.config import DataConfig
-from stobatch.data.image_folder import SUFFIXES, picture_shape
+from stobatch.data.image_folder import SUFFIXES, picture_shape, require_folder
 from stobatch.data.overlap import HARMLESS
 from stobatch.data.persons import MOST_OF_ONE, read_owners
-from stobatch.data.pixels import PictureRule, image_shape, list_images, read_image
+from stobatch.data.pixels import PictureRule, image_shape, list_images, other_files, read_image
 from stobatch.errors import DataError
 from stobatch.progress import progress
 from stobatch.results import ClassCount, DataCheck, DataFault, PersonCount
@@ -48,6 +48,7 @@ def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: b
     What it returns speaks of single private files, so it is printed for the data's owner and never written.
     """
     folder, config = Path(root), config or DataConfig(name="image_folder")
+    require_folder(folder)
     faults = _Faults()
     files = _list(folder, faults)
     sizes, kinds = Counter[tuple[int, int]](), Counter[int]()
@@ -146,6 +147,16 @@ def _list(folder: Path, faults: _Faults) -> dict[str, dict[str, list[Path]]]:
         if len(paths) == 1:
             remedy = "Whether it is there may be seen from the model's classes; gather more, or leave the class out."
             faults.add("a class has one training picture", remedy, name, stops=False)
+    others = [
+        path.relative_to(folder)
+        for part in PARTS
+        for name in files[part]
+        for path in other_files(folder / part / name, SUFFIXES)
+    ]
+    if others:
+        are = "file is" if len(others) == 1 else "files are"
+        what = f"{len(others):,} {are} not {', '.join(SUFFIXES)}, and not read"
+        faults.add(what, "Save pictures in one of these formats, or remove the files.", *others, stops=False)
     if files["test"] and not any(files["test"].values()):
         faults.add("there is no test picture", f"Put {', '.join(SUFFIXES)} files under test/CLASS.")
     return files

@@ -65,7 +65,7 @@ def export(run: str | Path, out: str | Path, *, to: str, network: nn.Module | No
     form, folder = _require_form(to), Path(out)
     if folder.exists() or folder.is_symlink():
         raise RunError(f"{folder} is already there.", why="Nothing is overwritten.", remedy="Choose another --out.")
-    training = _require_network(Run(Path(run)), network)
+    training = _require_network(Run.at(run), network)
     model = load(run, network=network, device="cpu")
     require_unchanged(model.run, ())
     _require_nothing_private(model)

@@ -67,7 +67,7 @@ class TrainedModel:
     @property
     def claim(self) -> PrivacyGuarantee:
         """Return what the method says of this training with secret seeds, before anyone looked: what audits test."""
-        return self.plan.after(self.accounted_steps).started_from(self.plan.prior)
+        return self.plan.in_context(self.plan.after(self.accounted_steps))
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
@@ -203,7 +203,8 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             why=f"It speaks of a {plan.claim.unit}: a person with several records would be protected less.",
             remedy="Use method.name=sound or dpsgd, or leave the persons out and read the guarantee as it stands.",
         )
-    return replace(plan, public_seeds=config.seed is not None, parts=parts, prior=prior)
+    public, read_off = config.seed is not None, info.classes_from_labels
+    return replace(plan, public_seeds=public, parts=parts, prior=prior, classes_from_labels=read_off)
 
 
 def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:
@@ -409,7 +410,7 @@ def load(
     run: str | Path, *, network: nn.Module | None = None, device: str | None = None, threads: int | None = None
 ) -> TrainedModel:
     """Load a trained model. Hand a network of your own over again: a run holds its weights and not its code."""
-    directory = Run(Path(run))
+    directory = Run.at(run)
     directory.require_trained()
     started = StartedRun.read(directory)
     content = {"config": started.config, "dataset": started.dataset.to_dict()}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stobatch.config import RunConfig
 from stobatch.data.image_folder import SUFFIXES
-from stobatch.data.pixels import PictureRule, count_frames, image_shape, read_image, scale
+from stobatch.data.pixels import PictureRule, count_frames, image_shape, other_files, read_image, scale
 from stobatch.errors import DataError
 from stobatch.models import Classifier
 from stobatch.results import Kind, Prediction
@@ -26,8 +26,8 @@ from stobatch.seeds import Seeds
 from stobatch.types import PAPER_RANGE, Status
 from stobatch.verifier import CertificateKind, Verifier
 
-Picture = Path | Tensor
-"""A file, or values in [-1, 1] of the network's shape."""
+Picture = Path | Tensor | str
+"""A file, values in [-1, 1] of the network's shape, or why a file of a folder is not read."""
 Named = tuple[str, Picture]
 _ROWS = 64
 """Pictures that pass at once: few enough for large ones, enough to fill the machine."""
@@ -59,6 +59,8 @@ def _files(path: Path) -> Iterator[Named]:
         if not found:
             raise DataError(f"{path} has no images.", remedy=f"Give a folder with {', '.join(SUFFIXES)} files.")
         yield from ((str(file), file) for file in found)
+        left_out = f"is not {', '.join(SUFFIXES)}, all that is read of a folder; name the file itself"
+        yield from ((str(file), left_out) for file in other_files(path, SUFFIXES))
     else:
         yield str(path), path
 
@@ -151,7 +153,7 @@ def predictions(
 
 def _read(picture: Picture, shape: tuple[int, ...], rule: PictureRule) -> Tensor | str:
     """Return a picture's values, or what is wrong with it."""
-    if isinstance(picture, Tensor):
+    if isinstance(picture, Tensor | str):
         return picture
     try:
         _require_readable(picture, shape, rule)

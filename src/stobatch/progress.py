@@ -6,6 +6,7 @@ In a terminal it is a bar; elsewhere (nohup, Slurm, CI) a line every 30 seconds.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -150,6 +151,42 @@ def _bar(title: str, total: int, start: int) -> Iterator[Progress]:
                 display.reset(task, total=total)
 
         yield Bar()
+
+
+@contextmanager
+def elapsed(title: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show how long the block has run and nothing else: for work whose size, and what is done of it, are secret."""
+    if quiet:
+        yield
+    elif sys.stderr.isatty():
+        from rich import progress as rich
+        from rich.console import Console
+
+        columns = (rich.TextColumn("{task.description}"), rich.TimeElapsedColumn())
+        with rich.Progress(*columns, console=Console(stderr=True)) as display:
+            display.add_task(title, total=None)
+            yield
+    else:
+        with _ticking(title):
+            yield
+
+
+@contextmanager
+def _ticking(title: str) -> Iterator[None]:
+    """Print a line every 30 seconds by the clock alone: when a part of the work ends, nothing is to be seen."""
+    over, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not over.wait(LINE_EVERY_S):
+            say(f"{title}, {spoken_time(time.monotonic() - began)}")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
 
 
 def say(line: str, *, quiet: bool = False) -> None:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from stobatch.errors import RunError
 from stobatch.files import PRIVATE, Records, make_folder, read_json, remove_temporaries, sha256_of, write_json
@@ -67,6 +67,15 @@ class Run:
     """One run's directory. Every verb reads what the verb before it wrote, and adds its own files."""
 
     path: Path
+
+    @classmethod
+    def at(cls, path: object) -> Self:
+        """Return the run in a directory that a caller names; raise where that is no path."""
+        if not isinstance(path, str | os.PathLike):
+            raise RunError(
+                f"a {type(path).__name__} names no run.", remedy="Give the run's directory, as 'runs/demo' or a Path."
+            )
+        return cls(Path(path))
 
     @property
     def model_file(self) -> Path:
@@ -136,7 +145,8 @@ class Run:
             )
         if not resume:
             raise RunError(
-                f"{self.path} already holds this run.", remedy="Add --resume to continue it, or choose another --out."
+                f"{self.path} already holds this run.",
+                remedy="Add --resume (resume=True in Python) to continue it, or choose another --out.",
             )
 
     def _require_writable(self) -> None:

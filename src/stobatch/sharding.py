@@ -6,7 +6,7 @@ from bisect import bisect_right
 from pathlib import Path
 
 from stobatch import data
-from stobatch.config import RunConfig
+from stobatch.config import RunConfig, require_config
 from stobatch.data import Dataset, Manifest, ShardedExamples, Stream, find_repeated_records, write_shards
 from stobatch.data.overlap import find_copies
 from stobatch.data.shard_writing import require_room
@@ -34,6 +34,7 @@ def shard(
     Image folders and streams are never held as a whole, so they may be larger than memory. The summary tells no
     checksum: those are private, like the data, and stand in the folder's manifest.
     """
+    require_config(config)
     seeds = Seeds.reproducible(seed)
     source = dataset or _stream(config, Path(out), seeds, quiet)
     # Every record is written once and summed once.

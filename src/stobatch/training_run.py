@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from stobatch import data
 from stobatch.book import Booking, cost_of
 from stobatch.bounds.certifier import why_unbounded
-from stobatch.config import RunConfig
+from stobatch.config import RunConfig, require_config
 from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.data.sources import hold_out, is_public
@@ -61,7 +61,7 @@ from stobatch.training.engines import Engine
 from stobatch.training.engines.distributed import REMEDIES, engine_for, placed
 from stobatch.training.ledger import Ledger
 from stobatch.training.observer import Callback, CallingBack, Observer, TensorBoardLog
-from stobatch.training.trainable import Monitored, parameter_precision
+from stobatch.training.trainable import EPSILON_SPENT, Monitored, parameter_precision
 from stobatch.types import Neighbours
 
 _MOST_ROWS = 512
@@ -80,6 +80,7 @@ def plan(
     A network of your own, any `nn.Module`, is tried out on public points first, and the plan says how it will be
     clipped and which certificates it can have. `prior` is what training would start from, as in `train`.
     """
+    require_config(config)
     config = name_network(config, network)
     info = (
         data.without_held_out(dataset.info, config.data) if dataset else data.describe(config.data, data_root(config))
@@ -166,6 +167,7 @@ def train(
     `callback` is told every `training.monitor_every` steps what may be seen of the training, and with
     `log="tensorboard"` it is written for TensorBoard into the run's private folder (docs/watching.md).
     """
+    require_config(config)
     if config.search.settings:
         raise SettingError(
             "search.settings are not for one training.",
@@ -174,7 +176,7 @@ def train(
         )
     _require_log(log)
     config = name_network(config.replace(machine=placed(config.machine)), network)
-    run, start = Run(Path(out)), None
+    run, start = Run.at(out), None
     if prior is not None or config.prior.name is not None:
         info = dataset.info if dataset else data.describe(config.data, data_root(config))
         config, start = take_prior(config, info, prior, network, run)
@@ -204,15 +206,15 @@ def train_candidate(
     dataset: Dataset | None,
     network: nn.Module | None,
     start: Mapping[str, Tensor] | None,
-    quiet: bool,
 ) -> TrainedModel:
     """Train one candidate of a search, or continue it, with seeds that the search has drawn for it.
 
-    The search has entered all of its candidates in the owner's book.
+    The search has entered all of its candidates in the owner's book. Nothing is printed: whoever counts lines would
+    learn how many candidates there are.
     """
     config, run = name_network(config, network), Run(out)
     with engine_for(config) as engine:
-        return _train(engine, config, run, dataset, network, start, resume=True, quiet=quiet, observers=(), seeds=seeds)
+        return _train(engine, config, run, dataset, network, start, resume=True, quiet=True, observers=(), seeds=seeds)
 
 
 def _train(
@@ -271,10 +273,11 @@ def _train(
             )
             spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
-                _warn_if_diverged(size_at_start, _size(net))
+                if not config.search.settings:
+                    _warn_if_diverged(size_at_start, _size(net))
                 merge = partial(_merge_adapters, net, saved, the_plan, handed_over=network is not None)
                 facts = {"data": described_data(run, dataset, given), "processes": engine.processes}
-                _write_end(run, config, trainable, merge, state, dataset.test, spent | facts)
+                _write_end(run, config, trainable, merge, state, dataset.test, spent | facts, the_plan)
             engine.note("done")
             if engine.leads:
                 _settle(booking, the_plan, run)
@@ -382,6 +385,7 @@ def _write_end(
     state: TrainingState,
     held_out: Examples,
     spent: dict[str, Any],
+    the_plan: Plan,
 ) -> None:
     """Write what a training leaves; the model comes last but for the manifest, since it says that all is there."""
     kept, described = trainable.finish(run.path), merge()
@@ -401,7 +405,7 @@ def _write_end(
         device=str(trainable.network.device),
         torch=torch.__version__,
         **measured,
-        history_of=trainable.history_of,
+        **_describe_history(trainable, the_plan),
         weights_sha256=tensors_sha256(model),
         private_files={path.name: commit(run, path.read_bytes()) for path in private},
         history=tuple(
@@ -410,6 +414,14 @@ def _write_end(
         ),
     ).write(run)
     write_atomically(run.model_file, lambda out: out.write(model))
+
+
+def _describe_history(trainable: Trainable, the_plan: Plan) -> dict[str, Any]:
+    """Return whose accuracies the history has, and who vouches for its ε where it has one."""
+    whose = {"history_of": trainable.history_of}
+    if trainable.monitored != EPSILON_SPENT:
+        return whose
+    return whose | {"epsilon_spent_status": the_plan.guarantee.status}
 
 
 def _merge_adapters(

@@ -59,7 +59,7 @@ def audit(
     findings of a call share it equally.
     """
     audited = open_subject(
-        Run(Path(run)), config, overrides=overrides, dataset=dataset, network=network, seed=seed, resume=resume,
+        Run.at(run), config, overrides=overrides, dataset=dataset, network=network, seed=seed, resume=resume,
         quiet=quiet, device=device,
     )  # fmt: skip
     with audited.run.held():
@@ -160,7 +160,7 @@ def open_subject(
         return Audited(run, config, info, model.plan, model.claim, seeds, model, dataset, network, seed, resume, quiet)
     the_plan = plan_of(config, dataset=dataset, network=network)
     whole = dataset or read_data(config, seeds, quiet)
-    claim = the_plan.claim.started_from(the_plan.prior)
+    claim = the_plan.in_context(the_plan.claim)
     return Audited(run, config, whole.info, the_plan, claim, seeds, None, whole, network, seed, resume, quiet)
 
 

@@ -86,6 +86,19 @@ def one_run_finding(
     )
 
 
+def _require_secrets(audited: Audited) -> None:
+    """Raise where the owner's folder is not here: canaries drawn from other seeds are not those of the training."""
+    seeds = ("seeds.json",) if audited.config.seed is None else ()
+    scores = (CANARY_SCORES,) if audited.config.canaries.kind == "gradient" else ()
+    for path in (audited.run.path / PRIVATE / name for name in (*seeds, *scores)):
+        if not path.exists():
+            raise RunError(
+                f"{path} is not there.",
+                why="Which canaries were in the training is a secret of its owner, who does not publish private/.",
+                remedy="Audit where the owner keeps the run, or with what needs no secret: audit.instruments=release.",
+            )
+
+
 def of_one_run(audited: Audited) -> list[Finding]:
     """Bound ε by the canaries that were planted in this very training."""
     model, config, claim = audited.trained(), audited.config, audited.claim
@@ -93,6 +106,7 @@ def of_one_run(audited: Audited) -> list[Finding]:
     relation = require_relation(audited.settings.neighbours, claim.neighbours)
     unknown = audited.plan.curve is None
     require_planted(audited.run, config.canaries, claim, audited.confidence, any_mechanism=unknown)
+    _require_secrets(audited)
     canaries = draw_run_canaries(config, audited.info, model.network, audited.plan.parts, audited.seeds)
     if config.canaries.kind == "gradient":
         tensors, metadata = read_tensors(audited.run.path / PRIVATE / CANARY_SCORES)

@@ -56,18 +56,20 @@ def predict(
     rule = None if fit is None else PictureRule(True, fit == "crop", True)
     warnings.filterwarnings("ignore", module="PIL")  # what is wrong with a file is its answer
     model = stobatch.load(run, device=device)
-    files = [file for _, file in name_pictures(_names(pictures), model.network.input_shape)]
-    kind, answers = model.answers(files, radius=radius, norm=norm, rule=rule)
+    given = _names(pictures)
+    number = sum(1 for _ in name_pictures(given, model.network.input_shape))
+    kind, answers = model.answers(given, radius=radius, norm=norm, rule=rule)
     kept: list[Prediction] = []
-    failed = 0
+    failed, certified = 0, False
     # Lines that are printed are progress enough.
     with (
         _writer(out, kind, model.weights_sha256) as write,
-        progress("predict", len(files), quiet=out is None or as_json) as advance,
+        progress("predict", number, quiet=out is None or as_json) as advance,
     ):
         for row in answers:
             advance()
             failed += row.error is not None
+            certified = certified or bool(row.radius)
             write(row)
             if as_json:
                 kept.append(row)
@@ -78,7 +80,9 @@ def predict(
         asked_radius=radius, rows=tuple(kept),
     )  # fmt: skip
     written = [] if out is None else [f"written to {out}"]
-    show(document, as_json, document.meaning(), f"model {model.weights_sha256[:12]}", *written)
+    # What radii mean is said where there is one.
+    meaning = [document.meaning()] if certified or kind is None else []
+    show(document, as_json, *meaning, f"model {model.weights_sha256[:12]}", *written)
     if failed:
         raise SystemExit(1)
 
@@ -86,7 +90,10 @@ def predict(
 def _names(pictures: list[Path]) -> list[Path]:
     if pictures != [Path("-")]:
         return pictures
-    return [Path(line) for line in sys.stdin.read().splitlines() if line]
+    named = [Path(line) for line in sys.stdin.read().splitlines() if line]
+    if not named:
+        raise SettingError("standard input names no file.", remedy="Write a name of a file on each line of it.")
+    return named
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stobatch import data
-from stobatch.config import RunConfig
+from stobatch.config import RunConfig, require_config
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.dp.plan import Plan
 from stobatch.errors import RunError, SettingError, StobatchError, UnitError
@@ -129,7 +129,7 @@ def plan_comparison(
             raise type(error)(f"row '{name}': {error.what}", why=error.why, remedy=error.remedy) from None
         _require_answers(name, config, info, the_plan, network, start)
         use_device(config.machine)
-        claim = the_plan.claim.started_from(the_plan.prior)
+        claim = the_plan.in_context(the_plan.claim)
         status = str((claim if seeds is None else claim.with_public_seed()).status)
         for number in range(1, repeats + 1) if seeds is None else seeds:
             folder = f"secret-{number}" if seeds is None else f"seed-{number}"
@@ -145,6 +145,13 @@ def plan_comparison(
 def _require_names(
     configs: Mapping[str, RunConfig], networks: Mapping[str, nn.Module], priors: Mapping[str, str | Path]
 ) -> None:
+    if not isinstance(configs, Mapping):
+        raise SettingError(
+            f"a {type(configs).__name__} is no table of settings.",
+            remedy="Give a dictionary: a name for each RunConfig.",
+        )
+    for config in configs.values():
+        require_config(config)
     if not configs:
         raise SettingError(
             "there is nothing to compare.", remedy="Give at least one row: a name and its configuration."

@@ -34,7 +34,8 @@ class DatasetInfo:
 
     `copies` says how many training records stem from one original record: changing one person's image changes up to
     that many records, which is what a guarantee per person has to count. `num_persons` says how many persons the
-    training records belong to, where that is known: then the guarantee is about persons.
+    training records belong to, where that is known: then the guarantee is about persons. `classes_from_labels` says
+    that nobody gave the number of classes: it is a statement about private labels, and guarantees object to it.
     """
 
     name: str
@@ -45,11 +46,13 @@ class DatasetInfo:
     class_names: tuple[str, ...]
     copies: int = 1
     num_persons: int | None = None
+    classes_from_labels: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         fields = {**vars(self), "input_shape": list(self.input_shape), "class_names": list(self.class_names)}
-        # As data sets were described before there were persons.
-        return {key: value for key, value in fields.items() if key != "num_persons" or value is not None}
+        # As data sets were described before there were these.
+        added_later = ("num_persons", "classes_from_labels")
+        return {key: value for key, value in fields.items() if value or key not in added_later}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DatasetInfo:
@@ -245,7 +248,8 @@ def from_tensors(
     """Make a data set of images [N, C, H, W] that are already in [-1, 1].
 
     Give `class_names` or `num_classes` where you can: left out, the number is read off the labels, which are themselves
-    private data. `groups` says whose each training record is, by numbers or texts: guarantees are then about persons.
+    private data, and guarantees object to it. `groups` says whose each training record is, by numbers or texts:
+    guarantees are then about persons.
     """
     if class_names is not None:
         names_given = tuple(map(str, class_names))
@@ -275,7 +279,10 @@ def from_tensors(
     _warn_about_half_range(train.inputs)
     names = tuple(str(index) for index in range(classes)) if class_names is None else names_given
     persons = None if train.persons is None else len(train.persons)
-    info = DatasetInfo(name, train.input_shape, classes, len(train), len(test), names, num_persons=persons)
+    info = DatasetInfo(
+        name, train.input_shape, classes, len(train), len(test), names,
+        num_persons=persons, classes_from_labels=num_classes is None,
+    )  # fmt: skip
     return Dataset(info, train, test)
 
 

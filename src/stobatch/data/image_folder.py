@@ -44,6 +44,7 @@ class FolderInfo(DatasetInfo):
 
 def describe(config: DataConfig, root: Path) -> DatasetInfo:
     """Count by listing folders. The size of an image is taken from the first file's header; no pixel is decoded."""
+    require_folder(root)
     names, test_names = _classes(root, "train"), _classes(root, "test")
     if names != test_names:
         odd = sorted(set(names) ^ set(test_names))[0]
@@ -61,6 +62,15 @@ def describe(config: DataConfig, root: Path) -> DatasetInfo:
     info = FolderInfo("image_folder", shape, len(names), len(train), len(test), names, rule=rule, table=config.manifest)
     owners = replace(info, num_train=min(len(train), config.train_limit or len(train))).owners(root)
     return info if owners is None else replace(info, num_persons=int(owners.max()) + 1)
+
+
+def require_folder(root: Path) -> None:
+    """Raise unless there is a folder to look into."""
+    if not root.is_dir():
+        raise DataError(
+            f"{root} is a file, and no folder of images." if root.exists() else f"there is no folder {root}.",
+            remedy="Name the folder that holds train/ and test/: as machine.data_root, STOBATCH_DATA or an argument.",
+        )
 
 
 def picture_shape(config: DataConfig, first: Path) -> tuple[tuple[int, int, int], PictureRule]:

@@ -69,6 +69,19 @@ def list_images(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     return sorted(images)
 
 
+def other_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Return the files of a folder, at any depth, whose names are not those of images; hidden ones do not count."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix.lower() not in suffixes and not _is_hidden(path.relative_to(folder))
+    )
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
 def in_turn(per_class: Sequence[Sequence[Path]]) -> list[tuple[Path, int]]:
     """Return images with their labels, one of each class in turn, so that a limit keeps the classes balanced."""
     rows = zip_longest(*([(path, label) for path in paths] for label, paths in enumerate(per_class)))

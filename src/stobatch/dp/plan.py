@@ -48,6 +48,8 @@ class Plan(ABC):
     """For a user's network: how it is clipped, and which certificates it will have; no number depends on it."""
     parts: TrainedPart | None = field(default=None, kw_only=True)
     """The trained parameters; None where all are trained."""
+    classes_from_labels: bool = field(default=False, kw_only=True)
+    """Whether the number of classes was read off the training data, and not given."""
 
     @property
     @abstractmethod
@@ -58,8 +60,15 @@ class Plan(ABC):
     @property
     def guarantee(self) -> PrivacyGuarantee:
         """Return the guarantee for the training data: the claim with its prior, void where the seeds are public."""
-        claim = self.claim.started_from(self.prior)
+        claim = self.in_context(self.claim)
         return claim.with_public_seed() if self.public_seeds else claim
+
+    @final
+    def in_context(self, claim: PrivacyGuarantee) -> PrivacyGuarantee:
+        """Return a claim of the mechanism with what the training started from, and how its data were described."""
+        if self.classes_from_labels and claim.status is not Status.NONE:
+            claim = replace(claim, objections=(*claim.objections, CLASSES_OBJECTION))
+        return claim.started_from(self.prior)
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
         """Return the claim after this many steps, steps repeated after a crash included."""
@@ -84,7 +93,7 @@ class Plan(ABC):
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        not_sizes = ("public_seeds", "parts", "prior", "network")
+        not_sizes = ("public_seeds", "parts", "prior", "network", "classes_from_labels")
         return {name: value for name, value in vars(self).items() if name not in not_sizes}
 
     def _part_rows(self) -> list[PlanRow]:
@@ -125,6 +134,14 @@ LEAST_CLIP_NORM, MOST_CLIP_NORM = 1e-12, 1e12
 TUNING_OBJECTION = (
     "hyper-parameters were chosen on the private data: the search is not covered by this ε, which holds for the last "
     "run alone"
+)
+OLD_TUNING_ASSUMPTION = (
+    "hyper-parameters and preprocessing were chosen on the private data, which this ε does not cover"
+)
+"""What files of older versions also have among the assumptions, and is none."""
+CLASSES_OBJECTION = (
+    "the number of classes was read off the labels, which are private data: ε does not cover that, and one record may "
+    "have decided it"
 )
 
 
@@ -355,11 +372,6 @@ class DpSgdPlan(Plan):
         )
 
     def _assumptions(self) -> tuple[str, ...]:
-        tuning = (
-            "chosen on the private data, which this ε does not cover"
-            if self.tuned_on_private_data
-            else "chosen without the private data: from public data or from the literature"
-        )
         if self.num_persons is None:
             whole = "an example's whole contribution to a step, adversarial versions included,"
             public = f"the number of training examples, {self.num_examples}, is public"
@@ -392,7 +404,17 @@ class DpSgdPlan(Plan):
             "noise of its own, and counted again; the run's directory is never set back to an older copy",
             "the seeds of sampling and noise stay secret; processes that share the work belong to one owner",
             records,
-            *(self.searched.assumptions() if self.searched else (f"hyper-parameters and preprocessing were {tuning}",)),
+            *self._tuning_assumptions(),
+        )
+
+    def _tuning_assumptions(self) -> tuple[str, ...]:
+        if self.searched:
+            return self.searched.assumptions()
+        if self.tuned_on_private_data:
+            return ()  # an objection
+        return (
+            "hyper-parameters and preprocessing were chosen without the private data: from public data or from the "
+            "literature",
         )
 
     def _spare(self) -> str:

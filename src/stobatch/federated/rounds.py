@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from stobatch.config import RunConfig
+from stobatch.config import RunConfig, require_config
 from stobatch.data import Dataset, Examples, describe
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.errors import SettingError
@@ -146,7 +146,8 @@ def federate(
     party's own. In earnest every party keeps its directory on its own machine. `prior` is what the server starts from,
     as in `train`; parties see it as the parameters of the first round.
     """
-    run, start = Run(Path(out)), None
+    require_config(terms)
+    run, start = Run.at(out), None
     if prior is not None or terms.prior.name is not None:
         info = dataset.info if dataset else describe(terms.data, data_root(terms))
         terms, start = take_prior(terms, info, prior, None, run)

@@ -140,8 +140,12 @@ class PlannedRun:
 
     @property
     def label(self) -> str:
-        budget = "" if self.epsilon is None else f", ε = {self.epsilon:g}"
-        return f"{METHODS[self.method].label}{budget}, seed {self.seed}"
+        """Return its name for messages, with who vouches for its ε: its seed is public."""
+        method, budget = METHODS[self.method], ""
+        if self.epsilon is not None:
+            refuted = method.privacy is Status.REFUTED
+            budget = f", ε = {self.epsilon:g} ({'refuted' if refuted else f'void; {method.privacy} with secret seeds'})"
+        return f"{method.label}{budget}, seed {self.seed}"
 
     def describe(self, *, estimated: bool) -> FigureRun:
         """Return the run as a row of the plan, with its minutes where they are asked for."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stobatch import data
-from stobatch.config import ModelConfig, RunConfig
+from stobatch.config import ModelConfig, RunConfig, require_config
 from stobatch.data import DatasetInfo
 from stobatch.errors import ModelError, SettingError
 from stobatch.evaluation.tables import data_root
@@ -70,6 +70,7 @@ def pretrain(
     **Guarantee.** Nothing is written before training has ended; the same arguments on the same machine and versions
     give the same weights.
     """
+    require_config(config)
     _require_positive(steps=steps, batch_size=batch_size, learning_rate=learning_rate)
     out = Path(out)
     require_new_prior(out)

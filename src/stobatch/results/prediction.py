@@ -72,7 +72,8 @@ class Predictions(Document):
     def lines(self) -> list[str]:
         shown = [f"  {row.line(self.certificate)}" for row in self.rows[:20]]
         shown += ["  ..."] if len(self.rows) > 20 else []
-        return [f"{len(self.rows):,} pictures, model {self.weights_sha256[:12]}", self.meaning(), *shown]
+        meaning = [self.meaning()] if self.certificate is None or any(row.radius for row in self.rows) else []
+        return [f"{len(self.rows):,} pictures, model {self.weights_sha256[:12]}", *meaning, *shown]
 
 
 class ProbeCheck(Part):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from stobatch.results.document import Count, Document, Flag, Guarantee, Number, Part, Settings, Text
+from stobatch.results.document import Count, Document, Flag, Guarantee, NotNull, Number, Part, Settings, Text
 
 
 class Winner(Part):
@@ -27,6 +27,16 @@ class Search(Document):
 
     training_hash: Text
     config: Settings
+    one_candidate: Annotated[Text | None, NotNull] = None
+    """What `search.candidate_epsilon` of the settings is: a budget with its status, and not that of what is released.
+
+    Left out by older versions.
+    """
+    guarantee_of: Annotated[Text | None, NotNull] = None
+    """Whose numbers the assumptions of the guarantee name: the winner's, or a candidate's before there is a winner.
+
+    Older versions left it out, and had a candidate's always.
+    """
     guarantee: Guarantee
     finished: Flag
     winner: Winner | None

@@ -20,6 +20,7 @@ from stobatch.results.document import (
     Whole,
 )
 from stobatch.runs import Run
+from stobatch.types import Status
 
 
 class DatasetFacts(Part):
@@ -34,6 +35,8 @@ class DatasetFacts(Part):
     copies: Count = 1
     num_persons: Annotated[Count | None, NotNull] = None
     """Whom the training records belong to, where that is known."""
+    classes_from_labels: Annotated[Flag | None, NotNull] = None
+    """Whether the number of classes was read off the labels; left out where it was given."""
 
     def class_name(self, label: int) -> str:
         return self.class_names[label] if label < len(self.class_names) else str(label)
@@ -173,6 +176,8 @@ class Training(Document):
     """Of the saved model; None where an older version did not measure it."""
     test_examples: Annotated[Count | None, NotNull] = None
     history_of: Annotated[Text | None, NotNull] = None
+    epsilon_spent_status: Annotated[Status | None, NotNull] = None
+    """Who vouches for `epsilon_spent` of the history, before any audit; left out where there is none, or before 0.3."""
     weights_sha256: Annotated[Text | None, NotNull] = None
     """None of a run from before there were digests."""
     private_files: dict[Text, Text | None] = Field(default_factory=dict)

@@ -16,10 +16,12 @@ import torch
 from stobatch.bounds.certifier import why_unbounded
 from stobatch.config import RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
+from stobatch.dp.mixing import FEW_ROWS
 from stobatch.dp.plan import DpSgdPlan, Plan, TrainersPlan
 from stobatch.errors import ModelError, SettingError
 from stobatch.methods import Method, make_verifiers, require_per_example_at_size
 from stobatch.models import Classifier, HandedOver, Layered, Network, budget_mb, build_layered, require_per_example
+from stobatch.models.experiments import require_function
 from stobatch.models.low_rank import as_deployed
 from stobatch.models.scattering import is_linear_behind
 from stobatch.seeds import Seeds
@@ -173,6 +175,8 @@ class Sound(DpSgdFamily):
         assert isinstance(method, SoundConfig)
         if method.certified_weight and isinstance(network, HandedOver):
             if unbounded := why_unbounded(as_deployed(network)):
+                # What no weight of a loss mends comes first.
+                require_function(network, FEW_ROWS)
                 raise ModelError(
                     f"the certified loss does not support your network: {unbounded}",
                     why="method.certified_weight is the weight of a loss on bounds, and there are none.",

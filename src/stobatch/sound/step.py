@@ -52,7 +52,7 @@ from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.engines.base import DeviceRank, split_rows
 from stobatch.training.exact_sum import ExactSum
 from stobatch.training.ledger import Ledger, Stretch
-from stobatch.training.trainable import BEFORE_AVERAGING, Reader, working_precision
+from stobatch.training.trainable import BEFORE_AVERAGING, EPSILON_SPENT, Reader, working_precision
 
 _CPU_CHUNK = 512
 """Examples of one pass on a CPU; larger chunks fall out of the cache."""
@@ -73,7 +73,7 @@ class _Piece:
 class DpSgdTrainable(Trainable):
     """A step of DP-SGD: a Poisson sample, one clipped contribution per example, noise, a public denominator."""
 
-    monitored = "epsilon_spent"
+    monitored = EPSILON_SPENT
     history_of = BEFORE_AVERAGING
     _drawing: ThreadPoolExecutor | None
 

@@ -26,7 +26,10 @@ class Look:
     test_accuracy: float
     """On held-out test images, of the parameters at this step: it depends on the training data through them alone."""
     monitored: Mapping[str, float]
-    """What the method watches, from parameters and plan: `epsilon_spent`, for those that descend by DP-SGD."""
+    """What the method watches, from parameters and plan: `epsilon_spent`, for those that descend by DP-SGD.
+
+    Show that one with the status of the plan's guarantee; `training.json` has it as `epsilon_spent_status`.
+    """
 
     def to_dict(self) -> dict[str, float]:
         """Return every number by its name."""

@@ -29,6 +29,8 @@ from stobatch.training.engines import Averaged, Engine, Gradients, InProcessEngi
 from stobatch.training.engines.base import DeviceRank
 from stobatch.training.ledger import Stretch
 
+EPSILON_SPENT = "epsilon_spent"
+"""What methods that descend by DP-SGD monitor; shown with the status of the plan's guarantee only."""
 BEFORE_AVERAGING = "the parameters of that step, before averaging"
 """Whose accuracy is monitored where the saved model is an average over steps."""
 _MOST_MONITORED = 1000

@@ -69,20 +69,15 @@ class Candidate:
         return Score(recorded["noisy"], recorded["failure"])
 
     def finish(
-        self,
-        dataset: Dataset | None,
-        network: nn.Module | None,
-        start: Mapping[str, Tensor] | None = None,
-        *,
-        quiet: bool,
+        self, dataset: Dataset | None, network: nn.Module | None, start: Mapping[str, Tensor] | None = None
     ) -> Score:
-        """Train it, or go on where it was cut off, and score it once."""
+        """Train it, or go on where it was cut off, and score it once; silently, since lines could be counted."""
         known = self.score
         if known is not None:
             return known
         try:
             model = train_candidate(
-                self.config, self.run.path, self.seeds, dataset=dataset, network=network, start=start, quiet=quiet
+                self.config, self.run.path, self.seeds, dataset=dataset, network=network, start=start
             )
             score = self._measure_score(model, dataset)
         except ModelError as error:

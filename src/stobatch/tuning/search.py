@@ -11,21 +11,21 @@ import multiprocessing
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from stobatch import data
 from stobatch.book import Booking, cost_of
-from stobatch.config import RunConfig
+from stobatch.config import RunConfig, require_config
 from stobatch.data import Dataset
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation.tables import data_root
 from stobatch.files import PRIVATE, make_folder, write_atomically, write_tensors
+from stobatch.loading import load
 from stobatch.prior import take_prior
-from stobatch.progress import progress
+from stobatch.progress import elapsed
 from stobatch.results import CandidateRow, Candidates, Search, Training, Winner
 from stobatch.runs import START, Run, make_key
 from stobatch.seeds import Seeds
@@ -55,7 +55,8 @@ def tune(
     scored on. Every candidate starts from `prior`, where it is given. `workers` candidates are trained at once, each in
     a process of its own. A search that was interrupted goes on with `resume`, with the same candidates.
     """
-    directory = Run(Path(out))
+    require_config(config)
+    directory = Run.at(out)
     _require_new(directory, resume=resume)
     start = None
     if prior is not None or config.prior.name is not None:
@@ -118,7 +119,8 @@ def _require_new(directory: Run, *, resume: bool) -> None:
     if directory.has("search"):
         if not resume:
             raise RunError(
-                f"{path} already holds a search.", remedy="Add --resume to continue it, or choose another --out."
+                f"{path} already holds a search.",
+                remedy="Add --resume (resume=True in Python) to continue it, or choose another --out.",
             )
         return
     # A start that was killed before its settings were there leaves secrets and a copy of the prior at most.
@@ -157,13 +159,18 @@ def _begin(directory: Run, config: RunConfig, planned: DpSgdPlan, start: Mapping
     return Seeds(int(directory.read("seeds", private=True)["root"]), public=False)
 
 
-def _document(config: RunConfig, planned: DpSgdPlan, winner: Winner | None = None, *, finished: bool = False) -> Search:
+def _document(config: RunConfig, planned: DpSgdPlan) -> Search:
+    """Return the search before it has a winner: its plan is that of the first combination of settings."""
+    drawn = ", ".join(f"{key}={value}" for key, value in next(combinations(config)).items())
+    guarantee, one = planned.guarantee, config.search.candidate_epsilon
     return Search(
         training_hash=config.training_hash,
         config=config.to_dict(),
-        guarantee=planned.guarantee,
-        finished=finished,
-        winner=winner,
+        one_candidate=f"{guarantee.status} ε = {one:g} by itself; what is released has the ε of the guarantee",
+        guarantee_of=f"a candidate with {drawn}: ε and δ are those of the search, numbers in assumptions its own",
+        guarantee=guarantee,
+        finished=False,
+        winner=None,
     )
 
 
@@ -199,11 +206,15 @@ def _finish(
     folder = directory.path / PRIVATE / "candidates"
     make_folder(folder, private=True)
     candidates = draw_candidates(config, seeds, folder)
-    scores = list(_scores(candidates, (dataset, network, start), workers, quiet))
+    with elapsed("searching", quiet=quiet):
+        scores = list(_scores(candidates, (dataset, network, start), workers))
     best = best_of(scores)
     _write_table(directory, config, candidates, scores, best)
-    winner = None if best is None else _release(directory, config, candidates[best], scores[best])
-    document = _document(config, planned, winner, finished=True)
+    document = _document(config, planned).replace(finished=True)
+    if best is not None:
+        winner = _release(directory, config, candidates[best], scores[best])
+        guarantee = load(directory.path / WINNER, network=network).guarantee
+        document = document.replace(winner=winner, guarantee_of="the winner", guarantee=guarantee)
     document.write(directory)
     return document
 
@@ -212,20 +223,14 @@ def _scores(
     candidates: Sequence[Candidate],
     given: tuple[Dataset | None, nn.Module | None, Mapping[str, Tensor] | None],
     workers: int,
-    quiet: bool,
 ) -> Iterator[Score]:
-    """Yield what candidates score, in their order, however many are trained at once."""
-    with ExitStack() as stack:
-        advance = stack.enter_context(progress("search", max(1, len(candidates)), quiet=quiet))
-        if workers == 1:
-            for candidate in candidates:
-                yield candidate.finish(*given, quiet=True)
-                advance(1)
-            return
-        pool = stack.enter_context(ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")))
-        for pending in [pool.submit(Candidate.finish, one, *given, quiet=True) for one in candidates]:
+    """Yield what candidates score, in their order, however many are trained at once. Nothing tells how many."""
+    if workers == 1:
+        yield from (candidate.finish(*given) for candidate in candidates)
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for pending in [pool.submit(Candidate.finish, one, *given) for one in candidates]:
             yield pending.result()
-            advance(1)
 
 
 def _write_table(

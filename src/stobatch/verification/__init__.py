@@ -12,7 +12,7 @@ from torch import nn
 
 from stobatch.data import Dataset
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.errors import RunError, StobatchError
+from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.loading import load
 from stobatch.results import CertificateSummary, Check, Outcome, Source, Training, Verification, is_old
 from stobatch.runs import MANIFEST, NOT_LISTED, START, Run, differences, is_ours, source
@@ -67,7 +67,9 @@ def verify(
     `sample` rows need the test data: handed over, or read by the name in the configuration. 0 leaves them out. Files
     that the caller is about to rewrite are `rewritten`, and not compared with the manifest.
     """
-    directory = Run(Path(run))
+    directory = Run.at(run)
+    if not isinstance(sample, int) or sample < 0:
+        raise SettingError(f"sample={sample!r} is no number of rows.", remedy="Give a whole number; 0 leaves them out.")
     if not directory.exists:
         raise RunError(f"{directory.path} is not a run.", remedy="Name a run directory.")
     # Unguarded: a tool or a key that is missing is for the reader to mend, and no difference.

@@ -9,6 +9,7 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
+from stobatch.dp.plan import OLD_TUNING_ASSUMPTION
 from stobatch.errors import RunError, SettingError
 from stobatch.files import write_atomically
 from stobatch.results import Check, Outcome
@@ -55,6 +56,7 @@ def _differences(recorded: Any, computed: Any, where: str) -> Iterator[str]:
         for key in computed:
             yield from _differences(recorded[key], computed[key], f"{where}.{key}")
     elif isinstance(recorded, list) and isinstance(computed, list):
+        recorded = [entry for entry in recorded if entry != OLD_TUNING_ASSUMPTION]
         if len(recorded) != len(computed):
             yield f"{where} has {len(recorded)} entries, computed again it has {len(computed)}"
         for place, (one, other) in enumerate(zip(recorded, computed, strict=False)):
@@ -81,7 +83,7 @@ _NAME = "signature"
 
 def sign(run_path: str | Path, key: str | Path) -> Path:
     """Sign a run's manifest; raises unless every file is as it says. Returns the file with the signature."""
-    run, key = Run(Path(run_path)), Path(key)
+    run, key = Run.at(run_path), Path(key)
     if not run.has(MANIFEST):
         raise RunError(f"{run.path} has no manifest to sign.", remedy="Train it with this version.")
     for name, how in differences(run):

@@ -95,6 +95,9 @@ def _wrong_steps(subject: Subject) -> Iterator[tuple[str, str]]:
         yield file, f"{training.steps} steps were made, the configuration asks for {asked}"
     if not steps or steps != sorted(set(steps)) or steps[0] < 1 or steps[-1] != asked:
         yield file, "the history does not end with the last step, or runs backwards"
+    status = subject.model.plan.guarantee.status
+    if training.epsilon_spent_status not in (None, status):
+        yield file, f"it calls the ε of its history {training.epsilon_spent_status}, and the plan's is {status}"
     if counted is None and subject.model.plan.curve is not None:
         yield file, "steps that looked at the data are not counted"
     if counted is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -334,6 +335,19 @@ def test_too_few_canaries_for_the_claim_are_named(cli, tmp_path):
     assert "4 canaries can never show an epsilon above" in message
     assert "Use at least" in message
     assert files(run) == before
+
+
+@pytest.mark.parametrize("kind", ["gradient", "input"])
+def test_canaries_are_audited_where_their_secrets_are(cli, tmp_path, kind):
+    """Of input canaries a copy without private/ would draw others, and find nothing."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    changes = {**QUICK, "canaries.num": 300, "canaries.kind": kind}
+    assert cli("train", "--recipe", "audit.sound", "--out", run, "--json", *as_arguments(changes)).code == 0
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("private"))
+    message = cli("audit", copy, "--instrument", "one_run", "--json").refusal()
+    assert "a secret of its owner, who does not publish private/" in message
+    assert "Audit where the owner keeps the run" in message
+    assert "Train first" not in message
 
 
 # Afterwards.

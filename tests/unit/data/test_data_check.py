@@ -111,7 +111,27 @@ def test_settings_mend_what_they_are_for(folder: Path) -> None:
     assert load(mended, root=folder).info.input_shape == (1, 8, 8)
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    found = check_folder(tmp_path / "nothing", quiet=True)
+def test_a_folder_without_classes_has_faults_and_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    found = check_folder(tmp_path, quiet=True)
     assert not found.can_be_trained_on
     assert found.input_shape is None
+    (tmp_path / "file").write_text("x")
+    for look in (lambda root: check_folder(root, quiet=True), lambda root: load(CONFIG, root=root)):
+        with pytest.raises(DataError, match=r"there is no folder .*nothing"):
+            look(tmp_path / "nothing")
+        with pytest.raises(DataError, match="file is a file, and no folder"):
+            look(tmp_path / "file")
+
+
+def test_files_that_training_does_not_read_are_named_and_stop_nothing(folder: Path) -> None:
+    for name in ("train/cat/7.bmp", "test/dog/8.webp"):
+        picture(folder / name, 70)
+    (folder / "train/dog/.DS_Store").write_bytes(b"hidden")
+    found = check_folder(folder, quiet=True)
+    (fault,) = found.faults
+    assert (fault.what, fault.stops_training, fault.count) == (
+        "2 files are not .png, .jpg, .jpeg, and not read", False, 2
+    )  # fmt: skip
+    assert set(fault.files) == {"train/cat/7.bmp", "test/dog/8.webp"}
+    assert found.classes == check_folder(folder, quiet=True).classes
+    assert [(one.train, one.test) for one in found.classes] == [(4, 3), (4, 3)]

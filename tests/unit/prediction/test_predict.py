@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 
@@ -114,8 +115,9 @@ def test_a_picture_that_cannot_be_read_stops_nobody(model: TrainedModel, folder:
     (folder / "05.png").write_bytes(b"no picture")
     Image.new("RGB", (40, 30)).save(folder / "06.png")
     frames = [Image.new("L", (28, 28), grey) for grey in (0, 255)]
-    frames[0].save(folder / "20.gif", save_all=True, append_images=frames[1:])
-    rows = model.predict([folder, folder / "20.gif", folder / "21.png"], radius=0.05).rows
+    (folder / ".apart").mkdir()
+    frames[0].save(folder / ".apart" / "20.gif", save_all=True, append_images=frames[1:])
+    rows = model.predict([folder, folder / ".apart" / "20.gif", folder / "21.png"], radius=0.05).rows
     assert [place for place, row in enumerate(rows) if row.error] == [5, 6, 20, 21]
     assert "animated" in str(rows[20].error)
     assert "not there" in str(rows[21].error)
@@ -146,8 +148,9 @@ def test_a_radius_that_says_nothing(model: TrainedModel, inputs: torch.Tensor, r
         model.predict(inputs, radius=radius)
 
 
-def test_the_verb_prints_a_line_for_each_and_writes_tables(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
-    run = model.run.path
+def test_the_verb_prints_a_line_for_each_and_writes_tables(model: TrainedModel, folder: Path) -> None:
+    run, tables = model.run.path, folder / ".tables"
+    tables.mkdir()
     done = call("predict", run, folder)
     assert done.code == 0, done.err
     assert done.out.count(".png: ") == 20
@@ -158,16 +161,16 @@ def test_the_verb_prints_a_line_for_each_and_writes_tables(model: TrainedModel, 
     document = Predictions.from_dict(call("predict", run, folder / "00.png", "--radius", "0.05", "--json").json())
     assert document.rows[0].is_safe is not None
     for name in ("found.csv", "found.parquet"):
-        assert call("predict", run, folder, "--out", tmp_path / name).code == 0
-    with (tmp_path / "found.csv").open(newline="") as file:
+        assert call("predict", run, folder, "--out", tables / name).code == 0
+    with (tables / "found.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    table = pyarrow.parquet.read_table(tmp_path / "found.parquet")
+    table = pyarrow.parquet.read_table(tables / "found.parquet")
     assert [int(row["label"]) for row in rows] == table["label"].to_pylist()
     for name in ("kind", "status", "norm", "input_range", "weights_sha256"):
         assert [row[name] for row in rows] == table[name].to_pylist()
     assert (rows[0]["kind"], rows[0]["status"], rows[0]["norm"]) == ("bounds", "proved", "linf")
     assert json.loads(table.schema.metadata[b"certificate"])["status"] == "proved"
-    assert "neither .csv nor .parquet" in call("predict", run, folder, "--out", tmp_path / "x.txt").refusal()
+    assert "neither .csv nor .parquet" in call("predict", run, folder, "--out", tables / "x.txt").refusal()
 
 
 def test_the_verb_ends_with_1_where_a_picture_failed(model: TrainedModel, folder: Path) -> None:
@@ -183,3 +186,33 @@ def test_a_model_without_certificates_labels_all_the_same(tmp_path: Path, inputs
     assert found.certificate is None
     assert [row.radius for row in found.rows] == [None] * 3
     assert "no certificate" in str(found)
+
+
+def test_a_file_of_a_folder_that_is_not_read_is_a_row_with_the_reason(model: TrainedModel, folder: Path) -> None:
+    Image.open(folder / "00.png").save(folder / "a.bmp")
+    (folder / ".hidden").mkdir()
+    for name in ("sub.txt", ".DS_Store", ".hidden/index"):
+        (folder / name).write_text("x")
+    rows = {Path(row.name).name: row.error for row in model.predict(folder).rows}
+    assert len(rows) == 22
+    assert {name for name, error in rows.items() if error is not None} == {"a.bmp", "sub.txt"}
+    assert "is not .png, .jpg, .jpeg" in str(rows["a.bmp"])
+    printed = call("predict", model.run.path, folder)
+    assert printed.code == 1
+    assert f"{folder / 'a.bmp'}: is not .png, .jpg, .jpeg" in printed.out
+    assert model.predict(folder / "a.bmp").rows[0].error is None
+
+
+def test_what_radii_mean_is_said_where_there_is_a_radius_and_no_name_is_refused(
+    model: TrainedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for names in ("", "\n"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(names))
+        assert "standard input names no file" in call("predict", model.run.path, "-").refusal()
+    monkeypatch.setattr("sys.stdin", io.StringIO(str(folder / "missing.png")))
+    done = call("predict", model.run.path, "-")
+    assert done.code == 1
+    assert "radii are" not in done.out
+    assert "radii are" not in str(model.predict(folder / "missing.png"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(str(folder / "00.png")))
+    assert "radii are proved" in call("predict", model.run.path, "-").out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 from stobatch import progress as module
 from stobatch.config import DataConfig
 from stobatch.data import load
-from stobatch.progress import Progress, progress, running
+from stobatch.progress import Progress, elapsed, progress, running
 
 
 class Clock:
@@ -92,3 +93,18 @@ def test_a_folder_of_images_advances_file_by_file(tmp_path: Path, monkeypatch: p
     finally:
         module._running.reset(token)
     assert told == ["of 2", 1, 1, "of 2", 1, 1]
+
+
+def test_a_secret_size_leaves_the_time_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "LINE_EVERY_S", 0.05)
+    with elapsed("searching"):
+        running()(1)
+        running().expect(7)
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert set(lines) == {"searching, 0 s"}
+    with elapsed("searching", quiet=True):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""

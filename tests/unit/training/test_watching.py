@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import stobatch
 from stobatch.errors import SettingError
-from stobatch.results import Training
-from stobatch.runs import Run
+from stobatch.results import Outcome, Training
+from stobatch.runs import Run, seal
+from stobatch.training.device import environment
 from stobatch.training.observer import Look, crc32c
+from stobatch.types import Status
 from tests.support.small_records import small_config, small_records
 
 ALLOWED = {"learning_rate", "test_accuracy", "epsilon_spent"}
@@ -87,6 +90,20 @@ def test_a_callback_sees_what_was_released_and_nothing_else(tmp_path: Path):
     assert looks[-1].monitored["epsilon_spent"] == pytest.approx(model.guarantee.epsilon)
     rates = [look.learning_rate / config.training.learning_rate for look in looks]
     assert rates == [0.875, 0.625, 0.375, 0.125]
+
+
+def test_what_is_spent_has_its_status_beside_it_and_another_one_is_found(tmp_path: Path):
+    for seed, status in ((None, Status.PROVED), (5, Status.VOID)):
+        run = Run(tmp_path / status)
+        stobatch.train(small_config(seed=seed), run.path, dataset=small_records(), quiet=True)
+        training = Training.read(run)
+        assert training.epsilon_spent_status is status
+        for changed in ({"epsilon_spent_status": Status.CLAIMED}, {}):
+            kept = {key: value for key, value in training.to_dict().items() if key != "epsilon_spent_status"}
+            Training.from_dict(kept | changed).write(run)
+            seal(run, "train", environment(torch.device("cpu")))
+            (check,) = (check for check in stobatch.verify(run.path, sample=0).checks if check.name == "steps")
+            assert check.outcome is (Outcome.DIFFERS if changed else Outcome.AGREES), check
 
 
 def test_watching_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -134,6 +134,25 @@ def test_the_certified_loss_of_what_bounds_cannot_follow_is_refused_before_anyth
     assert not list(tmp_path.iterdir())
 
 
+class CentredOnBatch(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs - inputs.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "remedy"),
+    [
+        (nn.BatchNorm2d(4), r"BatchNorm2d.*whole batch.*stobatch\.models\.fix\(module\)"),
+        (nn.Dropout(0.5), r"Dropout.*dropout='remove'"),
+        (CentredOnBatch(), "changes another example's output"),
+    ],
+)
+def test_what_mixes_examples_is_told_before_what_bounds_cannot_follow(config, tmp_path, layer, remedy):
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), layer, nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+    with pytest.raises(ModelError, match=remedy):
+        stobatch.train(config, tmp_path / "run", dataset=two_bars(), network=network, quiet=True)
+
+
 def test_a_residual_network_is_trained_and_certified_by_bounds(run):
     data = two_bars()
     summary = stobatch.certify(run, dataset=data, network=Residual(), quiet=True).to_dict()

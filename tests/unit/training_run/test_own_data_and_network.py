@@ -12,8 +12,11 @@ from torch import nn
 
 import stobatch
 from stobatch import Dataset, Network, RunConfig
+from stobatch.dp.plan import CLASSES_OBJECTION
 from stobatch.errors import DataError, ModelError, StobatchError
+from stobatch.types import Status
 from stobatch_recipes import recipe
+from tests.support.small_records import small_config, small_records
 
 SHAPE = (1, 6, 6)
 
@@ -248,3 +251,21 @@ def test_without_the_owners_key_scores_say_that_the_test_records_were_not_checke
     (copy / "private" / "commitment_key.json").unlink()
     scores = stobatch.evaluate(copy, dataset=two_bars(), network=make_network(), quiet=True)
     assert "whether they are the run's own was not checked" in scores.test_records
+
+
+def test_a_number_of_classes_that_nobody_gave_is_objected_to(tmp_path):
+    given = small_records()
+    train, test = given.train.in_memory(), given.test
+    read_off = stobatch.from_tensors(train.inputs, train.labels, test.inputs, test.labels)
+    named = stobatch.from_tensors(train.inputs, train.labels, test.inputs, test.labels, class_names=("low", "high"))
+    assert read_off.info.num_classes == given.info.num_classes == 2
+    for name, data in {"read off": read_off, "given": given, "named": named}.items():
+        model = stobatch.train(small_config(), tmp_path / name, dataset=data, quiet=True)
+        planned = stobatch.plan(small_config(), dataset=data).guarantee
+        for guarantee in (model.guarantee, planned, stobatch.load(tmp_path / name).guarantee):
+            assert (CLASSES_OBJECTION in guarantee.objections) == (name == "read off")
+            assert guarantee.status is Status.PROVED
+        assert ("classes_from_labels" in model.run.read("config")["dataset"]) == (name == "read off")
+        assert not stobatch.verify(tmp_path / name, sample=0).differing
+    plain = recipe("baselines.plain").override_all({"data.name": "tensors", "method.batch_size": 16, "seed": 1})
+    assert stobatch.plan(plain, dataset=read_off).guarantee.objections == ()

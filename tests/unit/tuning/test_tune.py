@@ -13,6 +13,7 @@ import torch
 from support.small_prior import write_small_prior
 
 import stobatch
+from stobatch import progress
 from stobatch.book import Book
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, Examples, hold_out, person_codes
@@ -21,7 +22,7 @@ from stobatch.dp.plan import TUNING_OBJECTION, DpSgdPlan
 from stobatch.dp.selection import Search as SearchCost
 from stobatch.errors import BudgetError, DataError, RunError, SettingError
 from stobatch.models.layered import build_layered
-from stobatch.results import Candidates, Outcome
+from stobatch.results import Candidates, Outcome, Search
 from stobatch.runs import Run, seal
 from stobatch.seeds import Seeds
 from stobatch.sound.search import combinations
@@ -88,6 +89,31 @@ def test_the_search_and_its_winner_say_one_epsilon_whatever_stands_outside_of_th
     assert found.guarantee.epsilon == stobatch.load(tmp_path / "out" / "winner").guarantee.epsilon <= 2.0
 
 
+def test_assumptions_are_those_of_the_winner_and_before_of_a_candidate_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = search_config(method__clip_norm=0.3, search__settings=["method.clip_norm=0.5,2"])
+    root = next(
+        root for root in range(1000)
+        if {one.settings["method.clip_norm"] for one in draw_candidates(config, Seeds(root, public=False), tmp_path)}
+        == {2}
+    )  # fmt: skip
+    monkeypatch.setattr(Seeds, "secret", classmethod(lambda cls: cls(root, public=False)))
+    begun: list[Search] = []
+    monkeypatch.setattr(
+        "stobatch.tuning.search.best_of", lambda scores: begun.append(Search.read(Run(tmp_path / "out"))) or 0
+    )
+    found = tune(config, tmp_path / "out", dataset=records(), quiet=True)
+    assert found.guarantee == stobatch.load(tmp_path / "out" / "winner").guarantee
+    assert any("clipped to norm 2 " in line for line in found.guarantee.assumptions)
+    assert found.guarantee_of == "the winner"
+    assert any("clipped to norm 0.5 " in line for line in begun[0].guarantee.assumptions)
+    assert "a candidate with method.clip_norm=0.5:" in str(begun[0].guarantee_of)
+    assert str(found.one_candidate).startswith("proved ε = 0.5 by itself")
+    older = {key: value for key, value in found.to_dict().items() if key not in ("one_candidate", "guarantee_of")}
+    assert Search.from_dict(older).to_dict() == older
+
+
 def test_the_winner_is_verified(finished: Path):
     verified = stobatch.verify(finished / "winner", dataset=records())
     assert verified.verdict is Outcome.AGREES
@@ -118,7 +144,23 @@ def test_what_is_private_stays_private(finished: Path):
     table = Candidates.from_dict(Run(finished).read("candidates", private=True))
     assert sum(row.won for row in table.rows) == 1
     # The public file is the same whatever the number of candidates is.
-    assert Run(finished).read("search").keys() == {"training_hash", "config", "guarantee", "finished", "winner"}
+    keys = "training_hash config one_candidate guarantee_of guarantee finished winner"
+    assert " ".join(Run(finished).read("search")) == keys
+
+
+@pytest.mark.parametrize("rate", ["0.1,1", "1e15,2e15"], ids=["learns", "diverges"])
+def test_what_is_printed_is_the_same_for_one_candidate_and_for_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], rate: str
+):
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 1e6)
+    config, printed = search_config(search__settings=[f"training.learning_rate={rate}"]), []
+    for number in (1, 3):
+        root = seeds_with(number, config)
+        monkeypatch.setattr(Seeds, "secret", classmethod(lambda cls, root=root: cls(root, public=False)))
+        found = tune(config, tmp_path / str(number), dataset=records())
+        assert found.winner is not None
+        printed.append(capfd.readouterr())
+    assert printed[0] == printed[1] == ("", "")
 
 
 def test_a_second_call_reads_and_trains_nothing(finished: Path, monkeypatch: pytest.MonkeyPatch):
@@ -192,7 +234,7 @@ def test_a_search_of_no_candidates_releases_nothing(tmp_path: Path, monkeypatch:
 def test_a_candidate_with_more_steps_than_are_paid_for_cannot_win(tmp_path: Path):
     config = search_config()
     candidate = Candidate.draw(1, config, Seeds(3, public=False), tmp_path)
-    assert candidate.finish(records(), None, quiet=True).noisy is not None
+    assert candidate.finish(records(), None).noisy is not None
     (tmp_path / "1" / "private" / "score.json").unlink()
     ledger = Ledger.of(candidate.run.path)
     replace(ledger, done=ledger.done + 1).save(candidate.run.path)

@@ -15,6 +15,7 @@ from support.tamperings import SMALL, mend_manifest, rows
 import stobatch
 from stobatch import data
 from stobatch.cli.app import main
+from stobatch.dp.plan import OLD_TUNING_ASSUMPTION, TUNING_OBJECTION
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation import tables
 from stobatch.files import PRIVATE, Records, serialise_tensors, tensors_sha256
@@ -161,6 +162,17 @@ def test_checkpoints_of_another_run_of_the_same_settings_are_never_applied(run: 
     shutil.copytree(other / "private" / "checkpoints", run / "private" / "checkpoints")
     with pytest.raises(RunError, match="belongs to configuration"):
         stobatch.train(recipe("demo").override_all(SMALL), run, resume=True, quiet=True)
+
+
+def test_a_run_that_has_its_objection_among_its_assumptions_too_is_still_verified(run: Path) -> None:
+    """As older versions wrote it."""
+    for name in ("plan", "scores", "attack"):
+        document = read(run, name)
+        assert TUNING_OBJECTION in document["guarantee"]["objections"]
+        document["guarantee"]["assumptions"].append(OLD_TUNING_ASSUMPTION)
+        (run / f"{name}.json").write_text(json.dumps(document))
+    mend_manifest(run)
+    assert not stobatch.verify(run, sample=0).differing
 
 
 def test_a_run_of_an_older_version_loads_and_is_called_not_verifiable(run: Path, tmp_path: Path) -> None:
