@@ -208,6 +208,12 @@ TASKS = {
             {"method.clip_norm": 0.3},
         ),
     ),
+    "fashion_mnist_wide": Task(
+        sound.fashion_mnist_wide().override("method.radius", 0.16),
+        (0.2,),
+        around(sound.fashion_mnist_wide(), (0.2,), (*FASHION_LAYERS, *NEAR_LAYERS)).space,
+        named=({}, {"method.radius": 0.2}, {"training.learning_rate": 6.0}),
+    ),
     "cifar10": around(sound.cifar10(), (4 / 255,), PHOTOGRAPHS),
     "cifar10_wide": around(sound.cifar10_wide(), (16 / 255,), PHOTOGRAPHS),
     "cifar10_strict": around(sound.cifar10_strict(), (4 / 255,), PHOTOGRAPHS),

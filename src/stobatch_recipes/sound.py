@@ -144,6 +144,13 @@ def fashion_mnist_near(epsilon: float = 1.0) -> RunConfig:
     return _mnist(method, layers, 293, 6.0, 0.05).replace(data=DataConfig(name="fashion_mnist"))
 
 
+def fashion_mnist_wide(epsilon: float = 1.0) -> RunConfig:
+    """Fashion-MNIST trained to certify a radius of 0.2: two levels of grey that leave black and white fixed."""
+    method = SoundConfig(epsilon=epsilon, radius=0.2, batch_size=8192, clip_norm=0.3, average_decay=0.98, ramp=0.3)
+    layers = "squash 3 -0.45 0.45, conv 32 5/3, relu, linear"
+    return _mnist(method, layers, 293, 4.0, 0.2).replace(data=DataConfig(name="fashion_mnist"))
+
+
 def mnist_l2(epsilon: float = 3.0, stddev: float = 0.5) -> RunConfig:
     """MNIST for l2 by votes under Gaussian noise; radii 0.5 and 1.0 over [-1, 1] are 0.25 and 0.5 over [0, 1]."""
     method = SoundConfig(
