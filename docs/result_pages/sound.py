@@ -11,16 +11,22 @@ from .records import PRIVACY, Record, lines_of, mean, percent, record, records, 
 
 RADII = ("0.05", "0.2", "0.4", "0.6")
 AIMS = {
-    "sound.mnist": ("0.05", "0.2"),
+    "sound.mnist_near": ("0.05",),
+    "sound.mnist": ("0.2",),
     "sound.mnist_middle": ("0.4",),
     "sound.mnist_wide": ("0.6",),
     "sound.mnist_strict": ("0.2",),
 }
 """The radii that a recipe is for."""
-MNIST = dict.fromkeys(AIMS, "sound_mnist") | {"sound.mnist_middle": "sound_mnist_middle"}
+MNIST = dict.fromkeys(AIMS, "sound_mnist") | {
+    "sound.mnist_near": "sound_mnist_near",
+    "sound.mnist_middle": "sound_mnist_middle",
+}
 """Recipes of MNIST for l-infinity, and the files of their records."""
 SEEDS = (1, 2, 3)
 CIFAR10 = ("sound.cifar10", "sound.cifar10_wide", "sound.cifar10_strict", "sound.cifar10_strict_wide")
+FASHION = {"sound.fashion_mnist_near": SEEDS, "sound.fashion_mnist_wide": (1,), "sound.fashion_mnist": (1,)}
+"""Recipes of Fashion-MNIST, and the seeds that were trained."""
 SCATTERING = ("sound.cifar10_scattering", "sound.cifar10_scattering_strict")
 SMOOTHED = {"sound.cifar10_smoothed": (1,), "sound.cifar10_smoothed_strict": (1,)}
 """Recipes of smoothed photographs, and the seeds that were trained."""
@@ -49,6 +55,11 @@ def certified(found: Sequence[Record], radius: str) -> str:
     return mean(record["certified"][radius] for record in found)
 
 
+def measured(found: Sequence[Record], radius: str) -> list[Record]:
+    """Return the records that say what is proved at a radius; not every seed was certified at all of them."""
+    return [record for record in found if radius in record["certified"]]
+
+
 def left(record: Record) -> dict[str, float]:
     """Return what attacks left at each radius, under the names that certified radii have."""
     return {f"{float(radius):.6g}": share for radius, share in record["attacked"]["accuracy"].items()}
@@ -60,7 +71,7 @@ def page() -> str:
     votes = {name: of_recipe(name, name.replace(".", "_")) for name in ("sound.mnist_l2", "sound.mnist_l2_scattering")}
     attacked_votes = of_recipe("sound.mnist_l2", "sound_mnist_l2_attacked")
     tiny = of_recipe("sound.tiny_imagenet", "sound_tiny_imagenet")
-    (fashion,) = of_recipe("sound.fashion_mnist", "sound_fashion_mnist", seeds=(1,))
+    fashion = {name: of_recipe(name, name.replace(".", "_"), seeds) for name, seeds in FASHION.items()}
     scattering = {name: of_recipe(name, "sound_cifar10_scattering", seeds=(1,))[0] for name in SCATTERING}
     smoothed = {name: of_recipe(name, "sound_cifar10_smoothed", seeds) for name, seeds in SMOOTHED.items()}
     trials, halved = halving()
@@ -76,18 +87,18 @@ def page() -> str:
         ),
         branches_table=table(["recipe", "seeds", "radius", "slopes", "branches"], list(branches_rows(mnist))),
         fashion_table=table(
-            ["recipe", PRIVACY, "clean", "certified at 0.05", "certified at 0.2"],
             [
-                [
-                    "`sound.fashion_mnist`",
-                    privacy(fashion),
-                    percent(fashion["clean"]),
-                    *map(percent, fashion["certified"].values()),
-                ]
+                *("recipe", PRIVACY, "seeds", "clean", "certified at 0.05", "certified at 0.2"),
+                *("attacks left of the first 1,000 at 0.05", "at 0.2"),
             ],
+            [fashion_row(name, found) for name, found in fashion.items()],
         ),
-        fashion=fashion,
-        fashion_left=[percent(share) for share in left(fashion).values()],
+        near=shares_at(mnist["sound.mnist_near"], "0.05"),
+        fashion_near=shares_at(fashion["sound.fashion_mnist_near"], "0.05"),
+        fashion_wide=shares_at(fashion["sound.fashion_mnist_wide"], "0.2"),
+        near_table=named_trials("sound.mnist_near", "0.05", {}),
+        fashion_near_table=named_trials("sound.fashion_mnist_near", "0.05", {"training.learning_rate": 8.0}),
+        fashion_wide_table=named_trials("sound.fashion_mnist_wide", "0.2", {"method.radius": 0.16}),
         trials=trials,
         halved_table=table(["settings", "clean", "certified at 0.05", "certified at 0.2"], halved),
         verified_table=table(
@@ -160,6 +171,48 @@ def trial_name(trial: Record) -> str:
     return "`sound.fashion_mnist`"
 
 
+def named_trials(name: str, radius: str, start: Mapping[str, object]) -> str:
+    """Return the trials that a recipe comes from as a table, the best first, which has to be the recipe as it ships.
+
+    `start` is where the search's first settings differ from the recipe.
+    """
+    ours, of_mnist, rows = recipe(name), recipe("sound.mnist"), []
+    task = name.partition(".")[2]
+    trials = [one for one in lines_of("results/sound_halving.jsonl") if one["task"] == task]
+    for one in sorted(trials, key=lambda trial: -trial["score"]):
+        settings = {**start, **one["settings"]}
+        tried = ours.override_all(settings)
+        changed = [f"`{key.partition('.')[2]}={to}`" for key, to in settings.items() if ours.override(key, to) != ours]
+        if (tried.model, tried.training) == (of_mnist.model, of_mnist.training):
+            changed = ["the settings of `sound.mnist`"]
+        if bool(rows) is not bool(changed):
+            raise ValueError(f"{name} has other settings than the best trial of its search.")
+        shown = ", ".join(changed) or f"`{name}`"
+        rows.append([shown, percent(one["clean"]), percent(one["certified"][radius])])
+    return table(["settings", "clean", f"certified at {radius}"], rows)
+
+
+def shares_at(found: Sequence[Record], radius: str) -> Record:
+    """Return what seeds prove at a radius, its spread, and what attacks left and bounds proved of the first 1,000."""
+    attacked = [one["attacked"] for one in found]
+    proved_of_them = (one["certified_of_them"]["bounds"][radius] for one in attacked)
+    return {
+        "proved": certified(found, radius),
+        "spread": spread(found, radius),
+        "left": slashed((fmean(one["accuracy"][radius] for one in attacked), fmean(proved_of_them))),
+    }
+
+
+def fashion_row(name: str, found: Sequence[Record]) -> list[str]:
+    """Return what seeds of a recipe have on Fashion-MNIST; nothing may be broken."""
+    if any(one["attacked"]["broken_certificates"] for one in found):
+        raise ValueError("the page says that no certificate was broken, the records say otherwise.")
+    radii = ("0.05", "0.2")
+    clean, shares = mean(one["clean"] for one in found), (certified(found, radius) for radius in radii)
+    after = (mean(left(one)[radius] for one in found) for radius in radii)
+    return [f"`{name}`", privacy(found[0]), str(len(found)), clean, *shares, *after]
+
+
 def former(file: str, train_radius: float | None = None) -> list[Record]:
     """Return records of settings that a recipe had before a search found better ones."""
     return [one for one in records(file) if train_radius in (None, one["train_radius"])]
@@ -175,10 +228,10 @@ def attacked_row(name: str, found: Sequence[Record]) -> list[str]:
     """Return what attacks leave and what is proved of the same images, means over seeds; nothing may be broken."""
     if any(one["attacked"]["broken_certificates"] for one in found):
         raise ValueError("the page says that no certificate was broken, the records say otherwise.")
-    pairs = [
-        (left(one)[radius], one["attacked"]["certified_of_them"]["bounds"][radius]) for radius in RADII for one in found
+    of_radius = [
+        [(left(one)[radius], one["attacked"]["certified_of_them"]["bounds"][radius]) for one in measured(found, radius)]
+        for radius in RADII
     ]
-    of_radius = [pairs[start : start + len(found)] for start in range(0, len(pairs), len(found))]
     return [f"`{name}`", *(slashed(fmean(column) for column in zip(*own, strict=True)) for own in of_radius)]
 
 
@@ -281,7 +334,7 @@ def audit_rows() -> Iterator[list[str]]:
 
 
 def mnist_row(name: str, found: Sequence[Record]) -> list[str]:
-    shown = [certified(found, radius) for radius in RADII]
+    shown = [certified(measured(found, radius), radius) for radius in RADII]
     bold = [f"**{text}**" if radius in AIMS[name] else text for radius, text in zip(RADII, shown, strict=True)]
     return [f"`{name}`", privacy(found[0]), mean(record["clean"] for record in found), *bold]
 
