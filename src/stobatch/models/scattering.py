@@ -1,7 +1,7 @@
 """Wavelet scattering of pictures (Mallat, 2012): fixed filters, moduli and local means, to two scales and two orders.
 
 Nothing in it is trained and nothing comes from data, so it costs no privacy; and a small change of the picture is a
-small change of what it returns, by a constant that can be computed (`bounds.margins`).
+small change of what it returns, by a constant that can be computed (`bounds.scattering`).
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ from math import sqrt
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stobatch.bounds.margins import MarginCertifier, ScatteringLipschitz, _MarginLipschitz, squared_norm
+from stobatch.bounds.margins import MarginCertifier, _MarginLipschitz
+from stobatch.bounds.scattering import ScatteringLipschitz, squared_norm
 from stobatch.errors import DataError, ModelError
 from stobatch.models.layered import Layered, build_layered
 from stobatch.models.scattering import Scattering
@@ -124,7 +125,7 @@ def test_no_pair_beats_the_bound_of_a_functional(stretch: ScatteringLipschitz, p
 def test_float32_stays_inside_the_allowance(stretch: ScatteringLipschitz) -> None:
     front = Scattering((1, SIDE, SIDE), angles=4, gains=GAINS)
     inputs = torch.cat([pictures(50), pictures(50).sign()])
-    off = (front.maps(inputs).double() - stretch.maps_of(inputs.double())).flatten(1).norm(dim=1)
+    off = (front.maps(inputs).double() - stretch.maps_of(stretch.responses(inputs))).flatten(1).norm(dim=1)
     reach = inputs.flatten(1).norm(dim=1) + 1
     assert bool((off <= stretch.rounding * reach).all())
     assert bool((off > stretch.rounding * reach * 2.0**-29).all())  # an allowance for float64 would be too small
@@ -181,13 +182,24 @@ def test_another_function_than_the_certified_is_noticed(monkeypatch: pytest.Monk
 
 
 def test_radii_allow_for_rounding() -> None:
-    """The lead over the norm alone is larger than what is certified: a twin without allowances is told apart."""
-    network, inputs = trained(), pictures(4)
-    certifier = MarginCertifier(network)
-    assert isinstance(certifier.head, nn.Linear)
-    margins, found = _MarginLipschitz(certifier.scattering, certifier.head), certifier.certificates(inputs, Norm.L2)
-    scores = network(inputs).double()
-    lead = scores.amax(1, True) - scores
-    without = (lead / margins.constants[torch.from_numpy(found.label)])[lead > 0].view(4, -1).amin(1)
-    assert (without.detach().numpy() > found.radius).all()
-    assert (found.radius > without.detach().numpy() - 0.01).all()
+    """Without errors of the scores radii are larger: a twin that forgets them is told apart."""
+    inputs, certifier = pictures(4), MarginCertifier(trained())
+    margins = _MarginLipschitz(certifier.scattering, certifier.tangents, certifier.head)
+    found, responses = certifier.certificates(inputs, Norm.L2), certifier.scattering.responses(inputs)
+    features = certifier.scattering.front.folded(certifier.scattering.maps_of(responses)).flatten(1)
+    scores, labels = features @ margins.weight.T + margins.bias, torch.from_numpy(found.label)
+    without = margins.radii(scores, labels, torch.zeros_like(scores), responses).numpy()
+    assert (without > found.radius).all()
+    assert (found.radius > without - 0.01).all()
+
+
+def test_tangents_prove_more_than_constants_alone() -> None:
+    inputs, certifier = pictures(12), MarginCertifier(trained())
+    found, constants = certifier.certificates(inputs, Norm.L2), certifier.scattering.of
+    scores = certifier.network(inputs).double().detach()
+    weight = certifier.head.weight.detach().double()
+    by_constants = [
+        min(float((own[label] - own[k]) / constants(weight[label] - weight[k : k + 1])) for k in range(3) if k != label)
+        for own, label in zip(scores, found.label, strict=True)
+    ]
+    assert (found.radius > 1.3 * torch.tensor(by_constants).numpy()).all()
