@@ -161,7 +161,7 @@ class MarginCertifier:
     def _part(self, inputs: Tensor, margins: _MarginLipschitz) -> tuple[Tensor, Tensor]:
         deployed = self.network(inputs.to(self.head.weight.device, copy=True)).double().cpu()
         responses, front = self.scattering.responses(inputs), self.scattering.front
-        maps = self.scattering.maps_of(responses)
+        maps = front.levelled(self.scattering.maps_of(responses))
         scores = front.folded(maps).flatten(1) @ margins.weight.T + margins.bias
         lengths = inputs.cpu().double().flatten(1).norm(dim=1) + 1
         errors = margins.score_errors(front.folded(maps.abs()).flatten(1), lengths)

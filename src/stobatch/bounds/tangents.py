@@ -66,7 +66,7 @@ class ScatteringTangents:
         by_path = maps.view(rows, -1, scattering.front.paths, maps.shape[-1])
         first, fine, coarse, second = torch.split(by_path, [1, angles, angles, angles**2], dim=2)
         # Transposed means: weights of the features become weights of the moduli, rows x channels x maps x outputs.
-        second_weights = (second @ leaf).unflatten(2, (angles, angles))
+        second_weights = (second @ leaf).reshape(rows, -1, angles, angles, leaf.shape[1])
         second_slopes, second_loss = _lines(second_weights, responses.second, _SECOND * curvature)
         # What lines of order 2 ask of the fine moduli adds to the weights that these have themselves.
         fine_weights = fine @ low + second_slopes.flatten(-3) @ scattering.coarse.rows.T

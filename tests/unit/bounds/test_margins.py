@@ -63,6 +63,14 @@ def test_even_features_do_not_tell_a_picture_from_its_mirror_image() -> None:
     assert not torch.allclose(front(there), front(there.flip(2)), atol=1e-2)
 
 
+def test_levels_are_taken_off_the_mean_colour_alone() -> None:
+    plain, levelled = (Scattering((3, SIDE, SIDE), 2, GAINS, levels) for levels in ((0.0, 0.0), (0.5, 0.25)))
+    off = (plain(pictures(2, 3)) - levelled(pictures(2, 3))).view(2, 3, 9, -1)
+    expected = torch.tensor([0.0, *[0.5 * GAINS[1]] * 4, *[0.25 * GAINS[2]] * 4])
+    torch.testing.assert_close(off[:, 0], expected.view(1, -1, 1).expand_as(off[:, 0]), atol=1e-5, rtol=0)
+    assert not off[:, 1:].any()
+
+
 def test_lifted_is_the_transpose_and_features_pass() -> None:
     front = Scattering((3, SIDE, SIDE), angles=2, gains=GAINS, even=True).double()
     inputs = pictures(2, 3).double()
@@ -132,7 +140,7 @@ def test_float32_stays_inside_the_allowance(stretch: ScatteringLipschitz) -> Non
 
 
 def trained(seed: int = 0) -> Layered:
-    return build_layered("scatter_even 4 2 3, linear", (1, SIDE, SIDE), 3, seeded(seed))
+    return build_layered("scatter_even 4 2 3 0.25 0.03, linear", (1, SIDE, SIDE), 3, seeded(seed))
 
 
 def test_attacks_inside_the_radius_change_no_label_and_a_wider_one_falls() -> None:
@@ -186,7 +194,8 @@ def test_radii_allow_for_rounding() -> None:
     inputs, certifier = pictures(4), MarginCertifier(trained())
     margins = _MarginLipschitz(certifier.scattering, certifier.tangents, certifier.head)
     found, responses = certifier.certificates(inputs, Norm.L2), certifier.scattering.responses(inputs)
-    features = certifier.scattering.front.folded(certifier.scattering.maps_of(responses)).flatten(1)
+    front = certifier.scattering.front
+    features = front.folded(front.levelled(certifier.scattering.maps_of(responses))).flatten(1)
     scores, labels = features @ margins.weight.T + margins.bias, torch.from_numpy(found.label)
     without = margins.radii(scores, labels, torch.zeros_like(scores), responses).numpy()
     assert (without > found.radius).all()
