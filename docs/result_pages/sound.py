@@ -127,11 +127,20 @@ def page() -> str:
             [cifar10_row(name, found) for name, found in cifar10.items()],
         ),
         scattering_table=table(
-            ["recipe", PRIVACY, "clean", "certified at 16/255", "certified at 0.25"],
             [
-                [f"`{name}`", privacy(found), *map(percent, (found["clean"], *found["certified"].values()))]
-                for name, found in scattering.items()
+                *("recipe", "images", PRIVACY, "clean", "certified at 16/255", "certified at 0.25"),
+                *("attacked / proved at 16/255", "at 0.25"),
             ],
+            [scattering_row(name, found) for name, found in scattering.items()],
+        ),
+        scattering_attacked=scattering["sound.cifar10_scattering_strict"]["attacked"],
+        former_scattering=[
+            [mean([one["clean"]]), *(mean([share]) for share in one["certified"].values())]
+            for one in former("sound_cifar10_scattering_former")
+        ],
+        margins_table=table(
+            ["task", "settings", "clean", "at 16/255", "at 0.25", "by constants alone at 16/255", "at 0.25"],
+            [margins_row(trial) for trial in lines_of("results/margins_search.jsonl")],
         ),
         smoothed=smoothed["sound.cifar10_smoothed_strict"],
         smoothed_table=table(
@@ -306,9 +315,8 @@ def verified_rows() -> Iterator[list[str]]:
 
 
 def votes_row(name: str, found: Sequence[Record]) -> list[str]:
-    images = f"first {found[0]['test_examples']:,}" if found[0]["test_examples"] < 10_000 else "all"
     shares = (certified(found, radius) for radius in ("0.5", "1"))
-    return [f"`{name}`", images, privacy(found[0]), mean(record["clean"] for record in found), *shares]
+    return [f"`{name}`", images(found[0]), privacy(found[0]), mean(record["clean"] for record in found), *shares]
 
 
 def left_of_few(record: Record, radius: str) -> str:
@@ -317,6 +325,29 @@ def left_of_few(record: Record, radius: str) -> str:
     if attacked["broken_certificates"]:
         raise ValueError("the page says that no proved ball was broken, the records say otherwise.")
     return f"{percent(attacked['accuracy'][radius])} of {attacked['test_examples']}"
+
+
+def scattering_row(name: str, found: Record) -> list[str]:
+    """Return what is proved, and of the images that were attacked what attacks leave beside what is proved of them."""
+    attacked = found["attacked"]
+    if attacked["broken_certificates"]:
+        raise ValueError("the page says that no proved ball was broken, the records say otherwise.")
+    proved = attacked["certified_of_them"]["margins"]
+    pairs = [(share, proved[f"{float(radius):.6g}"]) for radius, share in attacked["accuracy"].items()]
+    shares = map(percent, (found["clean"], *found["certified"].values()))
+    return [f"`{name}`", images(found), privacy(found), *shares, *map(slashed, pairs)]
+
+
+def images(record: Record) -> str:
+    """Say how many test images were certified."""
+    return f"first {record['test_examples']:,}" if record["test_examples"] < 10_000 else "all"
+
+
+def margins_row(trial: Record) -> list[str]:
+    """Return a trial of a linear layer behind scattering; settings are named where they differ from the recipe's."""
+    named = (f"`{key.partition('.')[2]}={value}`" for key, value in trial["settings"].items())
+    shares = (*trial["certified"].values(), *trial["by_constants"].values())
+    return [f"`{trial['task']}`", ", ".join(named) or "as it is", *map(percent, (trial["clean"], *shares))]
 
 
 def smoothed_row(name: str, found: Sequence[Record]) -> list[str]:

@@ -1,160 +1,34 @@
-"""Deterministic l2 certificates of a linear head behind wavelet scattering: margin over its Lipschitz constant.
+"""Deterministic l2 certificates of a linear head behind wavelet scattering: by Lipschitz constants and by tangents.
 
-Scores are linear in the features, and the features are Lipschitz in the input. The constant is computed for the
-deployed filters, strides and padding, one stage at a time, from the stage's own matrix, and the rounding of float32 is
-included. Theorem and proof: docs/guarantees/scattering.md.
+Scores are linear in the features, and the features are Lipschitz in the input (`bounds.scattering`); near one input
+they change by less (`bounds.tangents`). The rounding of float32 is included. Theorem and proof:
+docs/guarantees/scattering.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from stobatch.bounds.arithmetic import require_plain_float32
 from stobatch.bounds.certifier import BoundCertificates
 from stobatch.bounds.linear import FLOAT32_UNIT, gamma
+from stobatch.bounds.scattering import SLACK, Responses, ScatteringLipschitz
+from stobatch.bounds.tangents import Parabola, ScatteringTangents
 from stobatch.errors import DataError, ModelError
 from stobatch.models.scattering import Scattering, is_linear_behind
-from stobatch.models.spectrum import largest_eigenvalue
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 from stobatch.verifier import CertificateKind, require_stack, require_unaltered
 
-MAX_PIXELS = 1024
-"""Largest number of pixels: a stage's matrix has a row for each of them."""
-_SLACK = 1 + 1e-9
-"""Factor on squared norms that covers the rounding of sums and eigenvalues in float64: thousands of times 2⁻⁵³."""
-_UNDERFLOW = 2.0**-50
-"""More than underflow in float32 can change in a stage."""
-_MODULUS = 8
-"""Units in the last place within which the modulus of a complex number is computed."""
-_COMPARED = 2
-"""Inputs of each hundred whose scores are computed a second time, in float64 by the stages' matrices."""
-_WEIGHTS = ((1.0, 1.0), (1.25, 1.0), (1.5, 1.0), (2.0, 1.0), (1.0, 1.25), (1.5, 1.25), (2.0, 1.5))
-"""Weights of the fine and coarse wavelets relative to the means. Every pair gives a bound; the smallest counts."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A deployed linear stage as a float64 matrix A, transposed: pixels of the input x outputs."""
-
-    rows: Tensor
-    gram: Tensor
-    """AᵀA, of which the largest eigenvalue is ‖A‖₂²."""
-    absolute_norm: float
-    """A bound on ‖|A|‖₂."""
-    fan_in: int
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, apply: Callable[[Tensor], Tensor], shape: tuple[int, int], fan_in: int) -> Self:
-        """Return the matrix of a linear map of one-channel images: its values at the unit images."""
-        rows = apply(torch.eye(prod(shape), dtype=torch.float64).view(-1, 1, *shape)).flatten(1)
-        absolute = rows.abs()
-        # Schur's test: ‖|A|‖₂² is at most the largest row sum times the largest column sum.
-        return cls(rows, rows @ rows.T, sqrt(float(absolute.sum(0).max() * absolute.sum(1).max())), fan_in)
-
-
-def squared_norm(*weighted: tuple[float, Stage]) -> float:
-    """Return max Σ c‖Ax‖² over ‖x‖ = 1 for stages A with weights c: the largest eigenvalue of Σ c AᵀA."""
-    gram = torch.stack([weight * stage.gram for weight, stage in weighted]).sum(0)
-    return largest_eigenvalue(gram) * _SLACK
-
-
-class ScatteringLipschitz:
-    """Lipschitz constants of scattering, and its rounding errors.
-
-    **Guarantee.** For all images x and y and each row w of weights of the features,
-    |w·(S(x) - S(y))| <= `of(w)`·‖x - y‖₂, in exact arithmetic; and ‖M(x) - M(y)‖₂ <= `maps`·‖x - y‖₂ for the maps M
-    before gains. The deployed float32 pass is within `rounding`·(‖x‖₂ + 1) of M(x).
-    """
-
-    def __init__(self, front: Scattering) -> None:
-        channels, height, width = front.input_shape
-        if height * width > MAX_PIXELS:
-            raise ModelError(
-                f"images of {height} x {width} pixels are too large to compute the norm of their scattering.",
-                remedy=f"Use images of at most {MAX_PIXELS} pixels.",
-            )
-        front = deepcopy(front).cpu().double()
-        whole, half = (height, width), (height // 2, width // 2)
-        self.low = Stage.of(front.means, whole, front.low_fine.numel())
-        self.fine = Stage.of(lambda maps: front.filtered(maps, front.fine), whole, front.fine[0].numel())
-        self.coarse = Stage.of(lambda maps: front.filtered(maps, front.coarse), whole, front.coarse[0].numel())
-        self.leaf = Stage.of(front.means, half, front.low_coarse.numel())
-        self.front, self.colour_norm = front, float(torch.linalg.matrix_norm(front.colours, 2)) * _SLACK
-        self.roots = {
-            pair: squared_norm((1.0, self.low), *zip(pair, (self.fine, self.coarse), strict=True)) for pair in _WEIGHTS
-        }
-        self.nodes = {weight: squared_norm((1.0, self.low), (weight, self.coarse)) for weight, _ in _WEIGHTS}
-        # Each stage passes some maps on unchanged, so its norm is at least 1.
-        squares = (self.roots[1.0, 1.0], self.nodes[1.0], squared_norm((1.0, self.leaf)))
-        norms = [sqrt(max(1.0, square)) for square in squares]
-        self.maps = self.colour_norm * prod(norms)
-        self.rounding = self._rounding(channels, norms)
-
-    def of(self, functionals: Tensor) -> Tensor:
-        """Return the Lipschitz constant of each row of weights of the features, in float64.
-
-        By Cauchy-Schwarz from the leaves to the root, as in docs/guarantees/scattering.md: with b the norms of the
-        weights of a node's children and c > 0, ‖v‖·‖φd‖ + Σ bᵢ·‖ψᵢd‖ <= √(‖v‖² + Σ bᵢ²/c) · √(‖φd‖² + c Σ‖ψᵢd‖²).
-        """
-        front, angles = self.front, self.front.angles
-        maps = front.lifted(functionals.cpu().double())
-        by_path = maps.view(len(maps), -1, front.paths, *maps.shape[2:])
-        first, fine, coarse, second = (
-            part.flatten(0, 1) for part in torch.split(by_path, [1, angles, angles, angles**2], dim=2)
-        )
-
-        def squared(part: Tensor) -> Tensor:
-            return part.square().flatten(1).sum(1).view(len(maps), -1).sum(1)
-
-        def transposed_means(part: Tensor) -> Tensor:
-            """Return weights of the means as weights of the maps that they average."""
-            padding = (front.low_coarse.shape[-1] - 2) // 2
-            channels = part.reshape(-1, 1, *part.shape[2:])
-            weights = F.conv_transpose2d(channels, front.low_coarse, stride=2, padding=padding)
-            return weights.view(*part.shape[:2], *weights.shape[2:])
-
-        outer, inner = squared(transposed_means(coarse)), squared(transposed_means(second))
-        children = torch.stack([norm * (squared(fine) + inner / weight) for weight, norm in self.nodes.items()]).amin(0)
-        root = [
-            norm * (squared(first) + children / weight + outer / other) for (weight, other), norm in self.roots.items()
-        ]
-        return self.colour_norm * (torch.stack(root).amin(0) * _SLACK).sqrt()
-
-    def maps_of(self, images: Tensor) -> Tensor:
-        """Return the maps before gains in float64, by the stages' matrices: what the filters should compute."""
-        front, angles = self.front, self.front.angles
-
-        def moduli(values: Tensor, stage: Stage) -> Tensor:
-            complex_parts = values @ stage.rows
-            return complex_parts.view(*complex_parts.shape[:-1], 2, angles, -1).square().sum(-3).sqrt()
-
-        channels = torch.einsum("dc,nchw->ndhw", front.colours, images).flatten(2)
-        fine, coarse = moduli(channels, self.fine), moduli(channels, self.coarse)
-        second = moduli(fine, self.coarse).flatten(2, 3)
-        first = (channels @ self.low.rows).unsqueeze(2)
-        low = (first, fine @ self.low.rows, coarse @ self.leaf.rows, second @ self.leaf.rows)
-        return torch.cat(low, 2).reshape(len(images), *front.map_shape)
-
-    def _rounding(self, channels: int, norms: list[float]) -> float:
-        """Return e with ‖M̂(x) - M(x)‖₂ <= e(‖x‖₂ + 1): each stage multiplies the error by its norm and adds its own."""
-        error, size = gamma(FLOAT32_UNIT, channels + 2) * sqrt(channels) * self.colour_norm, self.colour_norm
-        stages = ((self.low, self.fine, self.coarse), (self.low, self.coarse), (self.leaf,))
-        for norm, parts in zip(norms, stages, strict=True):
-            stage_error = sqrt(sum((gamma(FLOAT32_UNIT, part.fan_in + 2) * part.absolute_norm) ** 2 for part in parts))
-            stage_error += gamma(FLOAT32_UNIT, _MODULUS) * (norm + stage_error)
-            error = norm * error + stage_error * (size + error) + _UNDERFLOW
-            size *= norm
-        return error * _SLACK
+_CURVATURE = 0.1
+"""Of a parabola below a margin, in units of the margin's Lipschitz constant over the radius that it proves."""
+_NEAREST = 1e-3
+"""Radius below which a smaller one asks for no more curvature."""
+_IN_FLOAT64 = 1 + 1e-6
+"""Factor on the rounding errors of float32 that covers those of float64 too, which are 2⁻²⁹ of them."""
 
 
 def margin_kind(norm: Norm) -> CertificateKind:
@@ -173,10 +47,10 @@ def margin_kind(norm: Norm) -> CertificateKind:
 
 
 class _MarginLipschitz:
-    """Lipschitz constants of the margins of one linear head, and the rounding errors of its scores."""
+    """Lipschitz constants and tangents of the margins of one linear head, and the rounding errors of its scores."""
 
-    def __init__(self, scattering: ScatteringLipschitz, head: nn.Linear) -> None:
-        self.scattering, front = scattering, scattering.front
+    def __init__(self, scattering: ScatteringLipschitz, tangents: ScatteringTangents, head: nn.Linear) -> None:
+        self.scattering, self.tangents, front = scattering, tangents, scattering.front
         self.weight, self.bias = head.weight.detach().double().cpu(), head.bias.detach().double().cpu()
         self.absolute_weight = self.weight.abs()
         differences = [self.weight - row for row in self.weight]
@@ -192,24 +66,45 @@ class _MarginLipschitz:
     def score_errors(self, magnitudes: Tensor, lengths: Tensor) -> Tensor:
         """Return bounds on the rounding error of each deployed score, given |features| and ‖x‖₂ + 1."""
         error = self.scattering.rounding * lengths[:, None]
-        # The magnitudes are deployed values too, so they may be off by the same error.
+        # Deployed features are off by the same error; twice, for magnitudes that were rounded too.
         sums = magnitudes @ self.absolute_weight.T + 2 * self.absolute_norms * error + self.bias.abs()
-        errors: Tensor = (self.weight_norms * error + self.share * sums) * _SLACK
+        errors: Tensor = (self.weight_norms * error + self.share * sums) * _IN_FLOAT64
         return errors
 
-    def radii(self, scores: Tensor, labels: Tensor, magnitudes: Tensor, lengths: Tensor) -> Tensor:
-        """Return the certified radius of each input: the least of (margin - errors) / constant over other classes."""
-        label, errors = labels[:, None], self.score_errors(magnitudes, lengths)
-        margin, margin_error = scores.gather(1, label) - scores, errors.gather(1, label) + errors
+    def radii(self, scores: Tensor, labels: Tensor, errors: Tensor, responses: Responses) -> Tensor:
+        """Return the certified radius of each input, given its scores in float64 and the errors of deployed ones."""
+        label, every = labels[:, None], torch.arange(len(labels))
+        lead = scores.gather(1, label) - scores - errors.gather(1, label) - errors
         # At distance r, ‖x‖ is larger by r and the features by `maps`·r at most: that part of the error at the other
-        # point grows with r and goes to the denominator. The factor 2 is for the errors at both points.
+        # point grows with r.
         rounding = self.scattering.rounding
         absolute_norms = self.absolute_norms[label] + self.absolute_norms
         error_per_distance = self.difference_norms[labels] * rounding + self.share * absolute_norms * (
             self.scattering.maps + 2 * rounding
         )
-        by_class = (margin - 2 * margin_error) / (self.constants[labels] + error_per_distance) / _SLACK
-        radius = by_class.scatter(1, label, torch.inf).amin(1)
+        constants = self.constants[labels]
+        by_class = (lead / (constants + error_per_distance)).scatter(1, label, torch.inf)
+        # The nearest class limits the radius. Look closer at it, and go on until the nearest has been looked at.
+        looked_at = torch.zeros_like(by_class, dtype=torch.bool)
+        while True:
+            nearest = by_class.argmin(1)
+            rows = (~looked_at[every, nearest] & (lead[every, nearest] > 0)).nonzero().flatten()
+            if not len(rows):
+                break
+            other = nearest[rows]
+            constant, by_constant = constants[rows, other], by_class[rows, other]
+            near = by_constant.clamp(min=_NEAREST)
+            parabolas = self.tangents.below(
+                self.weight[labels[rows]] - self.weight[other],
+                responses.take(rows),
+                curvature=_CURVATURE * constant / near,
+                near=near,
+            )
+            start, slope = lead[rows, other], error_per_distance[rows, other]
+            by_tangents = [Parabola(start + p.start, slope + p.slope, p.bend).root() for p in parabolas]
+            by_class[rows, other] = torch.stack([by_constant, *by_tangents]).amax(0)
+            looked_at[rows, other] = True
+        radius = by_class.amin(1) / SLACK
         # Shrunk so that distances may be measured, and points of a ball rounded, in float32.
         values = prod(self.scattering.front.input_shape)
         shrunk: Tensor = radius * (1 - gamma(FLOAT32_UNIT, values + 8)) - 2.0**-22 * sqrt(values)
@@ -227,6 +122,7 @@ class MarginCertifier:
         self.network = network
         self.front, self.head = self._parts()
         self.scattering = ScatteringLipschitz(self.front)
+        self.tangents = ScatteringTangents(self.scattering)
 
     def _parts(self) -> tuple[Scattering, nn.Linear]:
         layers = require_stack(self.network)
@@ -256,31 +152,24 @@ class MarginCertifier:
             )
         front, head = self._parts()
         require_plain_float32((front, head), head.weight.device)
-        margins = _MarginLipschitz(self.scattering, head)
+        margins = _MarginLipschitz(self.scattering, self.tangents, head)
         results = [self._part(part, margins) for part in torch.split(inputs, rows_at_once)]
         labels, radii = (torch.cat(parts) if parts else torch.zeros(0) for parts in zip(*results, strict=True))
         inside = 1.0 if norm is not Norm.LINF else 1 / sqrt(prod(self.front.input_shape))
         return BoundCertificates(labels.numpy().astype(np.int64), inside * radii.numpy(), margin_kind(norm))
 
     def _part(self, inputs: Tensor, margins: _MarginLipschitz) -> tuple[Tensor, Tensor]:
-        on_device = inputs.to(self.head.weight.device)
-        scores = self.network(on_device.clone()).double().cpu()
-        magnitudes = self.front.folded(self.front.maps(on_device).abs()).flatten(1).double().cpu()
+        deployed = self.network(inputs.to(self.head.weight.device, copy=True)).double().cpu()
+        responses, front = self.scattering.responses(inputs), self.scattering.front
+        maps = front.levelled(self.scattering.maps_of(responses))
+        scores = front.folded(maps).flatten(1) @ margins.weight.T + margins.bias
         lengths = inputs.cpu().double().flatten(1).norm(dim=1) + 1
-        some = slice(_COMPARED)
-        self._require_same(inputs[some], scores[some], margins, magnitudes[some], lengths[some])
-        labels = scores.argmax(1)
-        return labels, margins.radii(scores, labels, magnitudes, lengths)
-
-    def _require_same(
-        self, inputs: Tensor, scores: Tensor, margins: _MarginLipschitz, magnitudes: Tensor, lengths: Tensor
-    ) -> None:
-        """Raise unless the deployed scores are those of the matrices whose norms are used, up to rounding."""
-        maps = self.scattering.maps_of(inputs.cpu().double())
-        expected = self.scattering.front.folded(maps).flatten(1) @ margins.weight.T + margins.bias
-        if not bool(((scores - expected).abs() <= margins.score_errors(magnitudes, lengths)).all()):
+        errors = margins.score_errors(front.folded(maps.abs()).flatten(1), lengths)
+        if not bool(((deployed - scores).abs() <= errors).all()):
             raise ModelError(
                 "the network's scores are not those that its layers give in float32.",
                 why="It computes another function than what is certified, or in other arithmetic.",
                 remedy="Remove whatever changes its passes: patched functions, reduced precision, another back-end.",
             )
+        labels = deployed.argmax(1)
+        return labels, margins.radii(scores, labels, errors, responses)

@@ -147,13 +147,14 @@ def _linear(shape: Shape, size: float) -> nn.Module:
     return nn.Linear(shape[0], _whole(size))
 
 
-def _scatter(shape: Shape, angles: float, *gains: float, even: bool) -> nn.Module:
-    first, second = gains or (1.0, 1.0)
-    if not all(0 < gain < math.inf for gain in (first, second)):
-        raise ValueError(gains)
+def _scatter(shape: Shape, angles: float, *numbers: float, even: bool) -> nn.Module:
+    first, second = numbers[:2] or (1.0, 1.0)
+    low, high = numbers[2:] or (0.0, 0.0)
+    if not (all(0 < gain < math.inf for gain in (first, second)) and all(map(math.isfinite, (low, high)))):
+        raise ValueError(numbers)
     count = _whole(angles)
     require_size(math.prod(shape) * (1 + count) ** 2, 16 * math.prod(shape) * (1 + count) ** 2)
-    return Scattering(shape, count, (1.0, first, second), even=even)
+    return Scattering(shape, count, (1.0, first, second), (low, high), even=even)
 
 
 _MAKERS: dict[str, Callable[..., nn.Module]] = {
@@ -174,7 +175,7 @@ _MAKERS: dict[str, Callable[..., nn.Module]] = {
 GRAMMAR = (
     "squash SLOPE THRESHOLD..., conv MAPS SIZE/STRIDE+PADDING, centred MAPS SIZE/STRIDE+PADDING, relu, tanh, "
     "avgpool SIZE/STRIDE, maxpool SIZE/STRIDE, groupnorm GROUPS, residual MAPS GROUPS/STRIDE, linear N, "
-    "scatter ANGLES GAIN GAIN, scatter_even ANGLES GAIN GAIN; "
+    "scatter ANGLES GAIN GAIN LEVEL LEVEL, scatter_even ANGLES GAIN GAIN LEVEL LEVEL; "
     "*GAIN after a layer scales its first weights"
 )
 

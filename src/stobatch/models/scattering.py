@@ -1,7 +1,7 @@
 """Wavelet scattering of pictures (Mallat, 2012): fixed filters, moduli and local means, to two scales and two orders.
 
 Nothing in it is trained and nothing comes from data, so it costs no privacy; and a small change of the picture is a
-small change of what it returns, by a constant that can be computed (`bounds.margins`).
+small change of what it returns, by a constant that can be computed (`bounds.scattering`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ class Scattering(nn.Module):
 
     Filters are Morlet wavelets of two scales and Gaussians, on a picture that is 0 outside. Filters that skip pixels
     are multiplied by how many they skip along a side, so that no stage stretches distances by much more than 1. Colours
-    are turned first: their mean, and two differences. `gains` multiply the features of order 0, 1 and 2. `even` keeps
-    what a picture has in common with its mirror image: the sum of each feature and its mirrored one, over √2.
+    are turned first: their mean, and two differences. `gains` multiply the features of order 0, 1 and 2. `levels` are
+    taken off those of order 1 and 2 of the mean colour before: means of moduli are all positive, and what pictures
+    have in common would fill their clipped gradients. `even` keeps what a picture has in common with its mirror image:
+    the sum of each feature and its mirrored one, over √2.
     Features may be given in place of pictures, so that a training computes them once.
 
     >>> Scattering((1, 8, 8), angles=2)(torch.zeros(3, 1, 8, 8)).shape
@@ -39,6 +41,7 @@ class Scattering(nn.Module):
     low_fine: Tensor
     low_coarse: Tensor
     gain: Tensor
+    level: Tensor
     mirrored: Tensor
     share: Tensor
 
@@ -47,6 +50,7 @@ class Scattering(nn.Module):
         input_shape: tuple[int, ...],
         angles: int = 8,
         gains: tuple[float, float, float] = (1.0, 1.0, 1.0),
+        levels: tuple[float, float] = (0.0, 0.0),
         *,
         even: bool = False,
     ) -> None:
@@ -58,7 +62,8 @@ class Scattering(nn.Module):
                 remedy="Give pictures of such a size, or pool them first.",
             )
         channels, height, width = input_shape
-        self.input_shape, self.angles, self.gains, self.even = (channels, height, width), angles, gains, even
+        self.input_shape, self.angles, self.even = (channels, height, width), angles, even
+        self.gains, self.levels = gains, levels
         self.paths = 1 + 2 * angles + angles**2
         self.map_shape = (channels * self.paths, height // REDUCTION, width // REDUCTION)
         constants = {
@@ -68,6 +73,7 @@ class Scattering(nn.Module):
             "low_fine": 4 * _low_pass(1.6, _LOW_FINE),
             "low_coarse": 2 * _low_pass(0.8, _LOW_COARSE),
             "gain": torch.tensor(gains).double()[self._orders()].repeat(channels),
+            "level": F.pad(torch.tensor((0.0, *levels)).double()[self._orders()], (0, (channels - 1) * self.paths)),
         }
         for name, value in constants.items():
             self.register_buffer(name, value.float(), persistent=False)
@@ -87,12 +93,12 @@ class Scattering(nn.Module):
         if inputs.shape[1:] == self.feature_shape:
             return inputs
         if not torch.is_autocast_enabled(inputs.device.type):  # a graph for export is plain operators, without a region
-            return self.folded(self.maps(inputs))
+            return self.folded(self.levelled(self.maps(inputs)))
         with torch.autocast(inputs.device.type, enabled=False):
-            return self.folded(self.maps(inputs))
+            return self.folded(self.levelled(self.maps(inputs)))
 
     def maps(self, inputs: Tensor) -> Tensor:
-        """Return the maps of all paths, channel by channel, before gains."""
+        """Return the maps of all paths, channel by channel, before levels and gains."""
         channels, height, width = self.input_shape
         turned = F.conv2d(inputs, self.colours.view(channels, channels, 1, 1))
         pictures = turned.reshape(-1, 1, height, width)
@@ -101,6 +107,10 @@ class Scattering(nn.Module):
         second = second.reshape(-1, self.angles**2, height // 2, width // 2)
         low = (self.means(pictures), self.means(fine), self.means(coarse), self.means(second))
         return torch.cat(low, 1).reshape(-1, *self.map_shape)
+
+    def levelled(self, maps: Tensor) -> Tensor:
+        """Return the maps with their levels taken off."""
+        return maps - self.level.view(-1, 1, 1)
 
     def folded(self, maps: Tensor) -> Tensor:
         """Return the maps with their gains; of even features, what each has in common with its mirrored one."""
@@ -143,7 +153,8 @@ class Scattering(nn.Module):
 
     def extra_repr(self) -> str:
         gains = ", ".join(f"{gain:g}" for gain in self.gains)
-        return f"{self.angles} angles, gains {gains}{', even' if self.even else ''}"
+        levels = f", levels {self.levels[0]:g}, {self.levels[1]:g}" if any(self.levels) else ""
+        return f"{self.angles} angles, gains {gains}{levels}{', even' if self.even else ''}"
 
     def _orders(self) -> Tensor:
         return torch.tensor([0] + [1] * (2 * self.angles) + [2] * self.angles**2)

@@ -6,9 +6,10 @@ from math import sqrt
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stobatch.bounds.margins import MarginCertifier, ScatteringLipschitz, _MarginLipschitz, squared_norm
+from stobatch.bounds.margins import MarginCertifier, _MarginLipschitz
+from stobatch.bounds.scattering import ScatteringLipschitz, squared_norm
 from stobatch.errors import DataError, ModelError
 from stobatch.models.layered import Layered, build_layered
 from stobatch.models.scattering import Scattering
@@ -60,6 +61,14 @@ def test_even_features_do_not_tell_a_picture_from_its_mirror_image() -> None:
     there = pictures(3, 3)
     torch.testing.assert_close(front(there), front(there.flip(3)), atol=1e-5, rtol=0)
     assert not torch.allclose(front(there), front(there.flip(2)), atol=1e-2)
+
+
+def test_levels_are_taken_off_the_mean_colour_alone() -> None:
+    plain, levelled = (Scattering((3, SIDE, SIDE), 2, GAINS, levels) for levels in ((0.0, 0.0), (0.5, 0.25)))
+    off = (plain(pictures(2, 3)) - levelled(pictures(2, 3))).view(2, 3, 9, -1)
+    expected = torch.tensor([0.0, *[0.5 * GAINS[1]] * 4, *[0.25 * GAINS[2]] * 4])
+    torch.testing.assert_close(off[:, 0], expected.view(1, -1, 1).expand_as(off[:, 0]), atol=1e-5, rtol=0)
+    assert not off[:, 1:].any()
 
 
 def test_lifted_is_the_transpose_and_features_pass() -> None:
@@ -124,14 +133,14 @@ def test_no_pair_beats_the_bound_of_a_functional(stretch: ScatteringLipschitz, p
 def test_float32_stays_inside_the_allowance(stretch: ScatteringLipschitz) -> None:
     front = Scattering((1, SIDE, SIDE), angles=4, gains=GAINS)
     inputs = torch.cat([pictures(50), pictures(50).sign()])
-    off = (front.maps(inputs).double() - stretch.maps_of(inputs.double())).flatten(1).norm(dim=1)
+    off = (front.maps(inputs).double() - stretch.maps_of(stretch.responses(inputs))).flatten(1).norm(dim=1)
     reach = inputs.flatten(1).norm(dim=1) + 1
     assert bool((off <= stretch.rounding * reach).all())
     assert bool((off > stretch.rounding * reach * 2.0**-29).all())  # an allowance for float64 would be too small
 
 
 def trained(seed: int = 0) -> Layered:
-    return build_layered("scatter_even 4 2 3, linear", (1, SIDE, SIDE), 3, seeded(seed))
+    return build_layered("scatter_even 4 2 3 0.25 0.03, linear", (1, SIDE, SIDE), 3, seeded(seed))
 
 
 def test_attacks_inside_the_radius_change_no_label_and_a_wider_one_falls() -> None:
@@ -181,13 +190,25 @@ def test_another_function_than_the_certified_is_noticed(monkeypatch: pytest.Monk
 
 
 def test_radii_allow_for_rounding() -> None:
-    """The lead over the norm alone is larger than what is certified: a twin without allowances is told apart."""
-    network, inputs = trained(), pictures(4)
-    certifier = MarginCertifier(network)
-    assert isinstance(certifier.head, nn.Linear)
-    margins, found = _MarginLipschitz(certifier.scattering, certifier.head), certifier.certificates(inputs, Norm.L2)
-    scores = network(inputs).double()
-    lead = scores.amax(1, True) - scores
-    without = (lead / margins.constants[torch.from_numpy(found.label)])[lead > 0].view(4, -1).amin(1)
-    assert (without.detach().numpy() > found.radius).all()
-    assert (found.radius > without.detach().numpy() - 0.01).all()
+    """Without errors of the scores radii are larger: a twin that forgets them is told apart."""
+    inputs, certifier = pictures(4), MarginCertifier(trained())
+    margins = _MarginLipschitz(certifier.scattering, certifier.tangents, certifier.head)
+    found, responses = certifier.certificates(inputs, Norm.L2), certifier.scattering.responses(inputs)
+    front = certifier.scattering.front
+    features = front.folded(front.levelled(certifier.scattering.maps_of(responses))).flatten(1)
+    scores, labels = features @ margins.weight.T + margins.bias, torch.from_numpy(found.label)
+    without = margins.radii(scores, labels, torch.zeros_like(scores), responses).numpy()
+    assert (without > found.radius).all()
+    assert (found.radius > without - 0.01).all()
+
+
+def test_tangents_prove_more_than_constants_alone() -> None:
+    inputs, certifier = pictures(12), MarginCertifier(trained())
+    found, constants = certifier.certificates(inputs, Norm.L2), certifier.scattering.of
+    scores = certifier.network(inputs).double().detach()
+    weight = certifier.head.weight.detach().double()
+    by_constants = [
+        min(float((own[label] - own[k]) / constants(weight[label] - weight[k : k + 1])) for k in range(3) if k != label)
+        for own, label in zip(scores, found.label, strict=True)
+    ]
+    assert (found.radius > 1.3 * torch.tensor(by_constants).numpy()).all()
