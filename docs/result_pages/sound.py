@@ -55,11 +55,6 @@ def certified(found: Sequence[Record], radius: str) -> str:
     return mean(record["certified"][radius] for record in found)
 
 
-def measured(found: Sequence[Record], radius: str) -> list[Record]:
-    """Return the records that say what is proved at a radius; not every seed was certified at all of them."""
-    return [record for record in found if radius in record["certified"]]
-
-
 def left(record: Record) -> dict[str, float]:
     """Return what attacks left at each radius, under the names that certified radii have."""
     return {f"{float(radius):.6g}": share for radius, share in record["attacked"]["accuracy"].items()}
@@ -238,7 +233,7 @@ def attacked_row(name: str, found: Sequence[Record]) -> list[str]:
     if any(one["attacked"]["broken_certificates"] for one in found):
         raise ValueError("the page says that no certificate was broken, the records say otherwise.")
     of_radius = [
-        [(left(one)[radius], one["attacked"]["certified_of_them"]["bounds"][radius]) for one in measured(found, radius)]
+        [(left(one)[radius], one["attacked"]["certified_of_them"]["bounds"][radius]) for one in found]
         for radius in RADII
     ]
     return [f"`{name}`", *(slashed(fmean(column) for column in zip(*own, strict=True)) for own in of_radius)]
@@ -365,7 +360,7 @@ def audit_rows() -> Iterator[list[str]]:
 
 
 def mnist_row(name: str, found: Sequence[Record]) -> list[str]:
-    shown = [certified(measured(found, radius), radius) for radius in RADII]
+    shown = [certified(found, radius) for radius in RADII]
     bold = [f"**{text}**" if radius in AIMS[name] else text for radius, text in zip(RADII, shown, strict=True)]
     return [f"`{name}`", privacy(found[0]), mean(record["clean"] for record in found), *bold]
 
