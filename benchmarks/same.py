@@ -71,6 +71,13 @@ INTENDED: list[tuple[str, str, str]] = [
       for kind in ("corrected", "*/corrected", "as compared", "*/as compared", "tight", "*/tight", "published/",
                    "*/published/", "radius_", "*largest_radius/")),
     ("pixeldp/*", "rows", "counts what was attacked"),
+    *(("*", key, "that settings were tuned is an objection alone; whose loss and noise it is, is said")
+      for key in ("*guarantee/assumptions*", "*guarantees/*/assumptions*", "files/plan.json/*", "files/attack.json/*")),
+    *(("*/said/*", key, "`verify` says what the run guarantees, and which radii it did not compute again")
+      for key in ("", "guarantee*", "verification*", "checks/*")),
+    *(("*", key, "training.json says who vouches for the ε of its history")
+      for key in ("training", "*epsilon_spent_status")),
+    ("*/training.json", "", "the same"),
     *(("plans/said/*", key, "settings that a search found")
       for key in ("sizes/*", "rows/*/value", "guarantee/assumptions/*")),
     ("listings/said/*", "line *", "modules have moved; help stands in another order and says `published`"),
