@@ -135,10 +135,19 @@ TUNING_OBJECTION = (
     "hyper-parameters were chosen on the private data: the search is not covered by this ε, which holds for the last "
     "run alone"
 )
+NOISE_ASSUMPTION = (
+    "the noise is an ideal Gaussian rounded to a public grid, exactly; its random bits and those of samples come from "
+    "SHAKE-256, which is taken to be indistinguishable from fair coins"
+)
 OLD_TUNING_ASSUMPTION = (
     "hyper-parameters and preprocessing were chosen on the private data, which this ε does not cover"
 )
 """What files of older versions also have among the assumptions, and is none."""
+NOISE_ASSUMPTION_OF_PARTIES = f"{NOISE_ASSUMPTION}; how long an answer takes tells nothing"
+OLD_NOISE_ASSUMPTION_OF_PARTIES = (
+    "floating-point Gaussian noise is treated as ideal, and how long an answer takes tells nothing"
+)
+"""What files of older federations have in its place, although their noise was rounded to a grid."""
 CLASSES_OBJECTION = (
     "the number of classes was read off the labels, which are private data: ε does not cover that, and one record may "
     "have decided it"
@@ -396,8 +405,7 @@ class DpSgdPlan(Plan):
             f"{public}: sampling rate and denominator are constants fixed before looking, and stay as they are when "
             f"{'an example' if self.num_persons is None else 'a person'} is added or removed",
             alone,
-            "the noise is an ideal Gaussian rounded to a public grid, exactly; its random bits and those of samples "
-            "come from SHAKE-256, which is taken to be indistinguishable from fair coins",
+            NOISE_ASSUMPTION,
             "norms are taken with an allowance for rounding at its worst; how sums of clipped contributions round, in "
             "the precision of training, is not bounded",
             "a step that a crash cut off is repeated bit by bit, which is the same release, or else with samples and "
