@@ -135,6 +135,10 @@ TUNING_OBJECTION = (
     "hyper-parameters were chosen on the private data: the search is not covered by this ε, which holds for the last "
     "run alone"
 )
+SEARCH_OBJECTION = (
+    "the list of settings that were searched, and every setting that was not, were chosen on the private data: this ε "
+    "covers the choice among the list alone"
+)
 NOISE_ASSUMPTION = (
     "the noise is an ideal Gaussian rounded to a public grid, exactly; its random bits and those of samples come from "
     "SHAKE-256, which is taken to be indistinguishable from fair coins"
@@ -353,7 +357,7 @@ class DpSgdPlan(Plan):
             status=Status.PROVED,
             source=f"{what}; docs/guarantees.md, section 4; {accountant} (dp-accounting)",
             assumptions=self._assumptions(),
-            objections=(TUNING_OBJECTION,) if self.tuned_on_private_data and self.searched is None else (),
+            objections=self._tuning_objections(),
         )
 
     def _epsilon(self, counted: int) -> float:
@@ -417,13 +421,18 @@ class DpSgdPlan(Plan):
 
     def _tuning_assumptions(self) -> tuple[str, ...]:
         if self.searched:
-            return self.searched.assumptions()
+            return self.searched.assumptions(tuned_on_private_data=self.tuned_on_private_data)
         if self.tuned_on_private_data:
             return ()  # an objection
         return (
             "hyper-parameters and preprocessing were chosen without the private data: from public data or from the "
             "literature",
         )
+
+    def _tuning_objections(self) -> tuple[str, ...]:
+        if not self.tuned_on_private_data:
+            return ()
+        return (TUNING_OBJECTION,) if self.searched is None else (SEARCH_OBJECTION,)
 
     def _spare(self) -> str:
         return f", {self.spare_steps} more that a crash makes again" if self.spare_steps else ""
