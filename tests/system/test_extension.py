@@ -68,6 +68,7 @@ def finished(installed: Installed) -> Path:
     assert done.code == 0, done.err[-3000:]
     assert "lipschitz" in done.out
     assert "proved: ε = 3" in done.out
+    assert "every radius is computed again by the code of the package stobatch-example" in done.out
     return installed.run
 
 
@@ -82,7 +83,9 @@ def test_every_name_is_the_packages_own(finished: Path) -> None:
     assert (config["data"]["name"], config["model"]["architecture"]) == ("bars", "tiny_stack")
     assert document(finished, "training")["data"]["public"] is False
     certificates = document(finished, "certificates")
-    assert [kind["name"] for kind in certificates["kinds"]] == ["lipschitz"]
+    (kind,) = certificates["kinds"]
+    assert kind["name"] == "lipschitz"
+    assert kind["source"].endswith("by the package stobatch-example, not checked by stobatch")
     assert certificates["certified_accuracy"]["lipschitz"][0]["value"] > 0, "the certificate proves something"
     (under,) = document(finished, "scores")["under_attack"]
     assert under["attacks"] == ["shrinking_steps", "madry"]

@@ -223,7 +223,7 @@ class Searched:
         }
 
     def assumptions(self, *, tuned_on_private_data: bool) -> tuple[str, ...]:
-        """Return the assumptions of a search's cost; how all else was chosen is an objection where it was by looking."""
+        """Return the assumptions of a search's cost; that other settings were chosen by looking is an objection."""
         not_looked = "" if tuned_on_private_data else NOT_LOOKED
         return (
             f"this training is the best of a random number of trainings ({self.search.law}), which was drawn in secret "
