@@ -81,6 +81,12 @@ def test_every_name_is_the_packages_own(finished: Path) -> None:
     assert config["method"]["name"] == "smooth_labels"
     assert config["method"]["expected_batch_size"] == 30
     assert (config["data"]["name"], config["model"]["architecture"]) == ("bars", "tiny_stack")
+    assert any(
+        line.startswith(
+            "the method and its loss are those of the package stobatch-example, which stobatch did not check"
+        )
+        for line in document(finished, "plan")["guarantee"]["assumptions"]
+    )
     assert document(finished, "training")["data"]["public"] is False
     certificates = document(finished, "certificates")
     (kind,) = certificates["kinds"]

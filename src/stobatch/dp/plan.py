@@ -50,6 +50,8 @@ class Plan(ABC):
     """The trained parameters; None where all are trained."""
     classes_from_labels: bool = field(default=False, kw_only=True)
     """Whether the number of classes was read off the training data, and not given."""
+    provider: str | None = field(default=None, kw_only=True)
+    """Whose code the method is, in words; None where it is built in."""
 
     @property
     @abstractmethod
@@ -68,6 +70,9 @@ class Plan(ABC):
         """Return a claim of the mechanism with what the training started from, and how its data were described."""
         if self.classes_from_labels and claim.status is not Status.NONE:
             claim = replace(claim, objections=(*claim.objections, CLASSES_OBJECTION))
+        if self.provider is not None and claim.status is not Status.NONE:
+            foreign = f"{FOREIGN_METHOD} {self.provider}, {_NOT_CHECKED}"
+            claim = replace(claim, assumptions=(*claim.assumptions, foreign))
         return claim.started_from(self.prior)
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
@@ -93,7 +98,7 @@ class Plan(ABC):
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        not_sizes = ("public_seeds", "parts", "prior", "network", "classes_from_labels")
+        not_sizes = ("public_seeds", "parts", "prior", "network", "classes_from_labels", "provider")
         return {name: value for name, value in vars(self).items() if name not in not_sizes}
 
     def _part_rows(self) -> list[PlanRow]:
@@ -152,6 +157,11 @@ OLD_NOISE_ASSUMPTION_OF_PARTIES = (
     "floating-point Gaussian noise is treated as ideal, and how long an answer takes tells nothing"
 )
 """What files of older federations have in its place, although their noise was rounded to a grid."""
+FOREIGN_METHOD = "the method and its loss are those of"
+_NOT_CHECKED = (
+    "which stobatch did not check: only where its steps are those of the DP-SGD family is it tried before the first "
+    "one, on a few public points, that no example's values change another's loss"
+)
 CLASSES_OBJECTION = (
     "the number of classes was read off the labels, which are private data: ε does not cover that, and one record may "
     "have decided it"
