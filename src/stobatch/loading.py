@@ -24,6 +24,7 @@ from stobatch.models import Classifier, HandedOver, Network, build, hand_over
 from stobatch.models.handed_over import PROBES, public_points
 from stobatch.models.parts import choose_parts, describe_parts, last_layer
 from stobatch.prediction import best_kind, describe_kind, name_pictures, picture_rule, predictions
+from stobatch.registry import METHODS
 from stobatch.results import (
     CERTIFICATES,
     Audit,
@@ -203,8 +204,14 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
             why=f"It speaks of a {plan.claim.unit}: a person with several records would be protected less.",
             remedy="Use method.name=sound or dpsgd, or leave the persons out and read the guarantee as it stands.",
         )
-    public, read_off = config.seed is not None, info.classes_from_labels
-    return replace(plan, public_seeds=public, parts=parts, prior=prior, classes_from_labels=read_off)
+    return replace(
+        plan,
+        public_seeds=config.seed is not None,
+        parts=parts,
+        prior=prior,
+        classes_from_labels=info.classes_from_labels,
+        provider=METHODS.provider(config.method.name),
+    )
 
 
 def describe_prior(config: RunConfig, info: DatasetInfo) -> Prior | None:

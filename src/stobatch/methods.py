@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -21,7 +22,7 @@ from stobatch.seeds import Seeds
 from stobatch.training import Trainable
 from stobatch.training.loop import ManyModels
 from stobatch.training.trainable import working_precision
-from stobatch.verifier import Verifier
+from stobatch.verifier import ForeignVerifier, Verifier, guarded
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,15 @@ def verifiers_of(config: RunConfig, plan: Plan, network: Classifier) -> tuple[Ve
     """Return the ways to certify a trained network: the method's own, or the one that the settings name instead."""
     if _names_other_certificate(config):
         return make_verifiers((config.certification.certificate,), config, plan, network)
-    return method_of(config).verifiers(config, plan, network)
+    own, provider = method_of(config).verifiers(config, plan, network), METHODS.provider(config.method.name)
+    return own if provider is None else tuple(_attributed(way, config.method.title, provider) for way in own)
+
+
+def _attributed(verifier: Verifier, method: str, provider: str) -> Verifier:
+    """Return a verifier of a method that is not built in, attributed where its class is not this library's."""
+    if type(verifier).__module__.partition(".")[0] == "stobatch":
+        return verifier
+    return ForeignVerifier(verifier, method, provider)
 
 
 def _names_other_certificate(config: RunConfig) -> bool:
@@ -152,7 +161,9 @@ def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network:
     """Return the certificates of these names that have something to say about this network; raises if none has."""
     verifiers = []
     for name in names:
-        verifier = CERTIFICATES.require(name)(config, plan, network)
+        make, provider = CERTIFICATES.require(name), CERTIFICATES.provider(name)
+        with nullcontext() if provider is None else guarded(name, provider):
+            verifier = make(config, plan, network)
         if not isinstance(verifier, Verifier | None):
             raise SettingError(
                 f"the certificate '{name}' cannot be used.",
@@ -160,7 +171,7 @@ def make_verifiers(names: Sequence[str], config: RunConfig, plan: Plan, network:
                 remedy="Let its function return a stobatch.verifier.Verifier, or set certification.certificate=best.",
             )
         if verifier is not None:
-            verifiers.append(verifier)
+            verifiers.append(verifier if provider is None else ForeignVerifier(verifier, name, provider))
     if not verifiers:
         wanted = config.certification.certificate
         raise ModelError(

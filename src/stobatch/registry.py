@@ -63,6 +63,18 @@ class Registry(MutableMapping[str, Any]):
         """
         return self.aliases.get(name, name)
 
+    def provider(self, name: str) -> str | None:
+        """Return whose code a name stands for, in words; None where it is built in.
+
+        >>> METHODS.provider("sound") is None, METHODS.provider("mine")
+        (True, 'code registered in this process')
+        """
+        name = self.shown(name)
+        if name in self._locations:
+            return None
+        points = self._entry_points.get(name)
+        return _package(points[0]) if points else "code registered in this process"
+
     def __getitem__(self, name: str) -> Any:
         name = self.shown(name)
         if name not in self._loaded:

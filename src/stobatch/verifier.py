@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from stobatch.attacks.expectation import Sample
-from stobatch.errors import ModelError
+from stobatch.errors import ModelError, StobatchError
 from stobatch.models import Classifier, Layered
 from stobatch.models.classifier import in_mode
+from stobatch.registry import one_line
 from stobatch.types import Radius, Status
 
 ASSUMPTIONS = (
@@ -157,6 +159,114 @@ class Verifier(ABC):
         return {}
 
     passes_per_draw: int = 1
+
+
+@contextmanager
+def guarded(name: str, provider: str) -> Iterator[None]:
+    """Turn what the code of a foreign certificate raises into an error of one line that names the certificate."""
+    try:
+        yield
+    except StobatchError:
+        raise
+    except Exception as error:  # code from elsewhere may raise anything
+        raise _foreign_error(name, provider, f"It fails with {one_line(error)}.") from error
+
+
+def _foreign_error(name: str, provider: str, why: str) -> ModelError:
+    return ModelError(
+        f"the certificate '{name}' of {provider} cannot be used.",
+        why=why,
+        remedy="Mend it, or set certification.certificate=best.",
+    )
+
+
+def _fault(found: Certificates, rows: int, kinds: tuple[CertificateKind, ...], classes: int) -> str:
+    """Return what is wrong with the form of answers for this many inputs; an empty string if nothing is."""
+    columns = {name: np.asarray(column) for name, column in found.columns().items()}
+    columns |= {"label": np.asarray(found.label), "abstain": np.asarray(found.abstain)}
+    for name, column in columns.items():
+        if column.shape != (rows,):
+            return f"Its column '{name}' has the shape {column.shape}, for {rows} inputs."
+    label = columns["label"]
+    if label.dtype.kind not in "iu" or not ((label >= 0) & (label < classes)).all():
+        return f"It gives labels that are not whole numbers from 0 to {classes - 1}."
+    for kind in kinds:
+        radii = columns[kind.column]
+        wrong = radii[~(np.isfinite(radii) & (radii >= 0))]
+        if len(wrong):
+            return f"It gives the radius {wrong[0]:g}; a radius is finite and at least 0."
+    return ""
+
+
+class ForeignVerifier(Verifier):
+    """A way to certify that is not built in: it says whose it is, and answers of a wrong form are refused.
+
+    **Guarantee.** Every answer has a label of the network's classes and finite radii of at least 0. That a radius holds
+    is the word of those who wrote it: nothing here checks their proof.
+    """
+
+    def __init__(self, own: Verifier, name: str, provider: str) -> None:
+        self.own, self.name, self.provider = own, name, provider
+        with self.guarded():
+            self.network, self.passes_per_draw = own.network, own.passes_per_draw
+            self._kinds = tuple(
+                replace(kind, source=f"{kind.source}, by {provider}, not checked by stobatch") for kind in own.kinds
+            )
+
+    @property
+    def kinds(self) -> tuple[CertificateKind, ...]:
+        return self._kinds
+
+    def verify(self, inputs: Tensor, generator: torch.Generator) -> Certificates:
+        with self.guarded():
+            return self.checked(self.own.verify(inputs, generator), len(inputs))
+
+    def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> Certificates:
+        with self.guarded():
+            return self.checked(self.own.verify_farthest(inputs, generator), len(inputs))
+
+    def search(self, inputs: Tensor, generator: torch.Generator, *, farthest: bool, anytime: bool) -> Search:
+        with self.guarded():
+            search = self.own.search(inputs, generator, farthest=farthest, anytime=anytime)
+        return _ForeignSearch(self, search, len(inputs))
+
+    @property
+    def draws_nothing(self) -> bool:
+        return self.own.draws_nothing
+
+    def with_draws(self, draws: int) -> Verifier:
+        return ForeignVerifier(self.own.with_draws(draws), self.name, self.provider)
+
+    def samples(self) -> dict[str, Sample]:
+        return self.own.samples()
+
+    def checked(self, found: Certificates, rows: int) -> Certificates:
+        """Return the answers for this many inputs; raises where their form is wrong."""
+        if fault := _fault(found, rows, self.kinds, self.network.num_classes):
+            raise _foreign_error(self.name, self.provider, fault)
+        return found
+
+    def guarded(self) -> AbstractContextManager[None]:
+        return guarded(self.name, self.provider)
+
+
+class _ForeignSearch(Search):
+    """The steps of a foreign verifier, its answers checked like those that come all at once."""
+
+    def __init__(self, verifier: ForeignVerifier, search: Search, rows: int) -> None:
+        self._verifier, self._search, self._rows = verifier, search, rows
+
+    def step(self) -> bool:
+        with self._verifier.guarded():
+            return self._search.step()
+
+    def read(self) -> Certificates:
+        with self._verifier.guarded():
+            return self._verifier.checked(self._search.read(), self._rows)
+
+    def drop(self, rows: slice) -> None:
+        with self._verifier.guarded():
+            self._search.drop(rows)
 
 
 _CALLS = ("__call__", "_wrapped_call_impl", "_call_impl")

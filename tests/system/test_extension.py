@@ -68,6 +68,7 @@ def finished(installed: Installed) -> Path:
     assert done.code == 0, done.err[-3000:]
     assert "lipschitz" in done.out
     assert "proved: ε = 3" in done.out
+    assert "every radius is computed again by the code of the package stobatch-example" in done.out
     return installed.run
 
 
@@ -80,9 +81,17 @@ def test_every_name_is_the_packages_own(finished: Path) -> None:
     assert config["method"]["name"] == "smooth_labels"
     assert config["method"]["expected_batch_size"] == 30
     assert (config["data"]["name"], config["model"]["architecture"]) == ("bars", "tiny_stack")
+    assert any(
+        line.startswith(
+            "the method and its loss are those of the package stobatch-example, which stobatch did not check"
+        )
+        for line in document(finished, "plan")["guarantee"]["assumptions"]
+    )
     assert document(finished, "training")["data"]["public"] is False
     certificates = document(finished, "certificates")
-    assert [kind["name"] for kind in certificates["kinds"]] == ["lipschitz"]
+    (kind,) = certificates["kinds"]
+    assert kind["name"] == "lipschitz"
+    assert kind["source"].endswith("by the package stobatch-example, not checked by stobatch")
     assert certificates["certified_accuracy"]["lipschitz"][0]["value"] > 0, "the certificate proves something"
     (under,) = document(finished, "scores")["under_attack"]
     assert under["attacks"] == ["shrinking_steps", "madry"]

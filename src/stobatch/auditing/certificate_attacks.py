@@ -206,7 +206,7 @@ def break_vote(
     victims, attacks = function.victims(ball.centre, goal, generator), settings.make_attacks()
     if not victims:
         raise ModelError(
-            f"{type(verifier).__name__} deploys a vote and offers no samples of it to attack.",
+            f"'{verifier.kinds[0].name}' deploys a vote and offers no samples of it to attack.",
             remedy="Return what an attacker would differentiate from its samples().",
         )
     # Without gradients there is no need for a smooth form: the last one comes nearest to what is counted.

@@ -16,7 +16,7 @@ from stobatch.errors import ModelError
 from stobatch.published.monte_carlo import tally_products
 from stobatch.published.verified_inference import VerifiedInference
 from stobatch.sound.verifiers import VotesVerifier
-from stobatch.verifier import Labels, Verifier
+from stobatch.verifier import ForeignVerifier, Labels, Verifier
 from stobatch.votes.confidence import Floats
 from stobatch.votes.counting import VoteCounter
 
@@ -74,7 +74,13 @@ def count(verifier: Any, points: Tensor, draws: int, generator: torch.Generator)
 
 def can_count(verifier: Verifier) -> bool:
     """Return whether it is known how the vote of such a verifier is counted."""
-    return count.dispatch(type(verifier)) is not count.dispatch(object)
+    own = verifier.own if isinstance(verifier, ForeignVerifier) else verifier
+    return count.dispatch(type(own)) is not count.dispatch(object)
+
+
+@count.register
+def _(verifier: ForeignVerifier, points: Tensor, draws: int, generator: torch.Generator) -> VoteCounts:
+    return count(verifier.own, points, draws, generator)
 
 
 @count.register

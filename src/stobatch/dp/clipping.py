@@ -450,7 +450,7 @@ def _choose_clipper(module: nn.Module, losses: Losses, batch: Batch) -> Clipper:
         return _CHOSEN[module][2]
     if len(batch[0]) < 2:
         return clipped_sum_by_example
-    _check_losses(module, losses, tuple(entry[:FEW_ROWS] for entry in batch))
+    check_losses(module, losses, tuple(entry[:FEW_ROWS] for entry in batch))
     try:
         clipper = clipper_for(module, losses, tuple(entry[:FEW_ROWS] for entry in batch))
         if clipper is not clipped_sum_by_example and len(batch[0]) > FEW_ROWS:
@@ -467,7 +467,7 @@ def _choose_clipper(module: nn.Module, losses: Losses, batch: Batch) -> Clipper:
     return clipper
 
 
-def _check_losses(module: nn.Module, losses: Losses, few: Batch) -> None:
+def check_losses(module: nn.Module, losses: Losses, few: Batch) -> None:
     """Raise unless each of a few examples has its own loss, examples do not mix, and buffers stay unchanged."""
     before = {name: value.clone() for name, value in module.named_buffers()}
     with torch.no_grad():

@@ -50,6 +50,8 @@ class Plan(ABC):
     """The trained parameters; None where all are trained."""
     classes_from_labels: bool = field(default=False, kw_only=True)
     """Whether the number of classes was read off the training data, and not given."""
+    provider: str | None = field(default=None, kw_only=True)
+    """Whose code the method is, in words; None where it is built in."""
 
     @property
     @abstractmethod
@@ -68,6 +70,9 @@ class Plan(ABC):
         """Return a claim of the mechanism with what the training started from, and how its data were described."""
         if self.classes_from_labels and claim.status is not Status.NONE:
             claim = replace(claim, objections=(*claim.objections, CLASSES_OBJECTION))
+        if self.provider is not None and claim.status is not Status.NONE:
+            foreign = f"{FOREIGN_METHOD} {self.provider}, {_NOT_CHECKED}"
+            claim = replace(claim, assumptions=(*claim.assumptions, foreign))
         return claim.started_from(self.prior)
 
     def after(self, accounted_steps: int) -> PrivacyGuarantee:
@@ -93,7 +98,7 @@ class Plan(ABC):
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        not_sizes = ("public_seeds", "parts", "prior", "network", "classes_from_labels")
+        not_sizes = ("public_seeds", "parts", "prior", "network", "classes_from_labels", "provider")
         return {name: value for name, value in vars(self).items() if name not in not_sizes}
 
     def _part_rows(self) -> list[PlanRow]:
@@ -135,10 +140,28 @@ TUNING_OBJECTION = (
     "hyper-parameters were chosen on the private data: the search is not covered by this ε, which holds for the last "
     "run alone"
 )
+SEARCH_OBJECTION = (
+    "the list of settings that were searched, and every setting that was not, were chosen on the private data: this ε "
+    "covers the choice among the list alone"
+)
+NOISE_ASSUMPTION = (
+    "the noise is an ideal Gaussian rounded to a public grid, exactly; its random bits and those of samples come from "
+    "SHAKE-256, which is taken to be indistinguishable from fair coins"
+)
 OLD_TUNING_ASSUMPTION = (
     "hyper-parameters and preprocessing were chosen on the private data, which this ε does not cover"
 )
 """What files of older versions also have among the assumptions, and is none."""
+NOISE_ASSUMPTION_OF_PARTIES = f"{NOISE_ASSUMPTION}; how long an answer takes tells nothing"
+OLD_NOISE_ASSUMPTION_OF_PARTIES = (
+    "floating-point Gaussian noise is treated as ideal, and how long an answer takes tells nothing"
+)
+"""What files of older federations have in its place, although their noise was rounded to a grid."""
+FOREIGN_METHOD = "the method and its loss are those of"
+_NOT_CHECKED = (
+    "which stobatch did not check: only where its steps are those of the DP-SGD family is it tried before the first "
+    "one, on a few public points, that no example's values change another's loss"
+)
 CLASSES_OBJECTION = (
     "the number of classes was read off the labels, which are private data: ε does not cover that, and one record may "
     "have decided it"
@@ -344,7 +367,7 @@ class DpSgdPlan(Plan):
             status=Status.PROVED,
             source=f"{what}; docs/guarantees.md, section 4; {accountant} (dp-accounting)",
             assumptions=self._assumptions(),
-            objections=(TUNING_OBJECTION,) if self.tuned_on_private_data and self.searched is None else (),
+            objections=self._tuning_objections(),
         )
 
     def _epsilon(self, counted: int) -> float:
@@ -396,8 +419,7 @@ class DpSgdPlan(Plan):
             f"{public}: sampling rate and denominator are constants fixed before looking, and stay as they are when "
             f"{'an example' if self.num_persons is None else 'a person'} is added or removed",
             alone,
-            "the noise is an ideal Gaussian rounded to a public grid, exactly; its random bits and those of samples "
-            "come from SHAKE-256, which is taken to be indistinguishable from fair coins",
+            NOISE_ASSUMPTION,
             "norms are taken with an allowance for rounding at its worst; how sums of clipped contributions round, in "
             "the precision of training, is not bounded",
             "a step that a crash cut off is repeated bit by bit, which is the same release, or else with samples and "
@@ -409,13 +431,18 @@ class DpSgdPlan(Plan):
 
     def _tuning_assumptions(self) -> tuple[str, ...]:
         if self.searched:
-            return self.searched.assumptions()
+            return self.searched.assumptions(tuned_on_private_data=self.tuned_on_private_data)
         if self.tuned_on_private_data:
             return ()  # an objection
         return (
             "hyper-parameters and preprocessing were chosen without the private data: from public data or from the "
             "literature",
         )
+
+    def _tuning_objections(self) -> tuple[str, ...]:
+        if not self.tuned_on_private_data:
+            return ()
+        return (TUNING_OBJECTION,) if self.searched is None else (SEARCH_OBJECTION,)
 
     def _spare(self) -> str:
         return f", {self.spare_steps} more that a crash makes again" if self.spare_steps else ""

@@ -191,6 +191,10 @@ class Search:
         return _search_epsilon(self, float(delta))
 
 
+NOT_LOOKED = ", like all other settings, without looking at the private data"
+"""How the assumption on settings ends where it holds; files of older versions have it in any case."""
+
+
 @dataclass(frozen=True)
 class Searched:
     """The search that a training is a candidate of, as its plan describes it."""
@@ -218,13 +222,14 @@ class Searched:
             "score": self.score,
         }
 
-    def assumptions(self) -> tuple[str, ...]:
-        """Return the assumptions of a search's cost."""
+    def assumptions(self, *, tuned_on_private_data: bool) -> tuple[str, ...]:
+        """Return the assumptions of a search's cost; that other settings were chosen by looking is an objection."""
+        not_looked = "" if tuned_on_private_data else NOT_LOOKED
         return (
             f"this training is the best of a random number of trainings ({self.search.law}), which was drawn in secret "
             "before the first of them and is told to nobody; of the others nothing is released",
             f"each of them drew its settings from {self.combinations} combinations, which were fixed before the data "
-            "were read, like all other settings, without looking at the private data",
+            f"were read{not_looked}",
             f"the best has the largest noisy score: {self.score}, of {self.held_out} training {self.word}s that it "
             f"held out by a secret draw, with Gaussian noise of standard deviation {self.search.score_noise:g} on "
             f"their number; a {self.word} is held out or trained on, never both",

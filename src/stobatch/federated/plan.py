@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from stobatch.config import DataConfig, RunConfig
 from stobatch.data import DatasetInfo, TrainingExamples
 from stobatch.dp.guarantee import PrivacyGuarantee
-from stobatch.dp.plan import DpSgdPlan, Plan, PlanRow
+from stobatch.dp.plan import NOISE_ASSUMPTION_OF_PARTIES, DpSgdPlan, Plan, PlanRow
 from stobatch.errors import SettingError
 from stobatch.methods import Method
 from stobatch.models import Classifier
@@ -254,7 +254,7 @@ class FederatedPlan(Plan):
             if records
             else "no person has records with two parties: whoever has is protected less, by the sum of their ε",
             "the network and the attacks mix no examples: an example's gradient depends on no other example",
-            "floating-point Gaussian noise is treated as ideal, and how long an answer takes tells nothing",
+            NOISE_ASSUMPTION_OF_PARTIES,
         )
 
     def sizes(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stobatch.config import RunConfig, TrainersConfig
 from stobatch.data import Examples, TrainingExamples
@@ -29,6 +29,7 @@ from stobatch.dp.clipping import (
     Losses,
     agrees_on_batch,
     bytes_per_example,
+    check_losses,
     clipped_sum_by_example,
     clipped_sum_by_loop,
     clipper_for,
@@ -42,6 +43,7 @@ from stobatch.errors import DataError, ModelError, SettingError
 from stobatch.models import Classifier, Layered, rows_by_trial, rows_in_memory
 from stobatch.models.scattering import Scattering
 from stobatch.models.validators import keeps_nothing, unchanged
+from stobatch.registry import METHODS
 from stobatch.seeds import Seeds, Stream
 from stobatch.sound.averaged import make_descent
 from stobatch.sound.losses import NormalSampler, normal_sampler, sampler_by_blocks
@@ -141,6 +143,8 @@ class DpSgdTrainable(Trainable):
     def _clipper(self, precision: str, memory_mb: int) -> Clipper:
         """Return the fast clipper, if it agrees with an oracle on a few examples and on as many as pass at once."""
         with unchanged(self.network):
+            if METHODS.provider(self.config.name) is not None:
+                check_losses(self.network, *self._whole_probe())
             # Known layers do not branch on values; for others `torch.func` checks that nothing does.
             oracle = clipped_sum_by_loop if keeps_nothing(self.network) else clipped_sum_by_example
             clipper, unit = (
@@ -177,6 +181,19 @@ class DpSgdTrainable(Trainable):
         normal = normal_sampler(generator, device)
         batch, losses = self._prepare_losses(inputs.to(device), labels.to(device), 1.0, normal, rows)
         return losses, batch
+
+    def _whole_probe(self) -> tuple[Losses, Batch]:
+        """Return losses that prepare their batch themselves, and a few public points, to check for mixing anywhere."""
+        points = torch.rand(FEW_ROWS, *self.network.input_shape, generator=torch.Generator().manual_seed(2)) * 2 - 1
+        labels = torch.arange(FEW_ROWS) % self.network.num_classes
+
+        def losses(network: nn.Module, batch: Batch) -> Tensor:
+            normal = normal_sampler(torch.Generator().manual_seed(2), self.network.device)
+            with torch.enable_grad():  # attacks differentiate
+                prepared, each = self._prepare_losses(batch[0], batch[1], 1.0, normal, 1)
+            return each(network, prepared)
+
+        return losses, (points.to(self.network.device, self.network.dtype), labels.to(self.network.device))
 
     def _prepare_losses(
         self, inputs: Tensor, labels: Tensor, progress: float, normal: NormalSampler, rows: int

@@ -27,7 +27,7 @@ from stobatch.seeds import Seeds
 from stobatch.sound.verifiers import BoundsVerifier, VotesVerifier
 from stobatch.verification.checks import agrees, differs, not_checked
 from stobatch.verification.subject import Subject
-from stobatch.verifier import Verifier
+from stobatch.verifier import ForeignVerifier, Verifier
 from stobatch.votes.confidence import LOOK_EVERY, clopper_pearson
 
 FALSE_ALARM = 1e-9
@@ -141,7 +141,7 @@ def _check_certificates(
             return differs("sample certified again", detail, "certificates.json")
         return again.bounds(verifier) if isinstance(verifier, BoundsVerifier) else again.radii()
     if not can_count(verifier):
-        detail = f"nothing is known about how the vote of {type(verifier).__name__} is counted"
+        detail = f"nothing is known about how the vote of '{verifier.kinds[0].name}' is counted"
         return not_checked("sample certified again", detail, "certificates.json")
     return again.votes()
 
@@ -174,14 +174,17 @@ class _Again:
         return agrees(self.name, f"{len(self.rows)} of {self.of} rows: every radius is proved again", self.file)
 
     def radii(self) -> Check:
-        """Compute again what another package certifies without draws; rounding may make it less."""
+        """Compute again what margins, or another package, certify without draws; rounding may make it less."""
         columns = self.verifier.verify(self.inputs, self.seeds.generator("sample radii")).columns()
         for kind in self.verifier.kinds:
             recorded, again = np.asarray(self.recorded[kind.column]), columns[kind.column]
             for place in np.flatnonzero(recorded > again * (1 + _ROUNDING_OF_RADII) + _ROUNDING):
                 detail = f"row {self.rows[place]}: {recorded[place]:g} is recorded, {again[place]:g} is computed again"
                 return differs(self.name, detail, self.file)
-        return agrees(self.name, f"{len(self.rows)} of {self.of} rows: every radius is computed again", self.file)
+        by = ""
+        if isinstance(self.verifier, ForeignVerifier):
+            by = f" by the code of {self.verifier.provider}, which stobatch did not check"
+        return agrees(self.name, f"{len(self.rows)} of {self.of} rows: every radius is computed again{by}", self.file)
 
     def votes(self) -> Check:
         """Hold fresh draws against the recorded label and, where its rule has a closed form, against its radius."""

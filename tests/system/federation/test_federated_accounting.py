@@ -14,6 +14,7 @@ from torch import Tensor
 
 import stobatch
 from stobatch.dp.accounting import PoissonGaussian, noise_for
+from stobatch.dp.plan import NOISE_ASSUMPTION
 from stobatch.federated import (
     Answer,
     FederatedPlan,
@@ -26,6 +27,7 @@ from stobatch.federated import (
 )
 from stobatch.training.ledger import Ledger
 from stobatch.types import Neighbours, Status
+from stobatch.verification.checks import first_difference
 
 
 def test_epsilon_is_the_largest_of_the_parties_own(tmp_path: Path) -> None:
@@ -83,6 +85,16 @@ def test_a_party_that_took_part_less_has_spent_less(tmp_path: Path) -> None:
     assert south.epsilon < model.guarantee.epsilon
     assert parties["south"].guarantee.epsilon == south.epsilon
     assert "south: 20 records, sampling rate 0.3" in " ".join(model.guarantee.assumptions)
+
+
+def test_a_federation_and_its_parties_say_the_same_of_their_noise() -> None:
+    plan = stobatch.plan(terms(), dataset=pictures())
+    assert isinstance(plan, FederatedPlan)
+    (line,) = [line for line in plan.guarantee.assumptions if "noise is" in line]
+    assert line.startswith(NOISE_ASSUMPTION)
+    assert all(NOISE_ASSUMPTION in party.guarantee.assumptions for party in plan.plans.values())
+    older = "floating-point Gaussian noise is treated as ideal, and how long an answer takes tells nothing"
+    assert not first_difference([older], [line], "files of older versions are verified")
 
 
 def test_before_training_a_plan_promises_what_the_caps_allow() -> None:

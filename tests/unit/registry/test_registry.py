@@ -69,6 +69,8 @@ def test_a_package_adds_a_name_and_takes_none(site: Path, caplog: pytest.LogCapt
     registry = tools()
     assert list(registry) == ["own", "new"]
     assert registry["new"]() == 1
+    assert registry.provider("new") == "the package stranger"
+    assert registry.provider("own") is registry.provider("old") is None, "a taken name stays the library's own"
     with caplog.at_level(logging.WARNING, "stobatch"):
         assert registry["own"].__name__ == "read_location"
     (line,) = caplog.messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.small_prior import write_small_prior
+from support.tamperings import mend_manifest
 
 import stobatch
 from stobatch import progress
@@ -18,7 +20,7 @@ from stobatch.book import Book
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, Examples, hold_out, person_codes
 from stobatch.dp.noise import COARSEST
-from stobatch.dp.plan import TUNING_OBJECTION, DpSgdPlan
+from stobatch.dp.plan import SEARCH_OBJECTION, TUNING_OBJECTION, DpSgdPlan
 from stobatch.dp.selection import Search as SearchCost
 from stobatch.errors import BudgetError, DataError, RunError, SettingError
 from stobatch.models.layered import build_layered
@@ -77,10 +79,35 @@ def test_the_winner_is_a_run_that_pays_for_the_search(finished: Path):
     assert isinstance(plan, DpSgdPlan)
     guarantee = model.guarantee
     assert plan.curve.epsilon(plan.delta) < 0.6 < guarantee.epsilon <= 2.0
-    assert TUNING_OBJECTION not in guarantee.objections
+    assert guarantee.objections == (SEARCH_OBJECTION,)
+    assert not any("without looking at the private data" in line for line in guarantee.assumptions)
     assert any("best of a random number" in line for line in guarantee.assumptions)
     assert stobatch.plan(small_config(), dataset=records()).guarantee.objections == (TUNING_OBJECTION,)
     assert len(Examples.in_memory(records().train)) - plan.num_examples == 20
+
+
+def test_where_nothing_was_chosen_by_looking_a_search_has_no_objection_and_assumes_so():
+    untuned = search_config(method__tuned_on_private_data=False)
+    guarantee = stobatch.plan(untuned, dataset=records()).guarantee
+    assert not guarantee.objections
+    assert any("like all other settings, without looking at the private data" in line for line in guarantee.assumptions)
+
+
+def test_a_winner_of_an_older_version_is_still_verified(finished: Path, tmp_path: Path):
+    """Such files lack the objection, and assume that nothing was chosen by looking."""
+    run = tmp_path / "winner"
+    shutil.copytree(finished / "winner", run)
+    document = json.loads((run / "plan.json").read_text())
+    assumptions = document["guarantee"]["assumptions"]
+    document["guarantee"]["objections"].remove(SEARCH_OBJECTION)
+    place = next(place for place, line in enumerate(assumptions) if line.endswith("before the data were read"))
+    assumptions[place] += ", like all other settings, without looking at the private data"
+    (run / "plan.json").write_text(json.dumps(document))
+    mend_manifest(run)
+    checked = stobatch.verify(run, dataset=records(), sample=0)
+    assert not checked.differing
+    assert checked.guarantee is not None
+    assert checked.guarantee.objections == (SEARCH_OBJECTION,)
 
 
 def test_the_search_and_its_winner_say_one_epsilon_whatever_stands_outside_of_the_list(tmp_path: Path):
