@@ -6,6 +6,7 @@ A verb reads the previous stage's files and adds its own. Private files (noise, 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from stobatch import strict_json
@@ -79,8 +81,33 @@ def _replacement(path: Path, *, private: bool) -> Iterator[Path]:
         raise RunError(
             f"cannot write {path}: {error.strerror or error}.",
             why="What was there before is unchanged.",
-            remedy="Free some space or choose another --out, then run the same command with --resume.",
+            remedy=f"{_mend(error)}, then run the same command again, with --resume where it has that.",
         ) from error
+
+
+def require_writable(path: Path) -> None:
+    """Raise where nothing can be written at a path, before hours of work for it.
+
+    A folder is made there and removed again: permissions alone do not say whether it can be.
+    """
+    for folder in path.parents:
+        if folder.exists() and not folder.is_dir():
+            raise RunError(f"cannot write {path}: {folder} is a file.", remedy="Choose another --out.")
+    place = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+    try:
+        with TemporaryDirectory(prefix=".stobatch-", dir=place):
+            pass
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror}.", remedy=f"Choose another --out, or mend {place}."
+        ) from None
+
+
+def _mend(error: OSError) -> str:
+    """Return what a person can do about a file that cannot be written."""
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "Ask for permission to write there, or choose another --out"
+    return "Free some space or choose another --out"
 
 
 def _flush_folder(folder: Path) -> None:
@@ -112,7 +139,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         raise RunError(
             f"cannot write {folder}: {error.strerror or error}.",
             why="Nothing is left of it.",
-            remedy="Free some space or choose another --out.",
+            remedy=f"{_mend(error)}.",
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -19,11 +19,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol, Self
 
 from stobatch.errors import RunError
-from stobatch.files import PRIVATE, Records, make_folder, read_json, remove_temporaries, sha256_of, write_json
+from stobatch.files import (
+    PRIVATE,
+    Records,
+    make_folder,
+    read_json,
+    remove_temporaries,
+    require_writable,
+    sha256_of,
+    write_json,
+)
 
 COMMITMENT_KEY = "commitment_key"
 """In the private folder: the key of a run's commitments to private data."""
@@ -127,10 +135,7 @@ class Run:
 
     def require_new(self, config: HashedSettings, *, resume: bool) -> None:
         """Refuse to touch a directory that holds something else; say how to continue what can be continued."""
-        self._require_writable()
-        for folder in self.path.parents:
-            if folder.exists() and not folder.is_dir():
-                raise RunError(f"cannot write {self.path}: {folder} is a file.", remedy="Choose another --out.")
+        require_writable(self.path)
         if not self.path.exists() or self._was_barely_started():
             return
         if not self.exists:
@@ -148,17 +153,6 @@ class Run:
                 f"{self.path} already holds this run.",
                 remedy="Add --resume (resume=True in Python) to continue it, or choose another --out.",
             )
-
-    def _require_writable(self) -> None:
-        """Make a folder where the run will be, and remove it again: permissions alone do not say whether it can be."""
-        place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.is_dir())
-        try:
-            with TemporaryDirectory(prefix=".stobatch-", dir=place):
-                pass
-        except OSError as error:
-            raise RunError(
-                f"cannot write {self.path}: {error.strerror}.", remedy=f"Choose another --out, or mend {place}."
-            ) from None
 
     def _was_barely_started(self) -> bool:
         """Return whether a start was killed before its settings were there: hidden files, a key and a prior at most."""

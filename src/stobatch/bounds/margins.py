@@ -33,7 +33,7 @@ _IN_FLOAT64 = 1 + 1e-6
 
 def margin_kind(norm: Norm) -> CertificateKind:
     """Return what a radius by margins means in this norm, and its assumptions."""
-    source = "margin over the norm of the scattering, docs/guarantees/scattering.md"
+    source = "margin over the slope of the scattering, docs/guarantees/scattering.md"
     if norm is not Norm.L2:
         source += f"; the {norm} ball lies inside an l2 ball"
     assumptions = (

@@ -53,7 +53,7 @@ class Outcome:
 
 
 EXTRAS = {
-    "flwr": ("flwr", "pip install flwr"),
+    "flwr": ("flwr", "pip install 'stobatch[flower]', in an environment of its own"),
     "foolbox": ("foolbox", "pip install foolbox"),
     "art": ("art", "pip install adversarial-robustness-toolbox"),
     "torchattacks": ("torchattacks", "pip install --no-deps torchattacks"),

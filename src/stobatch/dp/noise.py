@@ -77,7 +77,7 @@ def add_noise(
     >>> bool((add_noise(sums, 1.0, noise)["weight"] - sums["weight"]).abs().max() > 0.1)
     True
     """
-    if not 0 <= stddev < math.inf:
+    if not 0 < stddev < math.inf:
         raise SettingError(
             f"stddev={stddev} is not a positive number.", remedy="Give the noise multiplier times the clipping norm."
         )

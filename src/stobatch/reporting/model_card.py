@@ -17,7 +17,6 @@ from stobatch.results import Exported, Kind, ShareAt
 from stobatch.types import Status
 
 _LIBRARIES = {"onnx": "onnx"}
-_TAGS = ("image-classification", "differential-privacy", "certified-robustness", "stobatch")
 _LOADED_BY = {
     "torchscript": 'import torch\n\nnetwork = torch.jit.load("model.pt")\nscores = network(inputs)',
     "pt2": 'import torch\n\nnetwork = torch.export.load("model.pt2").module()\nscores = network(inputs)',
@@ -56,11 +55,21 @@ def _front_matter(exported: Exported) -> dict[str, Any]:
     return {
         "library_name": _LIBRARIES.get(exported.format, "pytorch"),
         "pipeline_tag": "image-classification",
-        "tags": _TAGS,
+        "tags": list(_tags(exported)),
         "model-index": [{"name": f"{exported.method} {exported.training_hash}", "results": [result]}],
         "privacy": exported.guarantee.to_dict(),
         "sha256": {exported.file: exported.file_sha256, "weights": exported.weights_sha256},
     }
+
+
+def _tags(exported: Exported) -> Iterator[str]:
+    """Yield what people filter models by: a property only where it is proved, and nothing refuted it."""
+    yield "image-classification"
+    if exported.guarantee.status is Status.PROVED:
+        yield "differential-privacy"
+    if exported.is_certified:
+        yield "certified-robustness"
+    yield "stobatch"
 
 
 def _metrics(exported: Exported) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ from stobatch.results.checks import Source
 from stobatch.results.document import Count, Document, Flag, Guarantee, Number, Part, Size, Text
 from stobatch.results.scores import SanityFlag
 from stobatch.results.training import DatasetFacts
+from stobatch.types import Status
 
 
 class Prediction(Part):
@@ -127,17 +128,25 @@ class Exported(Document):
     flags: tuple[SanityFlag, ...]
     not_checked: tuple[Text, ...]
 
+    @property
+    def is_certified(self) -> bool:
+        """Return whether the run has certificates that are proved and that nothing broke."""
+        return self.certificates is not None and any(kind.status is Status.PROVED for kind in self.certificates.kinds)
+
     def scope(self) -> str:
         """Return what certificates are about, and that this file is something else."""
-        pass_of = (
-            f"Certificates hold for the deployed arithmetic of the run, the {self.dtype} pass as stobatch calls it"
-        )
-        function = ", and here for a vote over many such passes under fresh noise" if self.votes else ""
         is_not = (
             "This file is one pass without that noise, and not the vote"
             if self.votes
             else "Other kernels round otherwise"
         )
+        if not self.is_certified:
+            vote = f" What could be is a vote over many passes under fresh noise. {is_not}." if self.votes else ""
+            return f"Nothing is certified, neither for the run nor for this file.{vote}"
+        pass_of = (
+            f"Certificates hold for the deployed arithmetic of the run, the {self.dtype} pass as stobatch calls it"
+        )
+        function = ", and here for a vote over many such passes under fresh noise" if self.votes else ""
         return f"{pass_of}{function}. They do NOT hold for this file. {is_not}."
 
     def lines(self) -> list[str]:

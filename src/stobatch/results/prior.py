@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stobatch.errors import RunError
-from stobatch.files import read_json, read_tensors, serialise_tensors, tensors_sha256, write_atomically, write_json
+from stobatch.files import (
+    read_json,
+    read_tensors,
+    require_writable,
+    serialise_tensors,
+    tensors_sha256,
+    write_atomically,
+    write_json,
+)
 from stobatch.results.document import Count, Document, Part, Settings, Text
 
 UNKNOWN = "unknown"
@@ -62,8 +70,14 @@ class PriorCard(Document):
             *(_line(source) for source in self.sources),
             f"data sets whose records it may have seen: {seen}",
             *([f"settings chosen by looking at: {', '.join(self.tuned_on)}"] if self.tuned_on else []),
-            "privacy: none towards its sources; it was trained on no other record (ε = 0)",
+            f"privacy: none towards its sources; {self._others()}",
         ]
+
+    def _others(self) -> str:
+        """Say what is known about records that are not among the sources."""
+        if self.may_contain or self.tuned_on:
+            return "nothing is proved towards the data sets named above"
+        return "by its maker's word it saw no other record; no file can show that"
 
 
 def _line(source: PriorSource) -> str:
@@ -82,7 +96,8 @@ def prior_files(prior: Path) -> tuple[Path, Path]:
 
 
 def require_new_prior(prior: Path) -> None:
-    """Raise where one of its files is there already."""
+    """Raise where one of its files is there already, or none can be written."""
+    require_writable(prior)
     for path in prior_files(prior):
         if path.exists():
             raise RunError(f"{path} is there already.", remedy="Choose another --out, or remove it.")

@@ -110,12 +110,13 @@ class ServedModel:
     @property
     def warning(self) -> str | None:
         """Return what every answer has to say of this run, if anything speaks against it."""
-        said = {Status.VOID: "the seed of this run is public", Status.REFUTED: "what this run claims was refuted"}
-        if self.guarantee.status in said:
-            return f"{said[self.guarantee.status]}: its guarantee about training data is {self.guarantee.status}"
+        reasons = {Status.VOID: "the seed of this run is public", Status.REFUTED: "what this run claims was refuted"}
+        status, warnings = self.guarantee.status, list[str]()
+        if status in reasons:
+            warnings.append(f"{reasons[status]}: its guarantee about training data is {status}")
         if self.kind is not None and self.kind.status is Status.REFUTED:
-            return "an audit broke certificates of this kind: its radii are refuted"
-        return None
+            warnings.append("an audit broke certificates of this kind: its radii are refuted")
+        return "; ".join(warnings) or None
 
     def certifier(self, question: Question) -> Verifier | None:
         verifier = self.verifier(question.radius)

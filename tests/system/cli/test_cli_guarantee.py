@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +63,10 @@ def test_a_damaged_run_is_refused_in_one_line(cli, finished_run: Path, tmp_path:
         (run / name).write_text(json.dumps(damaged))
         message = cli("guarantee", run, "--json").refusal()
         assert name in message or str(run) in message
+
+
+def test_a_console_without_greek_letters_is_told_all_the_same(finished_run: Path) -> None:
+    command = [sys.executable, "-m", "stobatch", "guarantee", str(finished_run)]
+    environment = os.environ | {"PYTHONIOENCODING": "cp1252"}
+    ended = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert b"REFUTED: \\u03b5 = " in ended.stdout

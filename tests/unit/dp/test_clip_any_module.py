@@ -184,8 +184,9 @@ def test_requests_that_make_no_sense_are_refused() -> None:
         dp.clipped_sum(module, cross_entropy, inputs, 1.0)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="one loss per example"):
         dp.clipped_sum(module, lambda m, b: cross_entropy(m, b).mean(), (inputs, labels), 1.0)
-    with pytest.raises(SettingError, match="is not a positive number"):
-        dp.add_noise({"weight": inputs}, math.nan)
+    for stddev in (math.nan, 0.0, -1.0, math.inf):
+        with pytest.raises(SettingError, match="is not a positive number"):
+            dp.add_noise({"weight": inputs}, stddev)
 
 
 def drawn(count: int, stddev: float) -> Tensor:

@@ -278,6 +278,25 @@ def test_a_vote_is_not_the_file_even_before_it_is_certified(voting: TrainedModel
     assert "one pass without that noise, and not the vote" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_tags_are_what_is_proved_and_nothing_else(
+    own: Path, published: TrainedModel, model: TrainedModel, tmp_path: Path
+) -> None:
+    """People filter models by tags: a void or refuted run, or one without certificates, must not be found by them."""
+    properties = {"differential-privacy", "certified-robustness"}
+    found = {}
+    for name, run, network in (
+        ("proved", model.run.path, None),
+        ("void", published.run.path, None),
+        ("own", own, _Own),
+    ):
+        document = stobatch.export(run, tmp_path / name, to="pt2", network=network(True) if network else None)
+        found[name] = properties & set(front_matter(document)["tags"])
+    assert found == {"proved": properties, "void": {"certified-robustness"}, "own": {"differential-privacy"}}
+    assert (
+        "Nothing is certified, neither for the run nor for this file." in (tmp_path / "own" / "README.md").read_text()
+    )
+
+
 def test_names_of_classes_are_text_alone(model: TrainedModel, tmp_path: Path) -> None:
     document = stobatch.export(model.run.path, tmp_path / "out", to="pt2")
     names = ("a\n---\nlicense: mit", "<b>|x", *map(str, range(2, 10)))

@@ -169,8 +169,11 @@ def test_a_folder_says_what_its_owner_says(tmp_path: Path) -> None:
     card = quick(small(), str(folder), tmp_path / "a")
     assert (card.method, card.num_classes, card.may_contain) == ("supervised", 2, ("unknown",))
     assert card.sources[0].licence == "not stated"
+    assert "nothing is proved towards the data sets named above" in str(card)
     card = quick(small(), str(folder), tmp_path / "b", may_contain=["none"], licence="CC0-1.0", objective="contrastive")
     assert (card.method, card.num_classes, card.may_contain) == ("contrastive", 10, ())
+    assert "by its maker's word" in str(card)
+    assert "ε" not in str(card)
     assert (card.sources[0].name, card.sources[0].licence, card.sources[0].records) == ("pets", "CC0-1.0", 6)
     plain = folder_of_images(tmp_path / "plain", ())
     assert quick(small(), str(plain), tmp_path / "c").method == "contrastive"
@@ -234,3 +237,9 @@ def test_an_existing_prior_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StobatchError, match="there already"):
         quick(small(), "fonts", tmp_path / "prior", seed=2)
     assert weights.read_bytes() == before
+
+
+def test_a_prior_that_cannot_be_written_is_refused_before_it_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StobatchError, match="cannot write"):
+        quick(small(), "fonts", tmp_path / "file" / "prior", steps=10**9)
