@@ -173,6 +173,42 @@ OF_MNIST = {
     "training.steps": 586,
 }
 """What `sound.mnist` has, which is for larger radii."""
+SHARP = {"training.steps": 146, "model.architecture": "squash 8, conv 32 5/2, relu, avgpool 2, linear"}
+COARSE = {
+    "training.steps": 73,
+    "model.architecture": "squash 4, conv 32 5/2, relu, avgpool 3, linear",
+    "method.batch_size": 2048,
+}
+POOLED = {
+    "model.architecture": tuple(
+        f"squash {squash}, conv {maps} {window}, relu, avgpool {pool}, linear"
+        for squash in ("3", "4")
+        for maps in (16, 32, 64)
+        for window in ("5/2", "7/2")
+        for pool in (2, 3)
+    ),
+    "model.first_weights": ("fan_in", "box"),
+    "method.clip_norm": (0.1, 0.3, 1.0),
+    "method.average_decay": (0.95, 0.98),
+    "training.steps": (73, 146, 293),
+    "training.learning_rate": (4.0, 6.0, 12.0),
+}
+"""Searched for means of closer windows at radii of 0.2 and more."""
+
+
+def _pooled(radius: float, epsilon: float) -> RunConfig:
+    """Where searches around means of windows began: `sound.mnist_near` with another radius and budget."""
+    strict = epsilon < 0.5
+    changes = {
+        "model.architecture": f"squash {4 if strict else 3}, conv 32 5/2, relu, avgpool 2, linear",
+        "method.epsilon": epsilon,
+        "method.radius": 0.16 if strict else radius,
+        "training.steps": 146 if strict else 293,
+        "certification.attack_radius": radius,
+    }
+    return sound.mnist_near().override_all(changes)
+
+
 TASKS = {
     "mnist": around(sound.mnist(), (0.2,), MNIST_LAYERS),
     "mnist_0.4": around(sound.mnist(radius=0.4), (0.4,), MNIST_LAYERS),
@@ -194,6 +230,56 @@ TASKS = {
             OF_MNIST,
             {"method.clip_norm": 0.3},
             {"model.architecture": "squash 4, conv 16 5/2, relu, avgpool 2, linear"},
+        ),
+    ),
+    "mnist_far": Task(
+        _pooled(0.6, epsilon=1.0),
+        (0.6,),
+        POOLED | {"method.radius": (0.4, 0.5, 0.6)},
+        named=(
+            {},
+            SHARP,
+            SHARP | {"model.architecture": "squash 8, conv 32 5/2, relu, linear"},
+            SHARP | {"method.clip_norm": 0.1},
+            SHARP | {"model.first_weights": "box"},
+            SHARP | {"method.clip_norm": 0.1, "method.natural_weight": 0.1},
+            SHARP | {"method.clip_norm": 0.1, "method.radius": 0.4},
+            SHARP | {"method.clip_norm": 0.1, "training.steps": 586},
+        ),
+    ),
+    "mnist_middle_pooled": Task(
+        _pooled(0.4, epsilon=1.0),
+        (0.4,),
+        POOLED | {"method.radius": (0.2, 0.3, 0.4)},
+        named=(
+            {"method.batch_size": 2048, "method.radius": 0.3},
+            {"method.batch_size": 2048, "method.radius": 0.2},
+            {
+                "method.batch_size": 2048,
+                "method.radius": 0.3,
+                "model.architecture": "squash 4, conv 32 5/2, relu, avgpool 2, linear",
+            },
+            {"method.batch_size": 2048, "method.radius": 0.4},
+            {"method.batch_size": 2048, "method.radius": 0.4, "method.clip_norm": 0.1},
+        ),
+    ),
+    "mnist_strict_pooled": Task(
+        _pooled(0.2, epsilon=0.2),
+        (0.2,),
+        POOLED | {"method.radius": (0.12, 0.16, 0.2, 0.24)},
+        named=(
+            {},
+            {"training.steps": 73},
+            {"training.steps": 40},
+            {"training.steps": 73, "method.radius": 0.2},
+            {"training.steps": 73, "training.learning_rate": 24.0},
+            {"training.steps": 73, "model.architecture": "squash 4, conv 32 5/2, relu, avgpool 3, linear"},
+            {"training.steps": 73, "model.architecture": "squash 4, conv 16 5/2, relu, avgpool 2, linear"},
+            {"training.steps": 73, "method.clip_norm": 0.3},
+            {"training.steps": 73, "method.radius": 0.12},
+            COARSE,
+            COARSE | {"method.average_decay": 0.95},
+            COARSE | {"training.learning_rate": 8.0},
         ),
     ),
     "fashion_mnist_near": Task(

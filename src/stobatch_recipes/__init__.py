@@ -15,7 +15,8 @@ from stobatch.registry import Registry, one_line, read_location
 _IN_THIS_PACKAGE = {
     "": ("demo",),
     "sound": (
-        *("mnist", "mnist_near", "mnist_middle", "mnist_wide", "mnist_strict", "mnist_l2", "mnist_l2_scattering"),
+        *("mnist", "mnist_near", "mnist_middle", "mnist_wide", "mnist_strict", "mnist_strict_pooled"),
+        *("mnist_l2", "mnist_l2_scattering"),
         *("fashion_mnist", "fashion_mnist_near", "fashion_mnist_wide"),
         *("cifar10", "cifar10_wide", "cifar10_strict", "cifar10_strict_wide", "tiny_imagenet"),
         *("cifar10_scattering", "cifar10_scattering_strict", "cifar10_smoothed", "cifar10_smoothed_strict"),
