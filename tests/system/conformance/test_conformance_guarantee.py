@@ -64,7 +64,7 @@ def test_more_steps_never_cost_less(plan: Plan, config: RunConfig) -> None:
     """Steps that a crash made necessary again are counted; those that were not made give nothing back."""
     steps = config.training.steps
     after = [plan.after(count) for count in (0, 1, steps, steps + 1, 2 * steps, 10 * steps)]
-    assert after[0] == after[2] == plan.guarantee
+    assert after[0] == after[2] == plan.claim
     spent = [guarantee.epsilon for guarantee in after]
     assert spent == sorted(spent)
     assert {(g.status, g.delta, g.neighbours, g.unit) for g in after} == {

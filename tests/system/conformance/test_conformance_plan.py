@@ -39,15 +39,17 @@ def test_a_plan_is_made_without_data(
     monkeypatch.setattr(Examples, "__post_init__", refuse)
     with pytest.raises(AssertionError, match="read data"):
         sources.load(config.data)
-    assert plain(method.plan(config, describe(config.data), None)) == expected
+    own = dataclasses.replace(method.plan(config, describe(config.data), None), provider=plan.provider)
+    assert plain(own) == expected
     assert plain(stobatch.plan(config.override("seed", None))) == expected
 
 
 def test_a_public_seed_voids_the_guarantee_and_changes_no_number(config: RunConfig, plan: Plan) -> None:
     public = stobatch.plan(config, dataset=data_of(config))
     assert config.seed is not None
-    assert public.claim == plan.claim == plan.guarantee
-    assert public.guarantee == plan.claim.with_public_seed()
+    assert public.claim == plan.claim
+    assert plan.guarantee == plan.in_context(plan.claim)
+    assert public.guarantee == plan.guarantee.with_public_seed()
     assert public.guarantee.status is (Status.NONE if plan.claim.status is Status.NONE else Status.VOID)
     assert plain(public) | {"guarantee": None} == plain(plan) | {"guarantee": None}
 
