@@ -72,7 +72,8 @@ INTENDED: list[tuple[str, str, str]] = [
                    "*/published/", "radius_", "*largest_radius/")),
     ("pixeldp/*", "rows", "counts what was attacked"),
     *(("*", key, "that settings were tuned is an objection alone; whose loss and noise it is, is said")
-      for key in ("*guarantee/assumptions*", "*guarantees/*/assumptions*", "files/plan.json/*", "files/attack.json/*")),
+      for key in ("*guarantee/assumptions*", "*guarantees/*/assumptions*", "files/plan.json/*", "files/attack.json/*",
+                  "files/federation.json/*")),
     *(("*/said/*", key, "`verify` says what the run guarantees, and which radii it did not compute again")
       for key in ("", "guarantee*", "verification*", "checks/*")),
     *(("*", key, "training.json says who vouches for the ε of its history")

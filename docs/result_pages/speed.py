@@ -60,8 +60,8 @@ def newest() -> dict[str, Found]:
 
 
 _TRIED = (
-    "a thread for each piece of the batch, a folded network, kernels with full vectors; most of FGSM is now its "
-    "one pass; a batch that is cut for them fits the cache as ours does"
+    "a thread for each piece of the batch, a folded network, kernels with full vectors; most of FGSM is its one pass, "
+    "and Square starts its threads for each query; a batch that is cut for them fits the cache as ours does"
 )
 
 
@@ -136,8 +136,8 @@ ROWS = (
     *memory_rows(),
     Row("processor seconds of `stobatch plan` / `stobatch report`",
         ("plan_processor_seconds", "report_processor_seconds"), 2.0, below=True,
-        tried="most of a plan is importing torch, and scipy for the accountant's library; a plan without torch would "
-        "need settings and data sets without it; a report loads the network to compute its numbers again"),
+        tried="most of a plan is importing torch, and scipy for the accountant's library; a plan builds the network "
+        "to see that it fits, and a report loads it to compute its numbers again, so neither goes without torch"),
     Row("training with 5,000 canaries over training without", "canaries_over_none", below=True),
     Row("audit trainings one by one over side by side", "one_by_one_over_side_by_side"),
 )  # fmt: skip
