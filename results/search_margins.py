@@ -26,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812
 import stobatch
 from stobatch.bounds.margins import MarginCertifier
 from stobatch.bounds.scattering import ScatteringLipschitz
+from stobatch.bounds.tangents import l2_stretch
 from stobatch.config import RunConfig
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.models.layered import Layered, build_layered
@@ -71,15 +72,31 @@ TASKS = {
             {"training.learning_rate": 0.32},
         ),
     ),
+    "cifar10_scattering_linf": Task(
+        sound.cifar10_scattering_linf(), tuple({"method.radius": radius} for radius in (0.35, 0.5, 0.25))
+    ),
+    "cifar10_scattering_linf_strict": Task(
+        sound.cifar10_scattering_linf_strict(), tuple({"method.radius": radius} for radius in (0.35, 0.5, 0.25))
+    ),
+    "mnist_scattering": Task(
+        sound.mnist_scattering(),
+        (
+            {"method.radius": 0.6},
+            {"method.radius": 0.9},
+            {"method.radius": 0.4, "model.architecture": "scatter 8 2 3 0.25 0.03 -2.8, linear *0"},
+            {"method.radius": 0.9, "model.architecture": "scatter 8 6 9 0.25 0.03 -2.8, linear *0"},
+            {"method.radius": 0.9, "model.architecture": "scatter 8 6 6 0.25 0.03 -2.8, linear *0"},
+        ),
+    ),
 }
-"""The first trial of each has the settings that the recipe had before."""
+"""The first trial of the first two has the settings that the recipe had before."""
 
 
 class Kept:
     """Features of all training records, in half precision, without gains and levels."""
 
-    def __init__(self, inputs: Tensor, file: Path | None) -> None:
-        self.front = Scattering(tuple(inputs.shape[1:]), even=True)
+    def __init__(self, inputs: Tensor, file: Path | None, *, even: bool = True) -> None:
+        self.front = Scattering(tuple(inputs.shape[1:]), even=even)
         if file and file.exists():
             self.features: Tensor = torch.load(file, mmap=True)
             return
@@ -90,9 +107,11 @@ class Kept:
 
     def of(self, rows: Tensor, front: Scattering) -> Tensor:
         """Return features of some records with the gains and levels of another front."""
+        features = self.features[rows].float()
+        if not front.even:
+            return front.folded(front.levelled(features)).flatten(1)
         gains = front.gain.repeat_interleave(front.map_shape[1] * front.map_shape[2])[front.mirrored[0]]
-        off = front.folded(front.levelled(torch.zeros(1, *front.map_shape)))
-        return self.features[rows].float() * gains + off
+        return features * gains + front.folded(front.levelled(torch.zeros(1, *front.map_shape)))
 
 
 def clipped_sum(
@@ -155,14 +174,14 @@ def train(config: RunConfig, plan: DpSgdPlan, kept: Kept, labels: Tensor, seed: 
     return network
 
 
-def measure(network: Layered, inputs: Tensor, labels: Tensor, radii: tuple[float, ...]) -> Values:
+def measure(network: Layered, inputs: Tensor, labels: Tensor, norm: Norm, radii: tuple[float, ...]) -> Values:
     """Return accuracy, and what constants alone prove beside what tangents add."""
     certifier, shares = MarginCertifier(network), {}
-    found = certifier.certificates(inputs, Norm.L2)
+    found = certifier.certificates(inputs, norm, radii)
     correct = torch.from_numpy(found.label) == labels
     radius = torch.from_numpy(found.radius)
     shares["certified"] = {f"{at:.6g}": float((correct & (radius >= at)).double().mean()) for at in radii}
-    by_constants = constant_radii(certifier.scattering, network, inputs)
+    by_constants = constant_radii(certifier.scattering, network, inputs) / l2_stretch(norm, inputs.shape[1:])
     shares["by_constants"] = {f"{at:.6g}": float((correct & (by_constants >= at)).double().mean()) for at in radii}
     return {"clean": float(correct.double().mean()), **shares}
 
@@ -185,9 +204,11 @@ def main() -> None:
     parser.add_argument("--features", type=Path, help="a file to keep features in; they are private")
     parser.add_argument("--log", type=Path, default=LOG)
     options = parser.parse_args()
-    task, log, records = TASKS[options.task], Log(options.log), Records("cifar10", HELD_OUT).dataset
+    task, log = TASKS[options.task], Log(options.log)
+    records, norm = Records(task.recipe.data.name, HELD_OUT).dataset, Norm(task.recipe.evaluation.norm)
     train_part, held_out = records.train.in_memory(), records.test.in_memory().take(slice(0, CERTIFIED))
-    kept = Kept(torch.cat([train_part.inputs, records.test.in_memory().inputs]), options.features)
+    even = task.recipe.model.architecture.startswith("scatter_even")
+    kept = Kept(torch.cat([train_part.inputs, records.test.in_memory().inputs]), options.features, even=even)
     for settings in task.changes:
         row = {"task": options.task, "share": SHARE, "settings": settings}
         if Log.key(row) in log.known:
@@ -197,7 +218,7 @@ def main() -> None:
         plan = stobatch.plan(config)
         assert isinstance(plan, DpSgdPlan)
         network = train(config, plan, kept, train_part.labels.long())
-        found = measure(network, held_out.inputs, held_out.labels, config.evaluation.radii)
+        found = measure(network, held_out.inputs, held_out.labels, norm, config.evaluation.radii)
         found |= {"cost": share, "torch": torch.__version__, "seconds": round(time.monotonic() - started, 1)}
         log.add(row | found)
         print(json.dumps(log.known[Log.key(row)]), flush=True)

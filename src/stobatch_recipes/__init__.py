@@ -16,11 +16,11 @@ _IN_THIS_PACKAGE = {
     "": ("demo",),
     "sound": (
         *("mnist", "mnist_near", "mnist_middle", "mnist_wide", "mnist_strict", "mnist_strict_pooled"),
-        *("mnist_l2", "mnist_l2_scattering"),
+        *("mnist_l2", "mnist_l2_scattering", "mnist_scattering"),
         *("fashion_mnist", "fashion_mnist_near", "fashion_mnist_wide"),
         *("cifar10", "cifar10_wide", "cifar10_strict", "cifar10_strict_wide", "tiny_imagenet"),
         *("cifar10_scattering", "cifar10_scattering_strict", "cifar10_smoothed", "cifar10_smoothed_strict"),
-        "tiny_imagenet_smoothed",
+        *("cifar10_scattering_linf", "cifar10_scattering_linf_strict", "tiny_imagenet_smoothed"),
     ),
     "published": ("demo", "mnist", "cifar10", "tiny_imagenet"),
     "federated": ("demo",),

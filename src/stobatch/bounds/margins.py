@@ -1,12 +1,14 @@
-"""Deterministic l2 certificates of a linear head behind wavelet scattering: by Lipschitz constants and by tangents.
+"""Deterministic certificates of a linear head behind wavelet scattering: by Lipschitz constants and by tangents.
 
 Scores are linear in the features, and the features are Lipschitz in the input (`bounds.scattering`); near one input
-they change by less (`bounds.tangents`). The rounding of float32 is included. Theorem and proof:
+they change by less (`bounds.tangents`). For l2 and l-infinity; the rounding of float32 is included. Theorem and proof:
 docs/guarantees/scattering.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
 from math import prod, sqrt
 
 import numpy as np
@@ -17,14 +19,15 @@ from stobatch.bounds.arithmetic import require_plain_float32
 from stobatch.bounds.certifier import BoundCertificates
 from stobatch.bounds.linear import FLOAT32_UNIT, gamma
 from stobatch.bounds.scattering import SLACK, Responses, ScatteringLipschitz
-from stobatch.bounds.tangents import Parabola, ScatteringTangents
+from stobatch.bounds.tangents import ScatteringTangents, l2_stretch
 from stobatch.errors import DataError, ModelError
 from stobatch.models.scattering import Scattering, is_linear_behind
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 from stobatch.verifier import CertificateKind, require_stack, require_unaltered
 
-_CURVATURE = 0.1
-"""Of a parabola below a margin, in units of the margin's Lipschitz constant over the radius that it proves."""
+_CURVATURES = (0.2, 0.4)
+"""Of tangents of a margin, in units of the margin's Lipschitz constant over the radius that is to be proved. More
+curvature loses less at the input itself, and more at a distance; the first is tried first."""
 _NEAREST = 1e-3
 """Radius below which a smaller one asks for no more curvature."""
 _IN_FLOAT64 = 1 + 1e-6
@@ -34,8 +37,8 @@ _IN_FLOAT64 = 1 + 1e-6
 def margin_kind(norm: Norm) -> CertificateKind:
     """Return what a radius by margins means in this norm, and its assumptions."""
     source = "margin over the slope of the scattering, docs/guarantees/scattering.md"
-    if norm is not Norm.L2:
-        source += f"; the {norm} ball lies inside an l2 ball"
+    if norm is Norm.L1:
+        source += "; the l1 ball lies inside an l2 ball"
     assumptions = (
         "the deployed pass is a call of the saved network, without hooks, in float32: sums of products in any order, "
         "fused or not; no TF32, half precision, quantisation, Winograd or FFT; moduli within 8 units in the last place",
@@ -51,6 +54,7 @@ class _MarginLipschitz:
 
     def __init__(self, scattering: ScatteringLipschitz, tangents: ScatteringTangents, head: nn.Linear) -> None:
         self.scattering, self.tangents, front = scattering, tangents, scattering.front
+        self.shape = front.input_shape
         self.weight, self.bias = head.weight.detach().double().cpu(), head.bias.detach().double().cpu()
         self.absolute_weight = self.weight.abs()
         differences = [self.weight - row for row in self.weight]
@@ -71,18 +75,27 @@ class _MarginLipschitz:
         errors: Tensor = (self.weight_norms * error + self.share * sums) * _IN_FLOAT64
         return errors
 
-    def radii(self, scores: Tensor, labels: Tensor, errors: Tensor, responses: Responses) -> Tensor:
+    def radii(
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        errors: Tensor,
+        responses: Responses,
+        norm: Norm,
+        asked: Sequence[float] | None,
+    ) -> Tensor:
         """Return the certified radius of each input, given its scores in float64 and the errors of deployed ones."""
-        label, every = labels[:, None], torch.arange(len(labels))
+        label, every, stretch = labels[:, None], torch.arange(len(labels)), l2_stretch(norm, self.shape)
         lead = scores.gather(1, label) - scores - errors.gather(1, label) - errors
-        # At distance r, ‖x‖ is larger by r and the features by `maps`·r at most: that part of the error at the other
+        # At l2 distance r, ‖x‖ is larger by r and the features by `maps`·r at most: that part of the error at the other
         # point grows with r.
         rounding = self.scattering.rounding
         absolute_norms = self.absolute_norms[label] + self.absolute_norms
-        error_per_distance = self.difference_norms[labels] * rounding + self.share * absolute_norms * (
-            self.scattering.maps + 2 * rounding
+        error_per_distance = stretch * (
+            self.difference_norms[labels] * rounding
+            + self.share * absolute_norms * (self.scattering.maps + 2 * rounding)
         )
-        constants = self.constants[labels]
+        constants = stretch * self.constants[labels]
         by_class = (lead / (constants + error_per_distance)).scatter(1, label, torch.inf)
         # The nearest class limits the radius. Look closer at it, and go on until the nearest has been looked at.
         looked_at = torch.zeros_like(by_class, dtype=torch.bool)
@@ -92,27 +105,52 @@ class _MarginLipschitz:
             if not len(rows):
                 break
             other = nearest[rows]
-            constant, by_constant = constants[rows, other], by_class[rows, other]
-            near = by_constant.clamp(min=_NEAREST)
-            parabolas = self.tangents.below(
+            by_class[rows, other] = self._by_tangents(
                 self.weight[labels[rows]] - self.weight[other],
                 responses.take(rows),
-                curvature=_CURVATURE * constant / near,
-                near=near,
+                lead[rows, other],
+                error_per_distance[rows, other],
+                constants[rows, other],
+                norm,
+                asked,
             )
-            start, slope = lead[rows, other], error_per_distance[rows, other]
-            by_tangents = [Parabola(start + p.start, slope + p.slope, p.bend).root() for p in parabolas]
-            by_class[rows, other] = torch.stack([by_constant, *by_tangents]).amax(0)
             looked_at[rows, other] = True
         radius = by_class.amin(1) / SLACK
         # Shrunk so that distances may be measured, and points of a ball rounded, in float32.
-        values = prod(self.scattering.front.input_shape)
+        values = prod(self.shape)
         shrunk: Tensor = radius * (1 - gamma(FLOAT32_UNIT, values + 8)) - 2.0**-22 * sqrt(values)
         return shrunk.nan_to_num(nan=0.0).clamp(min=0)
 
+    def _by_tangents(
+        self,
+        functionals: Tensor,
+        responses: Responses,
+        lead: Tensor,
+        slope: Tensor,
+        constants: Tensor,
+        norm: Norm,
+        asked: Sequence[float] | None,
+    ) -> Tensor:
+        """Return the distance up to which each margin stays positive, by whatever proves most."""
+        stretch = l2_stretch(norm, self.shape)
+        found = lead / (constants + slope)
+        near = found.clamp(min=_NEAREST)
+        line = self.tangents.of(functionals, responses, _CURVATURES[0] * constants / (stretch**2 * near)).parabola(norm)
+        found = torch.maximum(found, line.falling(lead, slope).root())
+        # Completing the square proves no more than a tangent that loses and bends nothing would.
+        farthest = lead / (line.slope + slope)
+        for radius, curvature in product((None,) if asked is None else sorted(asked), _CURVATURES):
+            near = (found * farthest).sqrt() if radius is None else torch.full_like(found, radius)
+            rows = ((near > found) & (near <= farthest)).nonzero().flatten()
+            if len(rows):
+                scaled = curvature * constants[rows] / (stretch**2 * near[rows])
+                closer = self.tangents.of(functionals[rows], responses.take(rows), scaled).completed(near[rows], norm)
+                found[rows] = torch.maximum(found[rows], closer.falling(lead[rows], slope[rows]).root())
+        return found
+
 
 class MarginCertifier:
-    """Proves that no input within an l2 radius changes the class, for scattering followed by one linear layer.
+    """Proves that no input within a radius changes the class, for scattering followed by one linear layer.
 
     **Guarantee.** Every float32 input of [-1, 1] within the returned radius of the given one gets the same label from
     the deployed float32 pass, on any device that keeps to the assumptions of `margin_kind`.
@@ -142,8 +180,13 @@ class MarginCertifier:
         return front, head
 
     @torch.no_grad()
-    def certificates(self, inputs: Tensor, norm: Norm, rows_at_once: int = 100) -> BoundCertificates:
-        """Return the deployed labels, and the largest radius that is proved for each input; 0 where none is."""
+    def certificates(
+        self, inputs: Tensor, norm: Norm, asked: Sequence[float] | None = None, rows_at_once: int = 100
+    ) -> BoundCertificates:
+        """Return the deployed labels, and a radius that is proved for each input; 0 where none is.
+
+        It is as large as can be proved; given radii that are asked about, only these are worth the most effort.
+        """
         shape = self.front.input_shape
         if inputs.shape[1:] != shape or inputs.dtype != torch.float32 or not bool((inputs.abs() <= 1).all()):
             raise DataError(
@@ -153,12 +196,13 @@ class MarginCertifier:
         front, head = self._parts()
         require_plain_float32((front, head), head.weight.device)
         margins = _MarginLipschitz(self.scattering, self.tangents, head)
-        results = [self._part(part, margins) for part in torch.split(inputs, rows_at_once)]
+        results = [self._part(part, margins, norm, asked) for part in torch.split(inputs, rows_at_once)]
         labels, radii = (torch.cat(parts) if parts else torch.zeros(0) for parts in zip(*results, strict=True))
-        inside = 1.0 if norm is not Norm.LINF else 1 / sqrt(prod(self.front.input_shape))
-        return BoundCertificates(labels.numpy().astype(np.int64), inside * radii.numpy(), margin_kind(norm))
+        return BoundCertificates(labels.numpy().astype(np.int64), radii.numpy(), margin_kind(norm))
 
-    def _part(self, inputs: Tensor, margins: _MarginLipschitz) -> tuple[Tensor, Tensor]:
+    def _part(
+        self, inputs: Tensor, margins: _MarginLipschitz, norm: Norm, asked: Sequence[float] | None
+    ) -> tuple[Tensor, Tensor]:
         deployed = self.network(inputs.to(self.head.weight.device, copy=True)).double().cpu()
         responses, front = self.scattering.responses(inputs), self.scattering.front
         maps = front.levelled(self.scattering.maps_of(responses))
@@ -172,4 +216,4 @@ class MarginCertifier:
                 remedy="Remove whatever changes its passes: patched functions, reduced precision, another back-end.",
             )
         labels = deployed.argmax(1)
-        return labels, margins.radii(scores, labels, errors, responses)
+        return labels, margins.radii(scores, labels, errors, responses, norm, asked)

@@ -1,26 +1,31 @@
-"""Lower bounds of a margin behind scattering near one input: tangents of its moduli, and parabolas where it bends down.
+"""Lower bounds of a margin behind scattering near one input: tangents of its moduli, and how much they bend down.
 
 A Lipschitz constant holds for all inputs, so it is that of the worst one. Near a given input the margin is almost its
 tangent, whose slope is less than half of that constant. What a margin can lose against its tangent comes from moduli
-with negative weights alone, and a parabola bounds it. Theorem and proof: docs/guarantees/scattering.md.
+with negative weights alone, and a quadratic form of the perturbation bounds it. Theorem and proof:
+docs/guarantees/scattering.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from stobatch.bounds.scattering import SLACK, Response, Responses, ScatteringLipschitz, squared_norm
+from stobatch.types import Norm
 
-_SECOND = 2.0
-"""Curvature that is allowed to moduli of order 2, relative to others: they are smaller, so they bend more."""
-_NEAR = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
-"""Distances at which a parabola is close, relative to the given one."""
+_ABOVE = 1.02
+"""How far a diagonal lies above the form that is taken off it, relative to the form's largest value."""
+_STEPS = 4
+"""Steps of conjugate gradients. Twice as many prove a thousandth more."""
+_FLOAT64 = 1e-11
+"""More than float64 misses of a product with a matrix, relative to norms: thousands of terms, 2⁻⁵³ each."""
 _TINY = 1e-100
-"""Added to moduli that are divided by."""
+"""Added to what is divided by."""
 
 
 class Parabola(NamedTuple):
@@ -38,28 +43,109 @@ class Parabola(NamedTuple):
         (2.0, 1.5)
         """
         start = self.start.clamp(min=0)
-        return 2 * start / (self.slope + (self.slope.square() + 4 * self.bend * start).sqrt())
+        return 2 * start / (self.slope + (self.slope.square() + 4 * self.bend * start).sqrt() + _TINY)
+
+    def falling(self, lead: Tensor, slope: Tensor) -> Parabola:
+        """Return the parabola below a margin that starts with this lead and loses this slope besides."""
+        return Parabola(lead + self.start, slope + self.slope, self.bend)
+
+
+@dataclass(frozen=True)
+class Tangents:
+    """Functionals w of the features near their images x, each with -loss + g·δ - δᵀQδ <= w·(S(x + δ) - S(x)).
+
+    g is the gradient, off by at most `missed` in l2; Q is given by the curvature of each modulus, and no form is above
+    `level`.
+    """
+
+    scattering: ScatteringLipschitz
+    loss: Tensor
+    gradient: Tensor
+    missed: Tensor
+    fine: Tensor
+    coarse: Tensor
+    level: Tensor
+
+    def parabola(self, norm: Norm) -> Parabola:
+        """Return a lower bound at every distance in this norm: the tangent, with the largest bend in each direction."""
+        size = self.gradient.abs().sum((1, 2)) if norm is Norm.LINF else self.gradient.flatten(1).norm(dim=1)
+        return self._parabola(-self.loss, size, self.level * self._stretch(norm) ** 2, norm)
+
+    def completed(self, near: Tensor, norm: Norm) -> Parabola:
+        """Return a lower bound that is close at distances about `near`, by completing the square.
+
+        For each diagonal D above Q, g·δ - δᵀQδ = g·δ + δᵀ(D - Q)δ - δᵀDδ >= -gᵀ(D - Q)⁻¹g/4 - δᵀDδ. Without Q the
+        best D is |g|/2r at each value in an l-infinity ball of radius r, and everywhere ‖g‖₂/2r in an l2 ball.
+        """
+        least, bends = _ABOVE * self.level, _dot(self.gradient, self._form(self.gradient))
+        along = bends / (_dot(self.gradient, self.gradient) + _TINY)
+        size = self.gradient.abs() if norm is Norm.LINF else self.gradient.flatten(1).norm(dim=1)[:, None, None]
+        diagonal = torch.maximum(size / (2 * near[:, None, None]) + along[:, None, None], least[:, None, None])
+        square = self._inverse_form(diagonal.expand_as(self.gradient), least - self.level)
+        bend = diagonal.sum((1, 2)) if norm is Norm.LINF else diagonal.flatten()
+        return self._parabola(-self.loss - square / 4 * SLACK, torch.zeros_like(bend), bend, norm)
+
+    def take(self, rows: Tensor) -> Self:
+        """Return the tangents of some rows."""
+        parts = (self.loss, self.gradient, self.missed, self.fine, self.coarse, self.level)
+        return type(self)(self.scattering, *(part[rows] for part in parts))
+
+    def _parabola(self, start: Tensor, slope: Tensor, bend: Tensor, norm: Norm) -> Parabola:
+        return Parabola(start, slope * SLACK + self.missed * self._stretch(norm), bend * SLACK)
+
+    def _stretch(self, norm: Norm) -> float:
+        return l2_stretch(norm, self.gradient.shape[1:])
+
+    def _form(self, moves: Tensor) -> Tensor:
+        """Return Qδ of each row: through turned colours and wavelets, weighted by curvatures, and back."""
+        colours = self.scattering.front.colours
+        channels = torch.einsum("dc,ncp->ndp", colours, moves)
+        turned = torch.zeros_like(channels)
+        for stage, curvature in ((self.scattering.fine, self.fine), (self.scattering.coarse, self.coarse)):
+            parts = (channels @ stage.rows).view(*channels.shape[:2], 2, *curvature.shape[2:]) * curvature.unsqueeze(2)
+            turned += parts.flatten(2) @ stage.rows.T
+        return torch.einsum("dc,ndp->ncp", colours, turned)
+
+    def _inverse_form(self, diagonal: Tensor, gap: Tensor) -> Tensor:
+        """Return at least gᵀA⁻¹g of each row, A = D - Q, whose eigenvalues are at least `gap`.
+
+        By conjugate gradients, for x with Ax ≈ g. However good x is, with the residual ρ = g - Ax,
+        gᵀA⁻¹g = gᵀx + xᵀρ + ρᵀA⁻¹ρ <= gᵀx + xᵀρ + ‖ρ‖²/gap.
+        """
+        found, residual = torch.zeros_like(self.gradient), self.gradient
+        step = residual / diagonal
+        size = _dot(residual, step)
+        for _ in range(_STEPS):
+            applied = diagonal * step - self._form(step)
+            share = (size / (_dot(step, applied) + _TINY))[:, None, None]
+            found, residual = found + share * step, residual - share * applied
+            before, size = size, _dot(residual, residual / diagonal)
+            step = residual / diagonal + (size / (before + _TINY))[:, None, None] * step
+        residual = self.gradient - diagonal * found + self._form(found)
+        length, highest = found.flatten(1).norm(dim=1), diagonal.amax((1, 2)) + self.level
+        off = _FLOAT64 * (highest * length + self.gradient.flatten(1).norm(dim=1))
+        left = residual.flatten(1).norm(dim=1) + off
+        bound: Tensor = _dot(self.gradient + residual, found) + off * length + left.square() / gap
+        return bound
 
 
 class ScatteringTangents:
     """Lower bounds of functionals of the features near given images.
 
-    **Guarantee.** For each row w of weights of the features and its image x, `below` returns parabolas, of which each
-    one p has w·(S(y) - S(x)) >= p(‖y - x‖₂) for all images y, in exact arithmetic, whatever the curvature and `near`.
+    **Guarantee.** For each row w of weights of the features and its image x, `of` returns tangents, of whose parabolas
+    p in a norm each one has w·(S(y) - S(x)) >= p(‖y - x‖) for all images y, in exact arithmetic, whatever the curvature
+    and `near`.
     """
 
     def __init__(self, scattering: ScatteringLipschitz) -> None:
         self.scattering = scattering
         # Moduli of order 2 are functions of the fine ones, which move at most as far as the fine wavelets.
-        fine = 1 + _SECOND * squared_norm((1.0, scattering.coarse))
-        self.levels, self.directions = torch.linalg.eigh(fine * scattering.fine.gram + scattering.coarse.gram)
-        self.levels += (SLACK - 1) * self.levels[-1]
+        self.of_second = squared_norm((1.0, scattering.coarse))
+        largest = squared_norm((1 + self.of_second, scattering.fine), (1.0, scattering.coarse))
+        self.level = scattering.colour_norm**2 * largest
 
-    def below(self, functionals: Tensor, responses: Responses, curvature: Tensor, near: Tensor) -> Iterator[Parabola]:
-        """Yield parabolas, each with an entry for each row.
-
-        More curvature costs at a distance, less of it at once. Parabolas are best at distances about `near`.
-        """
+    def of(self, functionals: Tensor, responses: Responses, curvature: Tensor) -> Tangents:
+        """Return tangents, an entry for each row. More curvature costs at a distance, less of it at once."""
         scattering, angles = self.scattering, self.scattering.front.angles
         low, leaf, rows = scattering.low.rows.T, scattering.leaf.rows.T, len(functionals)
         maps = scattering.front.lifted(functionals).flatten(2)
@@ -67,36 +153,53 @@ class ScatteringTangents:
         first, fine, coarse, second = torch.split(by_path, [1, angles, angles, angles**2], dim=2)
         # Transposed means: weights of the features become weights of the moduli, rows x channels x maps x outputs.
         second_weights = (second @ leaf).reshape(rows, -1, angles, angles, leaf.shape[1])
-        second_slopes, second_loss = _lines(second_weights, responses.second, _SECOND * curvature)
+        of_second = _lines(second_weights, responses.second, curvature)
         # What lines of order 2 ask of the fine moduli adds to the weights that these have themselves.
-        fine_weights = fine @ low + second_slopes.flatten(-3) @ scattering.coarse.rows.T
-        fine_slopes, fine_loss = _lines(fine_weights, responses.fine, curvature)
-        coarse_slopes, coarse_loss = _lines(coarse @ leaf, responses.coarse, curvature)
+        fine_weights = fine @ low + of_second.slopes.flatten(-3) @ scattering.coarse.rows.T
+        of_fine = _lines(fine_weights, responses.fine, curvature)
+        of_coarse = _lines(coarse @ leaf, responses.coarse, curvature)
         gradient = (first @ low).squeeze(2)
-        gradient = gradient + fine_slopes.flatten(-3) @ scattering.fine.rows.T
-        gradient = gradient + coarse_slopes.flatten(-3) @ scattering.coarse.rows.T
-        # The functional changes by at least -loss + g·d - dᵀCd, with C the curvature times a matrix of known levels.
-        # For each u above them, g·d - dᵀCd >= -gᵀ(u - C)⁻¹g/4 - u‖d‖²: complete the square.
-        energy = (gradient @ self.directions).square().sum(1) * SLACK
-        loss = (second_loss + fine_loss + coarse_loss) * SLACK
-        # Float64 misses far less of the gradient than this share of the weights, however much of it cancels.
-        missed = (SLACK - 1) * maps.flatten(1).norm(dim=1) * scattering.colour_norm
-        levels, size = curvature[:, None] * self.levels, energy.sum(1).sqrt() + _TINY
-        for times in _NEAR:
-            bend = levels[:, -1] + size / (2 * times * near)
-            square = (energy / (4 * (bend[:, None] - levels))).sum(1) * SLACK
-            yield Parabola(-loss - square, missed, bend * scattering.colour_norm**2 * SLACK)
+        gradient = gradient + of_fine.slopes.flatten(-3) @ scattering.fine.rows.T
+        gradient = gradient + of_coarse.slopes.flatten(-3) @ scattering.coarse.rows.T
+        return Tangents(
+            scattering,
+            loss=(of_second.loss + of_fine.loss + of_coarse.loss) * SLACK,
+            gradient=torch.einsum("dc,ndp->ncp", scattering.front.colours, gradient),
+            # Float64 misses far less of the gradient than this share of the weights, however much of it cancels.
+            missed=(SLACK - 1) * maps.flatten(1).norm(dim=1) * scattering.colour_norm,
+            fine=of_fine.bends + self.of_second * curvature[:, None, None, None],
+            coarse=of_coarse.bends,
+            level=curvature * self.level,
+        )
 
 
-def _lines(weights: Tensor, response: Response, curvature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return slopes s, with real and imaginary parts, and losses, one a row: Σ w|a + e| >= Σ w|a| - loss + s·e - c‖e‖².
+def l2_stretch(norm: Norm, shape: tuple[int, ...]) -> float:
+    """Return how far a ball of radius 1 in this norm reaches in l2, for inputs of this shape."""
+    return prod(shape) ** 0.5 if norm is Norm.LINF else 1.0
 
-    w >= 0: |a + e| >= Re(conj(a)(a + e))/|a|, the tangent, which loses nothing.
+
+class _Lines(NamedTuple):
+    slopes: Tensor
+    bends: Tensor
+    loss: Tensor
+
+
+def _lines(weights: Tensor, response: Response, curvature: Tensor) -> _Lines:
+    """Return slopes s, with real and imaginary parts, bends b up to the curvature, and losses, one a row:
+    Σ w|a + e| >= Σ w|a| - loss + s·e - Σ b|e|².
+
+    w >= 0: |a + e| >= Re(conj(a)(a + e))/|a|, the tangent, which neither loses nor bends.
     w < 0: |a + e| <= |a + e|²/2t + t/2 for each t > 0. At e = 0 that is (t - |a|)²/2t too much, its slope is a/t, and
-    it bends by |e|²/2t; t is |a|, or what makes |w|/2t the curvature c where |a| is less.
+    it bends by |e|²/2t; t is |a|, or what makes |w|/2t the curvature where |a| is less.
     """
     limit = curvature.view(-1, *[1] * (weights.ndim - 1))
     size, falling = response.size, weights.clamp(max=0).abs()
     touching = torch.maximum(size, falling / (2 * limit)) + _TINY
     losses = falling * (touching - size).square() / (2 * touching)
-    return (weights / touching).unsqueeze(-3) * response.parts, losses.flatten(1).sum(1)
+    return _Lines(
+        (weights / touching).unsqueeze(-3) * response.parts, falling / (2 * touching), losses.flatten(1).sum(1)
+    )
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).flatten(1).sum(1)

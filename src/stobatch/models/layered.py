@@ -149,12 +149,13 @@ def _linear(shape: Shape, size: float) -> nn.Module:
 
 def _scatter(shape: Shape, angles: float, *numbers: float, even: bool) -> nn.Module:
     first, second = numbers[:2] or (1.0, 1.0)
-    low, high = numbers[2:] or (0.0, 0.0)
-    if not (all(0 < gain < math.inf for gain in (first, second)) and all(map(math.isfinite, (low, high)))):
+    low, high, *flat = numbers[2:] or (0.0, 0.0)
+    (level,) = flat or (0.0,)
+    if not (all(0 < gain < math.inf for gain in (first, second)) and all(map(math.isfinite, (low, high, level)))):
         raise ValueError(numbers)
     count = _whole(angles)
     require_size(math.prod(shape) * (1 + count) ** 2, 16 * math.prod(shape) * (1 + count) ** 2)
-    return Scattering(shape, count, (1.0, first, second), (low, high), even=even)
+    return Scattering(shape, count, (1.0, first, second), (level, low, high), even=even)
 
 
 _MAKERS: dict[str, Callable[..., nn.Module]] = {
@@ -175,7 +176,8 @@ _MAKERS: dict[str, Callable[..., nn.Module]] = {
 GRAMMAR = (
     "squash SLOPE THRESHOLD..., conv MAPS SIZE/STRIDE+PADDING, centred MAPS SIZE/STRIDE+PADDING, relu, tanh, "
     "avgpool SIZE/STRIDE, maxpool SIZE/STRIDE, groupnorm GROUPS, residual MAPS GROUPS/STRIDE, linear N, "
-    "scatter ANGLES GAIN GAIN LEVEL LEVEL, scatter_even ANGLES GAIN GAIN LEVEL LEVEL; "
+    "scatter ANGLES GAIN GAIN LEVEL LEVEL LEVEL, scatter_even ANGLES GAIN GAIN LEVEL LEVEL LEVEL "
+    "(gains of orders 1 and 2, levels of orders 1, 2 and 0); "
     "*GAIN after a layer scales its first weights"
 )
 

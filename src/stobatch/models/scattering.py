@@ -26,9 +26,9 @@ class Scattering(nn.Module):
     Filters are Morlet wavelets of two scales and Gaussians, on a picture that is 0 outside. Filters that skip pixels
     are multiplied by how many they skip along a side, so that no stage stretches distances by much more than 1. Colours
     are turned first: their mean, and two differences. `gains` multiply the features of order 0, 1 and 2. `levels` are
-    taken off those of order 1 and 2 of the mean colour before: means of moduli are all positive, and what pictures
-    have in common would fill their clipped gradients. `even` keeps what a picture has in common with its mirror image:
-    the sum of each feature and its mirrored one, over √2.
+    taken off those of the mean colour before: means of moduli are all positive, and what pictures have in common would
+    fill their clipped gradients. `even` keeps what a picture has in common with its mirror image: the sum of each
+    feature and its mirrored one, over √2.
     Features may be given in place of pictures, so that a training computes them once.
 
     >>> Scattering((1, 8, 8), angles=2)(torch.zeros(3, 1, 8, 8)).shape
@@ -50,7 +50,7 @@ class Scattering(nn.Module):
         input_shape: tuple[int, ...],
         angles: int = 8,
         gains: tuple[float, float, float] = (1.0, 1.0, 1.0),
-        levels: tuple[float, float] = (0.0, 0.0),
+        levels: tuple[float, float, float] = (0.0, 0.0, 0.0),
         *,
         even: bool = False,
     ) -> None:
@@ -73,7 +73,7 @@ class Scattering(nn.Module):
             "low_fine": 4 * _low_pass(1.6, _LOW_FINE),
             "low_coarse": 2 * _low_pass(0.8, _LOW_COARSE),
             "gain": torch.tensor(gains).double()[self._orders()].repeat(channels),
-            "level": F.pad(torch.tensor((0.0, *levels)).double()[self._orders()], (0, (channels - 1) * self.paths)),
+            "level": F.pad(torch.tensor(levels).double()[self._orders()], (0, (channels - 1) * self.paths)),
         }
         for name, value in constants.items():
             self.register_buffer(name, value.float(), persistent=False)
@@ -153,7 +153,7 @@ class Scattering(nn.Module):
 
     def extra_repr(self) -> str:
         gains = ", ".join(f"{gain:g}" for gain in self.gains)
-        levels = f", levels {self.levels[0]:g}, {self.levels[1]:g}" if any(self.levels) else ""
+        levels = f", levels {', '.join(f'{level:g}' for level in self.levels)}" if any(self.levels) else ""
         return f"{self.angles} angles, gains {gains}{levels}{', even' if self.even else ''}"
 
     def _orders(self) -> Tensor:

@@ -77,20 +77,23 @@ class BoundsVerifier(Verifier):
 
 @final
 class MarginsVerifier(Verifier):
-    """Margins of a linear layer behind scattering: deterministic, for l2 (`bounds.margins`).
+    """Margins of a linear layer behind scattering: deterministic, for l2 and l-infinity (`bounds.margins`).
 
-    **Guarantee.** As for `MarginCertifier`; an l1 ball lies in the l2 ball of the same radius, an l-infinity ball in
-    one that is larger by the root of the number of pixels.
+    **Guarantee.** As for `MarginCertifier`; an l1 ball lies in the l2 ball of the same radius.
     """
 
-    def __init__(self, network: Classifier, norm: Norm) -> None:
-        self.network, self.norm, self.certifier = network, norm, MarginCertifier(network)
+    def __init__(self, network: Classifier, norm: Norm, radii: Sequence[float]) -> None:
+        self.network, self.norm, self.radii = network, norm, tuple(radii)
+        self.certifier = MarginCertifier(network)
 
     @property
     def kinds(self) -> tuple[CertificateKind, ...]:
         return (margin_kind(self.norm),)
 
     def verify(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
+        return self.certifier.certificates(inputs, self.norm, self.radii)
+
+    def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
         return self.certifier.certificates(inputs, self.norm)
 
 
@@ -216,7 +219,7 @@ def margins(config: RunConfig, plan: Plan, network: Classifier) -> Verifier | No
     if not isinstance(network, Layered) or not isinstance(network.layers[0], Scattering):
         return None
     try:
-        return MarginsVerifier(network, Norm(config.evaluation.norm))
+        return MarginsVerifier(network, Norm(config.evaluation.norm), _radii_of(config))
     except ModelError:
         if config.certification.certificate == "margins":
             raise

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +11,14 @@ from torch import Tensor
 
 from stobatch.bounds import tangents as module
 from stobatch.bounds.scattering import ScatteringLipschitz
-from stobatch.bounds.tangents import Parabola, ScatteringTangents
+from stobatch.bounds.tangents import Parabola, ScatteringTangents, Tangents, l2_stretch
 from stobatch.models.scattering import Scattering
+from stobatch.types import Norm
 
 SIDE = 12
 DISTANCES = (0.02, 0.1, 0.4, 1.5)
+"""In l2; the balls of l-infinity are those that reach as far."""
+NORMS = (Norm.L2, Norm.LINF)
 SIGNS = ("mixed", "falling", "order 2")
 FLAT, STEEP = 0.5, 1e6
 """Curvatures: one that loses much at once, and one that bends so much that nothing is lost at the point itself."""
@@ -47,75 +49,140 @@ def functionals(front: Scattering, signs: str) -> Tensor:
     return weights.flatten(1)
 
 
-def lowest(front: Scattering, weights: Tensor, start: Tensor, distance: float) -> Tensor:
-    """Descend on w·(S(y) - S(x)) over pictures y at this distance of x; return the least value of each row."""
+def lowest(front: Scattering, weights: Tensor, start: Tensor, distance: float, norm: Norm) -> Tensor:
+    """Descend on w·(S(y) - S(x)) over pictures y in the ball around x; return the least value of each row."""
     before = (front(start).flatten(1) * weights).sum(1)
-    move = 1e-3 * torch.randn(start.shape, generator=seeded(2), dtype=torch.float64)
     best = torch.full_like(before, torch.inf)
+
+    def on_the_edge(move: Tensor) -> Tensor:
+        if norm is Norm.LINF:
+            return distance * (move / move.abs().amax((1, 2, 3), keepdim=True)).clamp(-0.05, 0.05) / 0.05
+        return distance * move / move.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+
+    move = on_the_edge(torch.randn(start.shape, generator=seeded(2), dtype=torch.float64))
     for _ in range(40):
-        move = distance * move / move.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
         move.requires_grad_()
         change = (front(start + move).flatten(1) * weights).sum(1) - before
         best = torch.minimum(best, change.detach())
         (gradient,) = torch.autograd.grad(change.sum(), move)
-        step = gradient / gradient.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-        move = move.detach() - 0.5 * distance * step
+        if norm is Norm.LINF:
+            move = (move.detach() - 0.3 * distance * gradient.sign()).clamp(-distance, distance)
+        else:
+            step = gradient / gradient.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+            move = on_the_edge(move.detach() - 0.5 * distance * step)
     return best
 
 
-def below(tangents: ScatteringTangents, weights: Tensor, start: Tensor, curvature: float) -> list[Parabola]:
+def tangents_of(tangents: ScatteringTangents, weights: Tensor, start: Tensor, curvature: float) -> Tangents:
     rows = torch.ones(len(start)).double()
-    return list(tangents.below(weights, tangents.scattering.responses(start), curvature * rows, 0.1 * rows))
+    return tangents.of(weights, tangents.scattering.responses(start), curvature * rows)
 
 
-def highest(parabolas: Iterable[Parabola], distance: float) -> Tensor:
-    return torch.stack([p.start - p.slope * distance - p.bend * distance**2 for p in parabolas]).amax(0)
+def highest(found: Tangents, distance: float, norm: Norm) -> Tensor:
+    """Return the best of the lower bounds: the tangent, and squares completed for this distance and two others."""
+    rows = torch.ones_like(found.loss)
+    bounds = [found.parabola(norm), *(found.completed(times * distance * rows, norm) for times in (0.3, 1.0, 3.0))]
+    return torch.stack([p.start - p.slope * distance - p.bend * distance**2 for p in bounds]).amax(0)
 
 
+def inside(norm: Norm, distance: float) -> float:
+    """Return the radius of the ball in this norm that reaches this far in l2."""
+    return distance / l2_stretch(norm, (3, SIDE, SIDE))
+
+
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("curvature", [FLAT, 5.0, STEEP])
 @pytest.mark.parametrize("signs", SIGNS)
-def test_no_picture_lies_below_a_parabola(tangents: ScatteringTangents, signs: str, curvature: float) -> None:
+def test_no_picture_lies_below_a_parabola(
+    tangents: ScatteringTangents, signs: str, curvature: float, norm: Norm
+) -> None:
     front, start = tangents.scattering.front, pictures()
     weights = functionals(front, signs)
-    bounds = below(tangents, weights, start, curvature)
+    found = tangents_of(tangents, weights, start, curvature)
     for distance in DISTANCES:
-        assert bool((lowest(front, weights, start, distance) >= highest(bounds, distance)).all())
+        radius = inside(norm, distance)
+        assert bool((lowest(front, weights, start, radius, norm) >= highest(found, radius, norm)).all())
 
 
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("signs", ["falling", "order 2"])
 def test_bounds_that_forget_a_part_fall(
-    tangents: ScatteringTangents, signs: str, monkeypatch: pytest.MonkeyPatch
+    tangents: ScatteringTangents, signs: str, norm: Norm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken twins: moduli that do not bend, and parabolas over them that touch nothing at the point itself."""
+    """Broken twins: moduli that do not bend, and lines over them that touch nothing at the point itself."""
     front, start = tangents.scattering.front, pictures()
-    weights, straight = functionals(front, signs), copy(tangents)
-    straight.levels = torch.zeros_like(tangents.levels)
-    assert bool((lowest(front, weights, start, 0.4) < highest(below(straight, weights, start, STEEP), 0.4)).all())
+    weights = functionals(front, signs)
+    whole = tangents_of(tangents, weights, start, STEEP)
+    straight = replace(whole, fine=0 * whole.fine, coarse=0 * whole.coarse, level=1e-9 * whole.level)
+    far, close = inside(norm, 0.4), inside(norm, 0.02)
+    assert bool((lowest(front, weights, start, far, norm) < highest(straight, far, norm)).all())
 
-    def lossless(*arguments: Any) -> tuple[Tensor, Tensor]:
-        slopes, loss = whole(*arguments)
-        return slopes, torch.zeros_like(loss)
+    def lossless(*arguments: Any) -> Any:
+        return lines(*arguments)._replace(loss=torch.zeros(len(start)).double())
 
-    whole = module._lines
+    lines = module._lines
     monkeypatch.setattr(module, "_lines", lossless)
-    assert bool((lowest(front, weights, start, 0.02) < highest(below(tangents, weights, start, FLAT), 0.02)).all())
+    found = tangents_of(tangents, weights, start, FLAT)
+    assert bool((lowest(front, weights, start, close, norm) < highest(found, close, norm)).all())
 
 
-def test_near_the_picture_the_bound_is_its_gradient(tangents: ScatteringTangents) -> None:
+def test_a_box_is_no_ball(tangents: ScatteringTangents) -> None:
+    """A broken twin: in a box the gradient counts by its l1 norm, and its l2 norm promises too much."""
+    front, start = tangents.scattering.front, pictures()
+    weights, radius = functionals(front, "mixed"), inside(Norm.LINF, 1e-4)
+    found = tangents_of(tangents, weights, start, 1e4).parabola(Norm.L2)
+    as_ball = found.start - found.slope * radius - found.bend * radius**2
+    assert bool((lowest(front, weights, start, radius, Norm.LINF) < as_ball).all())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_near_the_picture_the_bound_is_its_gradient(tangents: ScatteringTangents, norm: Norm) -> None:
     front, start = tangents.scattering.front, pictures().requires_grad_()
     weights = functionals(front, "mixed")
     (gradient,) = torch.autograd.grad((front(start).flatten(1) * weights).sum(), start)
-    rows, responses = torch.ones(8).double(), tangents.scattering.responses(start.detach())
-    bounds = tangents.below(weights, responses, 1e5 * rows, 1e-6 * rows)
-    torch.testing.assert_close(highest(bounds, 1e-6) / -1e-6, gradient.flatten(1).norm(dim=1), rtol=0.02, atol=0)
+    found = tangents_of(tangents, weights, start.detach(), 1e5)
+    size = gradient.flatten(1).abs().sum(1) if norm is Norm.LINF else gradient.flatten(1).norm(dim=1)
+    torch.testing.assert_close(highest(found, 1e-7, norm) / -1e-7, size, rtol=0.02, atol=0)
 
 
-def test_flat_pictures_have_bounds_too(tangents: ScatteringTangents) -> None:
+@pytest.mark.parametrize("steps", [0, 2, 4])
+def test_inverse_forms_are_not_too_small(
+    tangents: ScatteringTangents, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a dense solution, however few steps are taken; without the residual's part it would be too small."""
+    start = pictures()[:2]
+    found = tangents_of(tangents, functionals(tangents.scattering.front, "falling")[:2], start, 5.0)
+    values = start[0].numel()
+    units = torch.eye(values, dtype=torch.float64).view(values, *found.gradient.shape[1:])
+    form = torch.stack(
+        [found.take(torch.full((values,), row))._form(units).reshape(values, values) for row in range(2)]
+    )
+    torch.testing.assert_close(form, form.mT)
+    assert bool((torch.linalg.eigvalsh(form)[:, -1] <= found.level).all())
+    assert bool((torch.linalg.eigvalsh(form)[:, 0] >= -1e-9).all())
+    spread = torch.linspace(1.02, 3.0, values, dtype=torch.float64).view(found.gradient.shape[1:])
+    diagonal = found.level.view(-1, 1, 1) * spread
+    matrix = torch.diag_embed(diagonal.flatten(1)) - form
+    gradient = found.gradient.flatten(1)
+    exact = (gradient * torch.linalg.solve(matrix, gradient)).sum(1)
+    monkeypatch.setattr(module, "_STEPS", steps)
+    bound = found._inverse_form(diagonal, 0.02 * found.level)
+    assert bool((bound >= exact).all())
+    if steps == 4:
+        assert bool((bound <= 1.05 * exact).all())
+    if steps == 2:
+        short = found._inverse_form(diagonal, torch.full_like(found.level, torch.inf))
+        assert bool((short < exact).all())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_flat_pictures_have_bounds_too(tangents: ScatteringTangents, norm: Norm) -> None:
     """All moduli are 0 there, so nothing may be divided by them."""
-    flat, weights = torch.zeros(8, 3, SIDE, SIDE, dtype=torch.float64), functionals(tangents.scattering.front, "mixed")
-    bound = highest(below(tangents, weights, flat, 1.0), 0.4)
+    front, flat = tangents.scattering.front, torch.zeros(8, 3, SIDE, SIDE, dtype=torch.float64)
+    weights, radius = functionals(front, "mixed"), inside(norm, 0.4)
+    bound = highest(tangents_of(tangents, weights, flat, 1.0), radius, norm)
     assert bool(bound.isfinite().all())
-    assert bool((lowest(tangents.scattering.front, weights, flat, 0.4) >= bound).all())
+    assert bool((lowest(front, weights, flat, radius, norm) >= bound).all())
 
 
 def test_root_is_where_a_parabola_ends() -> None:
