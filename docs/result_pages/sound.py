@@ -30,6 +30,7 @@ CIFAR10 = ("sound.cifar10", "sound.cifar10_wide", "sound.cifar10_strict", "sound
 FASHION = {"sound.fashion_mnist_near": SEEDS, "sound.fashion_mnist_wide": (1,), "sound.fashion_mnist": (1,)}
 """Recipes of Fashion-MNIST, and the seeds that were trained."""
 SCATTERING = ("sound.cifar10_scattering", "sound.cifar10_scattering_strict")
+SCATTERING_LINF = ("sound.cifar10_scattering_linf", "sound.cifar10_scattering_linf_strict")
 SMOOTHED = {"sound.cifar10_smoothed": (1,), "sound.cifar10_smoothed_strict": (1,)}
 """Recipes of smoothed photographs, and the seeds that were trained."""
 POOLED_START = {
@@ -80,10 +81,9 @@ def page() -> str:
     attacked_votes = of_recipe("sound.mnist_l2", "sound_mnist_l2_attacked")
     tiny = of_recipe("sound.tiny_imagenet", "sound_tiny_imagenet")
     fashion = {name: of_recipe(name, name.replace(".", "_"), seeds) for name, seeds in FASHION.items()}
-    scattering, attacked_scattering = (
-        {name: of_recipe(name, file, seeds=(1,))[0] for name in SCATTERING}
-        for file in ("sound_cifar10_scattering", "sound_cifar10_scattering_attacked")
-    )
+    scattering = {name: of_recipe(name, "sound_cifar10_scattering", seeds=(1,))[0] for name in SCATTERING}
+    in_boxes = {name: of_recipe(name, "sound_cifar10_scattering_linf", seeds=(1,))[0] for name in SCATTERING_LINF}
+    digits = of_recipe("sound.mnist_scattering", "sound_mnist_scattering")
     smoothed = {name: of_recipe(name, "sound_cifar10_smoothed", seeds) for name, seeds in SMOOTHED.items()}
     trials, halved = halving()
     return render(
@@ -147,17 +147,29 @@ def page() -> str:
                 *("recipe", "images", PRIVACY, "clean", "certified at 16/255", "certified at 0.25"),
                 *("attacked / proved at 16/255", "at 0.25"),
             ],
-            [scattering_row(name, found, attacked_scattering[name]["attacked"]) for name, found in scattering.items()],
+            [scattering_row(name, found) for name, found in scattering.items()],
         ),
-        scattering_attacked=attacked_scattering["sound.cifar10_scattering_strict"]["attacked"],
+        scattering_attacked=scattering["sound.cifar10_scattering_strict"]["attacked"],
+        in_boxes_table=table(
+            ["recipe", "images", PRIVACY, "clean", "certified at 2/255", "attacked / proved at 2/255"],
+            [scattering_row(name, found) for name, found in in_boxes.items()],
+        ),
+        in_boxes_attacked=in_boxes["sound.cifar10_scattering_linf"]["attacked"],
+        digits_table=table(
+            [
+                *("recipe", "seeds", PRIVACY, "clean", "certified at 0.25", "certified at 0.5"),
+                *("seed 1, attacked / proved at 0.25", "at 0.5"),
+            ],
+            [digits_row("sound.mnist_scattering", digits)],
+        ),
+        digits_attacked=digits[0]["attacked"],
         former_scattering=[
             [mean([one["clean"]]), *(mean([share]) for share in one["certified"].values())]
             for one in former("sound_cifar10_scattering_former")
         ],
-        margins_table=table(
-            ["task", "settings", "clean", "at 16/255", "at 0.25", "by constants alone at 16/255", "at 0.25"],
-            [margins_row(trial) for trial in lines_of("results/margins_search.jsonl")],
-        ),
+        margins_table=margins_trials(SCATTERING, ("16/255", "0.25")),
+        in_boxes_trials=margins_trials(SCATTERING_LINF, ("2/255",)),
+        digits_trials=margins_trials(("sound.mnist_scattering",), ("0.25", "0.5")),
         smoothed=smoothed["sound.cifar10_smoothed_strict"],
         smoothed_table=table(
             [
@@ -375,14 +387,26 @@ def left_of_few(record: Record, radius: str) -> str:
     return f"{percent(attacked['accuracy'][radius])} of {attacked['test_examples']}"
 
 
-def scattering_row(name: str, found: Record, attacked: Record) -> list[str]:
+def scattering_row(name: str, found: Record) -> list[str]:
     """Return what is proved, and of the images that were attacked what attacks leave beside what is proved of them."""
+    shares = map(percent, (found["clean"], *found["certified"].values()))
+    return [f"`{name}`", images(found), privacy(found), *shares, *attacked_by_proved(found)]
+
+
+def digits_row(name: str, found: Sequence[Record]) -> list[str]:
+    """Return the same of several seeds, of which the first was attacked."""
+    shares = [mean(one["clean"] for one in found), *(certified(found, radius) for radius in found[0]["certified"])]
+    return [f"`{name}`", str(len(found)), privacy(found[0]), *shares, *attacked_by_proved(found[0])]
+
+
+def attacked_by_proved(found: Record) -> list[str]:
+    """Return what attacks left and what is proved of the same images, by radius; a broken certificate is an error."""
+    attacked = found["attacked"]
     if attacked["broken_certificates"]:
         raise ValueError("the page says that no proved ball was broken, the records say otherwise.")
     proved = attacked["certified_of_them"]["margins"]
     pairs = [(share, proved[f"{float(radius):.6g}"]) for radius, share in attacked["accuracy"].items()]
-    shares = map(percent, (found["clean"], *found["certified"].values()))
-    return [f"`{name}`", images(found), privacy(found), *shares, *map(slashed, pairs)]
+    return list(map(slashed, pairs))
 
 
 def images(record: Record) -> str:
@@ -390,11 +414,16 @@ def images(record: Record) -> str:
     return f"first {record['test_examples']:,}" if record["test_examples"] < 10_000 else "all"
 
 
-def margins_row(trial: Record) -> list[str]:
-    """Return a trial of a linear layer behind scattering; settings are named where they differ from the recipe's."""
-    named = (f"`{key.partition('.')[2]}={value}`" for key, value in trial["settings"].items())
-    shares = (*trial["certified"].values(), *trial["by_constants"].values())
-    return [f"`{trial['task']}`", ", ".join(named) or "as it is", *map(percent, (trial["clean"], *shares))]
+def margins_trials(recipes: Sequence[str], radii: Sequence[str]) -> str:
+    """Return the trials of linear layers behind scattering as a table; settings are named where they differ."""
+    rows = []
+    for trial in lines_of("results/margins_search.jsonl"):
+        if f"sound.{trial['task']}" in recipes:
+            named = (f"`{key.partition('.')[2]}={value}`" for key, value in trial["settings"].items())
+            shares = (trial["clean"], *trial["certified"].values(), *trial["by_constants"].values())
+            rows.append([f"`{trial['task']}`", ", ".join(named) or "as it is", *map(percent, shares)])
+    proved = [f"at {radius}" for radius in radii]
+    return table(["task", "settings", "clean", *proved, *(f"by constants alone {radius}" for radius in proved)], rows)
 
 
 def smoothed_row(name: str, found: Sequence[Record]) -> list[str]:

@@ -22,8 +22,8 @@ _ABOVE = 1.02
 """How far a diagonal lies above the form that is taken off it, relative to the form's largest value."""
 _STEPS = 4
 """Steps of conjugate gradients. Twice as many prove a thousandth more."""
-_FLOAT64 = 1e-11
-"""More than float64 misses of a product with a matrix, relative to norms: thousands of terms, 2⁻⁵³ each."""
+_FLOAT64 = 1e-10
+"""More than float64 misses of a product with D - Q, relative to norms: docs/guarantees/scattering.md."""
 _TINY = 1e-100
 """Added to what is divided by."""
 
