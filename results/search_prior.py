@@ -44,7 +44,7 @@ START = sound.mnist_near().override_all(
         "training.learning_rate": 1.0,
     }
 )
-"""Where the search began: `sound.mnist_near` with twice the maps, a larger box from the first step on, and few steps."""
+"""Where the search began: `sound.mnist_near` with twice the maps, a larger box from the first step on, few steps."""
 
 
 def parsed(text: str) -> Values:
