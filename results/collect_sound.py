@@ -57,7 +57,7 @@ def record(path: Path) -> dict[str, object]:
     start: dict[str, object] = {}
     if prior:
         recipe_hash, own = config.replace(prior=PriorConfig()).training_hash, alone(run, kind["name"])
-        start = {"recipe_hash": recipe_hash, "prior": prior} | ({"prior_alone": own} if own else {})
+        start = {"recipe_hash": recipe_hash, "prior": prior, **({"prior_alone": own} if own else {})}
     return {
         "config_hash": document["training_hash"],
         **start,
