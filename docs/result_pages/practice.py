@@ -14,7 +14,7 @@ RADII = ("0.05", "0.2", "0.4", "0.6")
 RECORDS = "results/sound_mnist_prior.jsonl"
 WITHOUT = {0.2: "sound.mnist_strict", 1.0: "sound.mnist"}
 """By ε: the recipe whose records are the rows without a prior."""
-PRIMED = {"sound.mnist_primed_strict": (1, 2), "sound.mnist_primed": (1,), "sound.mnist_primed_wide": (1,)}
+PRIMED = {"sound.mnist_primed_strict": (1, 2, 3), "sound.mnist_primed": (1,), "sound.mnist_primed_wide": (1,)}
 """Recipes that start from rendered digits, all from one prior, and the seeds that were trained."""
 TRIALS = "results/prior_search.jsonl"
 BEGAN = {
