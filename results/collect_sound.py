@@ -32,6 +32,21 @@ def attacked(run: Run) -> dict[str, object] | None:
     }
 
 
+def alone(run: Run, kind: str) -> dict[str, object] | None:
+    """What a run's prior is worth by itself, certified and attacked as the run was; None where it has no answer."""
+    certificates = run.read("certificates").get("prior")
+    if certificates is None:
+        return None
+    attacked = (run.read("scores").get("prior") if run.has("scores") else None) or {"accuracy": []}
+    return {
+        "weights_sha256": certificates["weights_sha256"],
+        "test_examples": certificates["rows"],
+        "clean": certificates["verified_accuracy"]["correct_without_abstaining"]["value"],
+        "certified": {f"{row['radius']:.6g}": row["value"] for row in certificates["certified_accuracy"][kind]},
+        "left": {f"{row['radius']:.6g}": row["value"] for row in attacked["accuracy"] if row["attack"] == "worst"},
+    }
+
+
 def record(path: Path) -> dict[str, object]:
     run = Run(path)
     document, training, certificates = run.read("config"), run.read("training"), run.read("certificates")
@@ -39,7 +54,10 @@ def record(path: Path) -> dict[str, object]:
     guarantee = claim if config.seed is None else claim.with_public_seed()
     (kind,) = certificates["kinds"]
     prior = config.prior.to_dict()
-    start = {"recipe_hash": config.replace(prior=PriorConfig()).training_hash, "prior": prior} if prior else {}
+    start: dict[str, object] = {}
+    if prior:
+        recipe_hash, own = config.replace(prior=PriorConfig()).training_hash, alone(run, kind["name"])
+        start = {"recipe_hash": recipe_hash, "prior": prior, **({"prior_alone": own} if own else {})}
     return {
         "config_hash": document["training_hash"],
         **start,

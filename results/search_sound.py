@@ -247,6 +247,17 @@ TASKS = {
             SHARP | {"method.clip_norm": 0.1, "training.steps": 586},
         ),
     ),
+    "mnist_far_steady": Task(
+        sound.mnist_wide().override("model.architecture", "squash 3, conv 32 5/2, relu, avgpool 2, linear"),
+        (0.6,),
+        POOLED | {"method.radius": (0.5, 0.6), "training.steps": (586, 1172)},
+        named=(
+            {},
+            {"model.first_weights": "box"},
+            {"training.learning_rate": 2.0},
+            {"training.schedule": "cosine"},
+        ),
+    ),
     "mnist_middle_pooled": Task(
         _pooled(0.4, epsilon=1.0),
         (0.4,),

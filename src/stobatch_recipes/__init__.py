@@ -16,6 +16,7 @@ _IN_THIS_PACKAGE = {
     "": ("demo",),
     "sound": (
         *("mnist", "mnist_near", "mnist_middle", "mnist_wide", "mnist_strict", "mnist_strict_pooled"),
+        *("mnist_primed", "mnist_primed_strict", "mnist_primed_wide"),
         *("mnist_l2", "mnist_l2_scattering", "mnist_scattering"),
         *("fashion_mnist", "fashion_mnist_near", "fashion_mnist_wide"),
         *("cifar10", "cifar10_wide", "cifar10_strict", "cifar10_strict_wide", "tiny_imagenet"),

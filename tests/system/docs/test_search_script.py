@@ -62,3 +62,20 @@ def test_the_best_quarter_goes_on_and_nothing_is_measured_twice(
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert len(lines) == 16
     assert len({script.Log.key(line) for line in lines}) == 16
+
+
+def test_settings_of_trials_from_priors_are_read_as_they_are_written(script: ModuleType) -> None:
+    read = importlib.import_module("search_prior").parsed
+    assert read('training.steps=100 model.architecture="squash 4, linear" method.radius=0.5') == {
+        "training.steps": 100,
+        "model.architecture": "squash 4, linear",
+        "method.radius": 0.5,
+    }
+    assert read("") == {}
+
+
+def test_logged_trials_from_priors_are_of_settings_that_exist(script: ModuleType) -> None:
+    prior = importlib.import_module("search_prior")
+    for line in map(json.loads, prior.LOG.read_text().splitlines()):
+        for settings in (line["prior"]["settings"], line["settings"] or {}):
+            assert prior.weighed(prior.START, settings)
