@@ -106,8 +106,8 @@ ROWS = (
     Row(
         "a published step in plain PyTorch, whole batch, over ours", "plain_step_over_ours", 3.0,
         tried="pieces in threads, of crafting and of gradients, a folded network; a fifth of what is left are "
-        "gradients, which cannot be cut with the same bits; the plain step has no privacy noise and no reconstruction loss; "
-        "the row after the next is the floor: the most that passes alone could reach",
+        "gradients, which cannot be cut with the same bits; the plain step has no privacy noise and no reconstruction "
+        "loss; the row after the next is the floor: the most that passes alone could reach",
     ),
     Row("the same; one thread for both, processor time", "plain_step_over_ours_on_one_thread"),
     Row("the same over the passes of crafting alone, which no step can do without; one thread, processor time",
