@@ -41,7 +41,15 @@ AIM = 1.25
 BUDGETS = (64, 512)
 """MiB: one that binds, since with the cache's limits alone the same verbs would take two or three times that, and the
 default. What a verb takes whatever the budget (tables, the accountant, a checkpoint) is most of the smaller one."""
-LIBRARIES = ("matplotlib.figure", "pandas", "pyarrow.dataset", "pyarrow.parquet", "safetensors.torch", "scipy.stats")
+LIBRARIES = (
+    "matplotlib.figure",
+    "mpmath.ctx_iv",
+    "pandas",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "safetensors.torch",
+    "scipy.stats",
+)
 """Which verbs import when they need them, pyarrow pandas where it is installed: a hundred MiB."""
 RUN, PICTURES = Path("run"), Path("pictures")
 

@@ -1,13 +1,20 @@
 """`stobatch`, and `python -m stobatch`: from the first import on a stop is obeyed."""
 
+import atexit
+import gc
 import sys
 from io import TextIOWrapper
 
 from stobatch.interrupts import STOPPED, Interrupted, obey_stops
 
+GARBAGE_AFTER = 20_000
+"""New objects that may be garbage before it is looked for. Imports make 400,000 that all stay."""
+
 
 def main() -> None:
     """Run the command line. Its imports take seconds, so they come after the handlers."""
+    gc.set_threshold(GARBAGE_AFTER, *gc.get_threshold()[1:])
+    atexit.register(gc.freeze)  # a search through everything at the end frees what the system frees anyway
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a console may have no ε

@@ -137,7 +137,7 @@ def _bound(limit: Any) -> float:
 class Settings(BaseModel):
     """Base of every configuration section: checks itself on construction and never changes afterwards."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     if not TYPE_CHECKING:
 

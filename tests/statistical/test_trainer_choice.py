@@ -85,7 +85,8 @@ def attack_radius(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], float]:
 
 
 def test_attack_radii_are_uniform_above_0_and_up_to_1(attack_radius: Callable[[int], float]) -> None:
-    radii = np.array([attack_radius(step) for step in range(20_000)])
+    """Of as many steps as show the twin below; the false-alarm rate is the same for any number."""
+    radii = np.array([attack_radius(step) for step in range(5000)])
     assert ((radii > 0) & (radii <= 1)).all()
     assert not chi_square_rejects(radii)
 

@@ -16,11 +16,11 @@ from stobatch.dp.plan import OpenPlan, Plan
 from stobatch.errors import SettingError
 from stobatch.methods import UncertifiedMethod
 from stobatch.models import Classifier, budget_mb, rows_in_memory
+from stobatch.optimisers import OPTIMISERS
 from stobatch.seeds import Seeds
 from stobatch.settings import setting
 from stobatch.sound.losses import NormalSampler, sampler_by_blocks
 from stobatch.training import Trainable
-from stobatch.training.descent import OPTIMISERS
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.engines.base import PIECES, DeviceRank, split_rows
 from stobatch.training.trainable import Reader

@@ -23,6 +23,7 @@ from torch import Tensor
 from stobatch.bounds.linear import LOWER_SLOPES, Box, LayerBounds, ReLU, backward_bounds
 from stobatch.bounds.propagation import Node, margin_pairs, margin_rows, propagate
 from stobatch.errors import SettingError
+from stobatch.optimisers import OPTIMISERS
 
 _RATE, _DECAY = 0.4, 0.9
 """Learning rate of the first optimiser step, for slopes in [0, 1], and its factor from step to step."""
@@ -159,7 +160,8 @@ class MarginSearch:
         variables = {
             i: _ReluVariables(passed, state[i], scale, is_split=is_split) for i, passed in _relu_layers(hidden)
         }
-        optimiser = torch.optim.Adam([each.values for each in variables.values()], lr=_RATE, maximize=True)
+        slopes = [each.values for each in variables.values()]
+        optimiser = OPTIMISERS["adam"](slopes, lr=_RATE, maximize=True)  # type: ignore[call-arg]
         best, coefficients_at = torch.full_like(scale, -torch.inf), dict[int, Tensor]()
         for step in range(steps + 1):
             for position, each in variables.items():

@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
-from mpmath.ctx_iv import MPIntervalContext
-from mpmath.libmp import to_int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,7 +35,6 @@ _MOST_STEPS = 2.0**49
 _RELATIVE_ERROR = 2.0**-48
 """Bound on the error of R cos θ in float64, in units of R, without that of U in R; 23 · 2⁻⁵³ would suffice."""
 _WORD = 64
-_INTERVALS = MPIntervalContext()
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,9 @@ def _bounds(of_radius: int, of_angle: int, bits: int, ratio: float, *, sine: boo
     """Return the nearest integers to both ends of an interval around ratio·R cos θ, given leading bits of U and θ."""
     if of_radius == 0:
         return -1, 1  # U may be arbitrarily small: undecided
-    interval = _INTERVALS
+    from mpmath.libmp import to_int
+
+    interval = _interval_arithmetic()
     interval.prec = bits + 64
     uniform = interval.mpf([of_radius, of_radius + 1]) / interval.mpf(2) ** bits
     turn = interval.mpf([of_angle, of_angle + 1]) / interval.mpf(2) ** (bits - 1)
@@ -192,6 +193,14 @@ def _bounds(of_radius: int, of_angle: int, bits: int, ratio: float, *, sine: boo
     value = radius * (interval.sin(angle) if sine else interval.cos(angle)) * ratio + interval.mpf(0.5)
     low, high = (to_int(end, "f") for end in value._mpi_)
     return int(low), int(high)
+
+
+@cache
+def _interval_arithmetic() -> Any:
+    """Return mpmath's intervals, imported at the first draw that needs them: most commands draw none."""
+    from mpmath.ctx_iv import MPIntervalContext
+
+    return MPIntervalContext()
 
 
 def laplace(shape: tuple[int, ...], scale: float, generator: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtri
 
 from stobatch.errors import DataError
 from stobatch.results import Difference, Share, TTest
@@ -44,13 +44,15 @@ def paired_difference(first: Any, second: Any) -> Difference:
     only_one, only_two, total = int((one & ~two).sum()), int((two & ~one).sum()), len(one)
     middle = (only_one - only_two) / (total + 2)
     error = sqrt((only_one + only_two + 1) / (total + 2) - middle**2) / sqrt(total + 2)
-    reach = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * error
+    reach = float(ndtri((1 + CONFIDENCE) / 2)) * error
     value, low, high = (only_one - only_two) / total, max(middle - reach, -1.0), min(middle + reach, 1.0)
     return Difference(value=value, low=low, high=high)
 
 
 def sign_test(first_only: int, second_only: int) -> float:
     """Return P[at least `first_only` successes] if both outcomes were equally likely (one-sided, exact)."""
+    from scipy import stats
+
     total = first_only + second_only
     return float(stats.binom.sf(first_only - 1, total, 0.5)) if total else 1.0
 
@@ -77,6 +79,8 @@ def compare_over_seeds(first: Mapping[int, float], second: Mapping[int, float]) 
             difference=difference, low=difference, high=difference, p_value=1.0 if equal else 0.0, paired=paired,
             num_seeds=sizes,
         )  # fmt: skip
+    from scipy import stats
+
     with warnings.catch_warnings():
         # One of two groups without any spread is no loss of precision.
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -22,6 +22,7 @@ from stobatch.evaluation.tables import data_root
 from stobatch.loading import fresh_network
 from stobatch.methods import method_of
 from stobatch.models import Classifier
+from stobatch.optimisers import OPTIMISERS
 from stobatch.pretraining.contrastive import Contrast, view
 from stobatch.pretraining.images import PublicImages, public_images
 from stobatch.progress import progress
@@ -165,7 +166,7 @@ def _train(
     """Descend with Adam, and return the last loss."""
     steps, batch_size, learning_rate = settings
     loss_of, parameters = (_supervised if objective == "supervised" else _contrastive)(network, config, seeds)
-    optimiser = torch.optim.Adam(parameters, lr=learning_rate)
+    optimiser = OPTIMISERS["adam"](parameters, lr=learning_rate)  # type: ignore[call-arg]
     network.train()
     network.calibrate()
     loss = torch.zeros(())

@@ -26,12 +26,13 @@ from stobatch.data.partition import fixed_disjoint_batches
 from stobatch.models import Network
 from stobatch.models.affine import AffineEncoder, ConvEncoder, limit_columns
 from stobatch.models.network import ReferenceNorm, calibrating
+from stobatch.optimisers import OPTIMISERS
 from stobatch.progress import Tick
 from stobatch.published.losses import example_weights, label_noise_term, taylor_loss
 from stobatch.published.noise import PrivateNoise
 from stobatch.published.settings import PublishedConfig, schedule_of
 from stobatch.seeds import Seeds
-from stobatch.training.descent import OPTIMISERS, Descent
+from stobatch.training.descent import Descent
 from stobatch.training.loop import ManyModels
 from stobatch.types import PAPER_RANGE
 

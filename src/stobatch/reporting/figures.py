@@ -306,8 +306,14 @@ def standalone(figure: Figure, name: str) -> bytes:
 def _svg(figure: Figure, name: str, *, transparent: bool) -> str:
     """Return the figure as SVG; the same figure gives the same bytes."""
     import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
+    if transparent:
+        for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+            patch.set_facecolor("none")
+    # The canvas itself: `savefig` draws twice, once for a layout that does not change from one to the other.
+    svg: Any = FigureCanvasSVG(figure)
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
-        figure.savefig(out, format="svg", transparent=transparent, metadata={"Date": None})
+        svg.print_svg(out, metadata={"Date": None})
     return out.getvalue()

@@ -139,7 +139,9 @@ Guarantee = Annotated[
 class Part(BaseModel):
     """A part of a document: attributes instead of keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, arbitrary_types_allowed=True, defer_build=True
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """Return what files and `--json` hold, with their keys in their order."""

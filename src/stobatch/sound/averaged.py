@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from stobatch.config import TrainingConfig
+from stobatch.optimisers import without_compiler
 from stobatch.sound.settings import DpSgdSettings
-from stobatch.training.descent import without_compiler
 
 
 class Averaged(without_compiler(torch.optim.Optimizer)):  # type: ignore[misc]

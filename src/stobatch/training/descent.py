@@ -7,7 +7,6 @@ in a checkpoint, and every process, every resumed run and every audit that train
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from inspect import unwrap
 from math import cos, pi
 
 import torch
@@ -17,22 +16,8 @@ from stobatch.config import RunConfig, TrainingConfig
 from stobatch.errors import ModelError
 from stobatch.later import Later
 from stobatch.models import Network
+from stobatch.optimisers import OPTIMISERS
 from stobatch.training.engines import Gradients
-
-
-def without_compiler(rule: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return the same rule without wrappers that import PyTorch's compiler: a second and a half of every start.
-
-    PyTorch wraps methods of optimisers so that its compiler passes them over, and the wrappers import it whether
-    anything is compiled or not. What they wrap is called as it is, and `step` without recording gradients as before.
-    """
-    methods = {name: unwrap(getattr(rule, name)) for name in _WRAPPED}
-    return type(rule.__name__, (rule,), {**methods, "step": torch.no_grad()(unwrap(rule.step))})
-
-
-_WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-
-OPTIMISERS = {"adam": without_compiler(torch.optim.Adam), "sgd": without_compiler(torch.optim.SGD)}
 
 
 def rate_share(training: TrainingConfig, step: int) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import pi, prod, sqrt
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from stobatch.errors import UnitError
 from stobatch.models import AffineEncoder
@@ -55,7 +55,7 @@ def gaussian_margin(score_lower: Floats, runner_up_upper: Floats) -> Floats:
     # Φ⁻¹ is infinite at 0 and 1. Clipping p_A = 1 down and p_B = 0 up lowers Z; for p_A = 0 or p_B = 1 Z stays 0.
     edge = np.finfo(np.float64).eps
     lower, upper = np.clip(score_lower, edge, 1 - edge), np.clip(runner_up_upper, edge, 1 - edge)
-    margin: Floats = np.maximum(0.5 * (norm.ppf(lower) - norm.ppf(upper)), 0.0)
+    margin: Floats = np.maximum(0.5 * (ndtri(lower) - ndtri(upper)), 0.0)
     return margin
 
 

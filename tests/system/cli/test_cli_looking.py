@@ -47,6 +47,16 @@ def test_a_report_says_what_is_missing_before_it_computes_again(tmp_path) -> Non
     assert "is not a run" in done.stderr
 
 
+def test_the_end_of_a_command_looks_for_no_garbage() -> None:
+    """A search through all that was imported takes longer than most commands compute."""
+    code = (
+        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"
+        "from stobatch.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 def test_import_stobatch_is_lazy() -> None:
     code = f"import sys, stobatch, stobatch_recipes; assert not set({HEAVY}) & set(sys.modules), sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,13 +17,15 @@ def test_reading_a_comparison_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", stub + code, str(source)], check=True)
 
 
-def test_a_training_imports_no_compiler(tmp_path: Path) -> None:
-    """Neither the optimisers nor the trial of the fast clipping: it takes longer than the training's own start."""
+def test_training_and_certifying_import_no_compiler(tmp_path: Path) -> None:
+    """Neither optimisers, of slopes too, nor the trial of the fast clipping: it takes longer than a run starts."""
     code = (
         "import sys, stobatch; from stobatch_recipes import recipe\n"
         "small = {'training.steps': 2, 'data.train_limit': 200, 'method.batch_size': 30}\n"
         "for name in ('demo', 'published.demo'):\n"
         "    stobatch.train(recipe(name).override_all(small), f'{sys.argv[1]}/{name}', quiet=True)\n"
+        "    limits = {'certification.limit': 20, 'certification.slope_steps': 2} if name == 'demo' else {}\n"
+        "    limits and stobatch.certify(f'{sys.argv[1]}/{name}', overrides=limits, quiet=True)\n"
         "    assert 'torch._dynamo' not in sys.modules, name\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True, text=True)

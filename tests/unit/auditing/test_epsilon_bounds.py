@@ -144,15 +144,18 @@ def test_a_gaussian_family_on_the_same_half_is_caught() -> None:
 
 @pytest.mark.slow
 def test_the_bounds_with_a_poisson_family_are_too_large_together_as_rarely_as_stated() -> None:
-    """False-alarm rate 1e-6; the twin ignores the confidence and uses one half for both."""
+    """False-alarm rate 1e-6; the twin ignores the confidence and uses one half for both.
+
+    The twin is too large every time, where 10 of 12 are allowed, so half of the draws are enough for it.
+    """
     truth = PoissonGaussian(RATE, NOISE, STEPS).epsilon(DELTA)
     family = PoissonGaussianFamily(RATE, STEPS)
     draws = samples(poisson_sampled, 24, 200)
     bounds = [two_sided_bounds(*scores, delta=DELTA, confidence=0.8, family=family) for scores in draws]
     assert sum(any(bound.epsilon > truth for bound in both) for both in bounds) <= allowed(24, 0.2)
     assert np.median([both[1].epsilon for both in bounds]) > 1
-    twins = [on_the_same_half(*scores, family, DELTA, failure=None) for scores in draws]
-    assert sum(twin > truth for twin in twins) > allowed(24, 0.2)
+    twins = [on_the_same_half(*scores, family, DELTA, failure=None) for scores in draws[:12]]
+    assert sum(twin > truth for twin in twins) > allowed(12, 0.2)
 
 
 # --- tightness ---

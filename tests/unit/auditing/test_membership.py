@@ -230,11 +230,12 @@ def test_the_mirrored_direction_is_found() -> None:
 def test_no_signal_is_found_where_there_is_none() -> None:
     """Scores know nothing of membership, but share a shift in each model. False-alarm rate 1e-6.
 
-    The twin attacks models with means that they took part in.
+    The twin attacks models with means that they took part in: its 95% intervals miss every time, where 15 of 75 are
+    allowed.
     """
     generator, confidences = np.random.default_rng(1), (0.5, 0.95)
     missed, bounded, twins_missed = np.zeros(2), np.zeros(2), 0
-    for _ in range(150):
+    for _ in range(75):
         member = coins(generator, 60, 40)
         scores = generator.normal(0, 1, (60, 1)) + generator.normal(0, 1, (60, 40))
         for index, confidence in enumerate(confidences):
@@ -247,9 +248,9 @@ def test_no_signal_is_found_where_there_is_none() -> None:
         areas = [area_under_curve(row[~own], row[own]) for row, own in zip(ratios, member, strict=True)]
         twins_missed += abs(np.mean(areas) - 0.5) > 1.96 * np.std(areas) / math.sqrt(60)
     for index, confidence in enumerate(confidences):
-        assert missed[index] <= allowed(150, 1 - confidence)
-        assert bounded[index] <= allowed(150, 1 - confidence)
-    assert twins_missed > allowed(150, 0.05)
+        assert missed[index] <= allowed(75, 1 - confidence)
+        assert bounded[index] <= allowed(75, 1 - confidence)
+    assert twins_missed > allowed(75, 0.05)
 
 
 def targets_that_differ(generator: np.random.Generator, models: int) -> tuple[Bools, Floats]:

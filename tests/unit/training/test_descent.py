@@ -20,12 +20,13 @@ from stobatch.data import Dataset, DatasetInfo
 from stobatch.errors import ModelError, SettingError
 from stobatch.loading import make_network
 from stobatch.methods import method_of
+from stobatch.optimisers import OPTIMISERS
 from stobatch.registry import METHODS
 from stobatch.seeds import Seeds
 from stobatch.sound.settings import SoundConfig
 from stobatch.sound.step import DpSgdTrainable
 from stobatch.training import Trainable
-from stobatch.training.descent import OPTIMISERS, Descent, rate_share
+from stobatch.training.descent import Descent, rate_share
 from stobatch.training.engines import Gradients
 from stobatch.training.loop import train_one
 
