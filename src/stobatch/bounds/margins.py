@@ -97,11 +97,14 @@ class _MarginLipschitz:
         )
         constants = stretch * self.constants[labels]
         by_class = (lead / (constants + error_per_distance)).scatter(1, label, torch.inf)
-        # The nearest class limits the radius. Look closer at it, and go on until the nearest has been looked at.
+        # The nearest class limits the radius. Look closer at it, and go on until the nearest has been looked at, or is
+        # farther than what is asked about.
+        enough = torch.inf if asked is None else 1.01 * max(asked)
         looked_at = torch.zeros_like(by_class, dtype=torch.bool)
         while True:
             nearest = by_class.argmin(1)
-            rows = (~looked_at[every, nearest] & (lead[every, nearest] > 0)).nonzero().flatten()
+            near = ~looked_at[every, nearest] & (by_class[every, nearest] < enough)
+            rows = (near & (lead[every, nearest] > 0)).nonzero().flatten()
             if not len(rows):
                 break
             other = nearest[rows]

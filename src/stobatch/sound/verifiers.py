@@ -96,6 +96,10 @@ class MarginsVerifier(Verifier):
     def verify_farthest(self, inputs: Tensor, generator: torch.Generator) -> BoundCertificates:
         return self.certifier.certificates(inputs, self.norm)
 
+    def radius_at(self, inputs: Tensor, radius: float) -> float:
+        """Return what is proved of one input where all effort goes to this radius."""
+        return float(self.certifier.certificates(inputs, self.norm, [radius]).radius[0])
+
 
 @final
 class VotesVerifier(Verifier):
