@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import final
@@ -39,7 +38,6 @@ from stobatch.published.settings import PublishedConfig, schedule_of
 from stobatch.published.stack import PublishedStack
 from stobatch.published.verified_inference import VerifiedInference
 from stobatch.seeds import Seeds
-from stobatch.threads import count_workers, share_cores
 from stobatch.training import Trainable, encoder_and_head
 from stobatch.training.engines import Gradients, TrainerTask
 from stobatch.training.engines.base import PIECES, DeviceRank, split_rows
@@ -176,10 +174,8 @@ def frozen(network: nn.Module) -> Iterator[None]:
 
 _CPU_CHUNK = 833
 """Examples of one pass on a CPU; larger chunks fall out of the cache."""
-_CPU_CRAFT_CHUNK = 320
-"""The same for crafting, whose chunk is shared by all threads and changes no sum: half a piece of the paper's batch."""
-_MOST_THREADS = 64
-"""Pieces in threads of their own, whatever the memory would allow."""
+_CPU_CRAFT_CHUNK = 300
+"""The same for crafting, whose chunk is shared by all threads and changes no sum."""
 
 
 @implements(
@@ -217,11 +213,8 @@ class PublishedTrainable(Trainable):
         self.reader = Reader(train, device, network.dtype)
         self.batches = self.reader.beside(batches)
         self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
-        rows, on_cpu = rows_in_memory(network, memory_mb, most=_CPU_CHUNK * _MOST_THREADS), device.type == "cpu"
-        self.chunk = min(rows, _CPU_CHUNK) if on_cpu else rows
-        self.craft_chunk = min(rows, _CPU_CRAFT_CHUNK) if on_cpu else rows
-        # Other people's layers may keep something between passes.
-        self.pieces_at_once = rows // self.chunk if keeps_nothing(network) else 1
+        self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
+        self.craft_chunk = min(self.chunk, _CPU_CRAFT_CHUNK) if device.type == "cpu" else self.chunk
         self.head = fuse(network.head) if fused else network.head
         self.after_update()
 
@@ -277,41 +270,30 @@ class PublishedTrainable(Trainable):
         self.reader.examples.require()
 
     def parts(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[Gradients]:
-        """A thread for each piece, of as many at a time as the memory has room for."""
-        pieces = self._pieces(task, step, share)
-        workers = min(self.pieces_at_once, count_workers(self.network.device, 2 * self.config.batch_size))
-        while group := list(islice(pieces, workers)):
-            with share_cores(len(group)) as run_all:
-                gradients = run_all(self._gradients, group)
-            yield from gradients
-        if share.first:
-            weight = self.network.head.output.weight
-            # Every example carries χ3/m and the weights sum to 1, so the whole batch carries it once.
-            (gradient,) = torch.autograd.grad(-label_noise_term(weight, self.label_noise), weight)
-            yield {"head.output.weight": gradient}
+        """Benign pieces first: a GPU works on them while attacks draw their starts on the CPU.
 
-    def _pieces(self, task: TrainerTask, step: int, share: DeviceRank) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Yield inputs, labels and weight of a device's pieces: benign ones first.
-
-        A GPU works on those while attacks draw their starts on the CPU. Adversarial ones cost most, so they are dealt
-        to the devices in the opposite order.
+        Adversarial ones cost most, so they are dealt to the devices in the opposite order.
         """
         benign, source = self.batches[task.benign_batch], self.batches[task.adversarial_batch]
         weights = example_weights(len(benign), len(source), self.config.adversarial_weight)
         pieces = split_rows(self.config.batch_size, self.chunk, self.network.device, share, self.pieces)
         for number, piece in enumerate(pieces):
             if share.takes(len(pieces) - 1 - number):
-                yield *self.noisy(benign[piece]), float(weights[0])
+                yield self._gradients(*self.noisy(benign[piece]), float(weights[0]))
         for number, piece in enumerate(pieces):
             if share.takes(number):
                 generator = self.seeds.generator("step", step, "trainer", task.trainer)
                 noisy_inputs, labels = self.noisy(source[piece])
-                yield self.craft(noisy_inputs, generator, piece), labels, float(weights[-1])
+                adversarial = self.craft(noisy_inputs, generator, piece)
+                yield self._gradients(adversarial, labels, float(weights[-1]))
+        if share.first:
+            weight = self.network.head.output.weight
+            # Every example carries χ3/m and the weights sum to 1, so the whole batch carries it once.
+            (gradient,) = torch.autograd.grad(-label_noise_term(weight, self.label_noise), weight)
+            yield {"head.output.weight": gradient}
 
-    @torch.enable_grad()
-    def _gradients(self, piece: tuple[Tensor, Tensor, float]) -> Gradients:
+    def _gradients(self, noisy_inputs: Tensor, labels: Tensor, weight: float) -> Gradients:
         """∇θ1 R̄ (closed form, no labels) and ∇θ2 L̄ (autograd through the head only) of examples of one weight."""
-        noisy_inputs, labels, weight = piece
         network = self.network
         with torch.no_grad():
             hidden = network.noisy_hidden(noisy_inputs)
