@@ -91,7 +91,7 @@ def memory_rows() -> list[Row]:
             f"{what} = {budget}: {method}", tuple(f"{verb}_memory_over_{budget}_{method}" for verb in VERBS), 1.25,
             below=True,
             tried="archives are unpacked into their place, test images pass in as many as fit, the oracle of clipping "
-            "forms one gradient at a time, freed memory is kept once for all threads, slopes are climbed without "
+            "forms one gradient at a time, slopes are climbed without "
             "PyTorch's compiler, which took 50 MiB; what is missed since are exports, which need that compiler, and "
             "trainings of published and sound",
         )
@@ -105,17 +105,16 @@ ROWS = (
     Row("crafting the fused ensemble over the bare passes it needs", "ensemble_over_bare", 1.3, below=True),
     Row(
         "a published step in plain PyTorch, whole batch, over ours", "plain_step_over_ours", 3.0,
-        tried="pieces in threads, of crafting and of gradients, a folded network; a fifth of what is left are "
-        "gradients, which cannot be cut with the same bits; the plain step has no privacy noise and no reconstruction "
-        "loss; the row after the next is the floor: the most that passes alone could reach",
+        tried="pieces in threads, a folded network; threads for gradients too, which helped on a loaded machine alone; "
+        "the plain step has no privacy noise and no reconstruction loss; the row after the next is the floor: the most "
+        "that passes alone could reach",
     ),
     Row("the same; one thread for both, processor time", "plain_step_over_ours_on_one_thread"),
     Row("the same over the passes of crafting alone, which no step can do without; one thread, processor time",
         "plain_step_over_its_passes_on_one_thread"),
     Row("a published step in plain PyTorch over ours, processor time of all threads", "plain_step_over_ours_processor"),
     Row("memory of our published step over the plain one", "memory_ours_over_plain_step", 0.33, below=True,
-        tried="crafting in pieces of 320 rows, freed memory kept once for all threads; both keep the data, the weights "
-        "and what PyTorch keeps"),
+        tried="crafting in pieces of 300 rows; both keep the data, the weights and what PyTorch keeps"),
     Row("naive loop over verified inference, per noisy pass", "naive_over_ours", 2.3),
     Row("ART's randomised smoothing over verified inference, its default batch", "art_over_ours", 5.0,
         tried="noise shared by all inputs, normalised once for many draws, a thread for each part of the images; "

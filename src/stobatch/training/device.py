@@ -41,19 +41,12 @@ def use_device(machine: MachineConfig) -> torch.device:
     return device
 
 
-_M_ARENA_MAX = -8
-"""Of malloc.h."""
-
-
 def _keep_freed_memory() -> None:
     """Let the C library keep up to 64 MiB of freed memory instead of handing every large tensor back.
 
     glibc learns from the largest block that was freed, up to 32 MiB. Fresh pages cost as much as the sums written to
-    them: attacks and training are a fifth faster. It is kept once and not by each thread, which would double it.
+    them: attacks and training are a fifth faster.
     """
-    choose = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if choose is not None:
-        choose(_M_ARENA_MAX, 1)
     torch.empty(32 * 2**20 - 2**13, dtype=torch.uint8)
 
 

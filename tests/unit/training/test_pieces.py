@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -255,29 +254,6 @@ def shared(trainable: Trainable, task: TrainerTask, step: int, devices: int) -> 
 
 def same(one: Gradients, other: Gradients) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_gradients_of_pieces_in_threads_have_the_bits_of_one_thread(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the memory has room for one piece only, no thread is started."""
-    task = TrainerTask(0, 0, 1)
-    alone = list(published().parts(task, 0, SINGLE_DEVICE))
-    gradients, threads = PublishedTrainable._gradients, set[int]()
-
-    def note_thread(made: PublishedTrainable, piece: tuple[Tensor, Tensor, float]) -> Gradients:
-        threads.add(threading.get_ident())
-        return gradients(made, piece)
-
-    monkeypatch.setattr(PublishedTrainable, "_gradients", note_thread)
-    monkeypatch.setattr(stobatch, "count_workers", lambda device, rows: 3)
-    made = published()
-    made.pieces_at_once = at_once
-    torch.set_num_threads(at_once)
-    together = list(made.parts(task, 0, SINGLE_DEVICE))
-    assert (threading.get_ident() in threads) == (at_once == 1)
-    assert all(same(one, other) for one, other in zip(alone, together, strict=True))
 
 
 @pytest.mark.parametrize("name", TRAINABLES)
