@@ -75,9 +75,6 @@ TASKS = {
     "cifar10_scattering_linf": Task(
         sound.cifar10_scattering_linf(), tuple({"method.radius": radius} for radius in (0.35, 0.5))
     ),
-    "cifar10_scattering_linf_strict": Task(
-        sound.cifar10_scattering_linf_strict(), tuple({"method.radius": radius} for radius in (0.35, 0.25))
-    ),
     "mnist_scattering": Task(
         sound.mnist_scattering(),
         (

@@ -30,7 +30,8 @@ CIFAR10 = ("sound.cifar10", "sound.cifar10_wide", "sound.cifar10_strict", "sound
 FASHION = {"sound.fashion_mnist_near": SEEDS, "sound.fashion_mnist_wide": (1,), "sound.fashion_mnist": (1,)}
 """Recipes of Fashion-MNIST, and the seeds that were trained."""
 SCATTERING = ("sound.cifar10_scattering", "sound.cifar10_scattering_strict")
-SCATTERING_LINF = ("sound.cifar10_scattering_linf", "sound.cifar10_scattering_linf_strict")
+SCATTERING_LINF = ("sound.cifar10_scattering_linf", "sound.cifar10_scattering_strict")
+"""Recipes that are certified in boxes; the second was made for l2, and the same training does."""
 SMOOTHED = {"sound.cifar10_smoothed": (1,), "sound.cifar10_smoothed_strict": (1,)}
 """Recipes of smoothed photographs, and the seeds that were trained."""
 POOLED_START = {
@@ -168,7 +169,7 @@ def page() -> str:
             for one in former("sound_cifar10_scattering_former")
         ],
         margins_table=margins_trials(SCATTERING, ("16/255", "0.25")),
-        in_boxes_trials=margins_trials(SCATTERING_LINF, ("2/255",)),
+        in_boxes_trials=margins_trials(SCATTERING_LINF[:1], ("2/255",)),
         digits_trials=margins_trials(("sound.mnist_scattering",), ("0.25", "0.5")),
         smoothed=smoothed["sound.cifar10_smoothed_strict"],
         smoothed_table=table(
