@@ -151,6 +151,7 @@ def page() -> str:
             [scattering_row(name, found) for name, found in scattering.items()],
         ),
         scattering_attacked=scattering["sound.cifar10_scattering_strict"]["attacked"],
+        scattering_attacked_8=scattering["sound.cifar10_scattering"]["attacked"]["test_examples"],
         in_boxes_table=table(
             ["recipe", "images", PRIVACY, "clean", "certified at 2/255", "attacked / proved at 2/255"],
             [scattering_row(name, found) for name, found in in_boxes.items()],

@@ -91,9 +91,8 @@ def memory_rows() -> list[Row]:
             f"{what} = {budget}: {method}", tuple(f"{verb}_memory_over_{budget}_{method}" for verb in VERBS), 1.25,
             below=True,
             tried="archives are unpacked into their place, test images pass in as many as fit, the oracle of clipping "
-            "forms one gradient at a time, slopes are climbed without "
-            "PyTorch's compiler, which took 50 MiB; what is missed since are exports, which need that compiler, and "
-            "trainings of published and sound",
+            "forms one gradient at a time; since this was measured slopes are climbed without PyTorch's compiler, "
+            "which exports need",
         )
         for method in METHODS for budget in BUDGETS
     ]  # fmt: skip
@@ -140,8 +139,8 @@ ROWS = (
     Row("processor seconds of `stobatch plan` / `stobatch report`",
         ("plan_processor_seconds", "report_processor_seconds"), 2.0, below=True,
         tried="garbage is looked for seldom and not at the end, schemas are built when used, nothing else imports "
-        "scipy.stats or mpmath, figures are drawn once; torch and the accountant's library, which needs scipy.stats, "
-        "are three quarters of a plan and half of a report, the rest of which is matplotlib and computing again"),
+        "scipy.stats or mpmath, figures are drawn once; most of a plan is importing torch and the accountant's "
+        "library, which needs scipy.stats; a report draws and computes its numbers again besides"),
     Row("training with 5,000 canaries over training without", "canaries_over_none", below=True),
     Row("audit trainings one by one over side by side", "one_by_one_over_side_by_side"),
 )  # fmt: skip

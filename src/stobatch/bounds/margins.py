@@ -139,7 +139,7 @@ class _MarginLipschitz:
         found = lead / (constants + slope)
         near = found.clamp(min=_NEAREST)
         line = self.tangents.of(functionals, responses, _CURVATURES[0] * constants / (stretch**2 * near)).parabola(norm)
-        found = torch.maximum(found, line.falling(lead, slope).root())
+        found = torch.maximum(found, line.add(lead, slope).root())
         # Completing the square proves no more than a tangent that loses and bends nothing would.
         farthest = lead / (line.slope + slope)
         for radius, curvature in product((None,) if asked is None else sorted(asked), _CURVATURES):
@@ -148,7 +148,7 @@ class _MarginLipschitz:
             if len(rows):
                 scaled = curvature * constants[rows] / (stretch**2 * near[rows])
                 closer = self.tangents.of(functionals[rows], responses.take(rows), scaled).completed(near[rows], norm)
-                found[rows] = torch.maximum(found[rows], closer.falling(lead[rows], slope[rows]).root())
+                found[rows] = torch.maximum(found[rows], closer.add(lead[rows], slope[rows]).root())
         return found
 
 

@@ -45,7 +45,7 @@ class Parabola(NamedTuple):
         start = self.start.clamp(min=0)
         return 2 * start / (self.slope + (self.slope.square() + 4 * self.bend * start).sqrt() + _TINY)
 
-    def falling(self, lead: Tensor, slope: Tensor) -> Parabola:
+    def add(self, lead: Tensor, slope: Tensor) -> Parabola:
         """Return the parabola below a margin that starts with this lead and loses this slope besides."""
         return Parabola(lead + self.start, slope + self.slope, self.bend)
 

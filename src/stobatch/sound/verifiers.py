@@ -97,8 +97,8 @@ class MarginsVerifier(Verifier):
         return self.certifier.certificates(inputs, self.norm)
 
     def radius_at(self, inputs: Tensor, radius: float) -> float:
-        """Return what is proved of one input where all effort goes to this radius."""
-        return float(self.certifier.certificates(inputs, self.norm, [radius]).radius[0])
+        """Return what is proved of one input, at most effort for this radius and for the largest."""
+        return max(float(self.certifier.certificates(inputs, self.norm, of).radius[0]) for of in ([radius], None))
 
 
 @final
