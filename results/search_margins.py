@@ -92,8 +92,11 @@ TASKS = {
 class Kept:
     """Features of all training records, in half precision, without gains and levels."""
 
-    def __init__(self, inputs: Tensor, file: Path | None, *, even: bool = True) -> None:
-        self.front = Scattering(tuple(inputs.shape[1:]), even=even)
+    def __init__(self, inputs: Tensor, file: Path | None, like: Scattering) -> None:
+        ones = [tuple(float(gain != 0) for gain in gains) for gains in (like.gains, like.differences)]
+        self.front = Scattering(
+            like.input_shape, like.angles, ones[0], differences=ones[1], orders=like.orders, even=like.even
+        )
         if file and file.exists():
             self.features: Tensor = torch.load(file, mmap=True)
             return
@@ -103,7 +106,7 @@ class Kept:
             torch.save(self.features, file)
 
     def of(self, rows: Tensor, front: Scattering) -> Tensor:
-        """Return features of some records with the gains and levels of another front."""
+        """Return features of some records with the gains and levels of another front that leaves out the same."""
         features = self.features[rows].float()
         if not front.even:
             return front.folded(front.levelled(features)).flatten(1)
@@ -140,6 +143,13 @@ def _norms(coefficients: Tensor, gram: Tensor) -> Tensor:
     """Return the norms of sums of vectors with these coefficients."""
     squares: Tensor = ((coefficients @ gram) * coefficients).sum(1)
     return squares.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
+
+
+def front_of(config: RunConfig, shape: tuple[int, ...]) -> Scattering:
+    """Return the scattering of a configuration."""
+    front = build_layered(config.model.architecture, shape, 10, torch.Generator()).layers[0]
+    assert isinstance(front, Scattering)
+    return front
 
 
 @torch.no_grad()
@@ -198,14 +208,13 @@ def constant_radii(scattering: ScatteringLipschitz, network: Layered, inputs: Te
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--task", choices=TASKS, required=True)
-    parser.add_argument("--features", type=Path, help="a file to keep features in; they are private")
+    parser.add_argument("--features", type=Path, help="a file to keep features of one layout in; they are private")
     parser.add_argument("--log", type=Path, default=LOG)
     options = parser.parse_args()
     task, log = TASKS[options.task], Log(options.log)
     records, norm = Records(task.recipe.data.name, HELD_OUT).dataset, Norm(task.recipe.evaluation.norm)
     train_part, held_out = records.train.in_memory(), records.test.in_memory().take(slice(0, CERTIFIED))
-    even = task.recipe.model.architecture.startswith("scatter_even")
-    kept = Kept(torch.cat([train_part.inputs, records.test.in_memory().inputs]), options.features, even=even)
+    inputs, kept = torch.cat([train_part.inputs, records.test.in_memory().inputs]), {}
     for settings in task.changes:
         row = {"task": options.task, "share": SHARE, "settings": settings}
         if Log.key(row) in log.known:
@@ -214,7 +223,11 @@ def main() -> None:
         config, share = at_share(task.recipe.override_all(settings), SHARE, None)
         plan = stobatch.plan(config)
         assert isinstance(plan, DpSgdPlan)
-        network = train(config, plan, kept, train_part.labels.long())
+        front = front_of(config, tuple(inputs.shape[1:]))
+        layout = (front.angles, front.orders, *(gain != 0 for gain in (*front.gains, *front.differences)))
+        if layout not in kept:
+            kept[layout] = Kept(inputs, options.features, front)
+        network = train(config, plan, kept[layout], train_part.labels.long())
         found = measure(network, held_out.inputs, held_out.labels, norm, config.evaluation.radii)
         found |= {"cost": share, "torch": torch.__version__, "seconds": round(time.monotonic() - started, 1)}
         log.add(row | found)

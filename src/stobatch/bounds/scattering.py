@@ -6,7 +6,7 @@ docs/guarantees/scattering.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod, sqrt
@@ -30,7 +30,8 @@ _UNDERFLOW = 2.0**-50
 _MODULUS = 8
 """Units in the last place within which the modulus of a complex number is computed."""
 _WEIGHTS = ((1.0, 1.0), (1.25, 1.0), (1.5, 1.0), (2.0, 1.0), (1.0, 1.25), (1.5, 1.25), (2.0, 1.5))
-"""Weights of the fine and coarse wavelets relative to the means. Every pair gives a bound; the smallest counts."""
+"""Weights of the finest wavelets and of all others relative to the means. Every pair gives a bound; the smallest
+counts."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,22 @@ class Response(NamedTuple):
     parts: Tensor
     size: Tensor
 
+    def take(self, rows: Tensor) -> Response:
+        """Return the responses of some inputs."""
+        return Response(self.parts[rows], self.size[rows])
+
 
 class Responses(NamedTuple):
-    """Images in turned colours, and the wavelets of each channel, inputs x channels x ...; the last are of moduli."""
+    """Images in turned colours, and the wavelets of each scale, inputs x channels x ...; the last are of moduli."""
 
     channels: Tensor
-    fine: Response
-    coarse: Response
-    second: Response
+    scales: tuple[Response, ...]
+    second: Response | None
 
     def take(self, rows: Tensor) -> Responses:
         """Return the responses of some inputs."""
-        return Responses(self.channels[rows], *(Response(one.parts[rows], one.size[rows]) for one in self[1:]))
+        scales = tuple(one.take(rows) for one in self.scales)
+        return Responses(self.channels[rows], scales, self.second and self.second.take(rows))
 
 
 class ScatteringLipschitz:
@@ -98,19 +103,23 @@ class ScatteringLipschitz:
         front = deepcopy(front).cpu().double()
         whole, half = (height, width), (height // 2, width // 2)
         self.low = Stage.of(front.means, whole, front.low_fine.numel())
-        self.fine = Stage.of(lambda maps: front.filtered(maps, front.fine), whole, front.fine[0].numel())
-        self.coarse = Stage.of(lambda maps: front.filtered(maps, front.coarse), whole, front.coarse[0].numel())
         self.leaf = Stage.of(front.means, half, front.low_coarse.numel())
+        self.scales = tuple(_wavelet_stage(front, scale, whole) for scale in range(front.num_scales))
         self.front, self.colour_norm = front, float(torch.linalg.matrix_norm(front.colours, 2)) * SLACK
-        self.roots = {
-            pair: squared_norm((1.0, self.low), *zip(pair, (self.fine, self.coarse), strict=True)) for pair in _WEIGHTS
+        self.roots = {pair: squared_norm((1.0, self.low), *self._weighted(pair)) for pair in _WEIGHTS}
+        coarse = self.scales[1:2] if front.orders == 2 else ()
+        self.nodes = {
+            weight: squared_norm((1.0, self.low), *((weight, stage) for stage in coarse)) for weight, _ in _WEIGHTS
         }
-        self.nodes = {weight: squared_norm((1.0, self.low), (weight, self.coarse)) for weight, _ in _WEIGHTS}
         # Each stage passes some maps on unchanged, so its norm is at least 1.
         squares = (self.roots[1.0, 1.0], self.nodes[1.0], squared_norm((1.0, self.leaf)))
         norms = [sqrt(max(1.0, square)) for square in squares]
         self.maps = self.colour_norm * prod(norms)
-        self.rounding = self._rounding(channels, norms)
+        stages = ((self.low, *self.scales), (self.low, *coarse), (self.leaf,))
+        self.rounding = self._rounding(channels, norms, stages)
+
+    def _weighted(self, pair: tuple[float, float]) -> list[tuple[float, Stage]]:
+        return [(pair[min(scale, 1)], stage) for scale, stage in enumerate(self.scales)]
 
     def of(self, functionals: Tensor) -> Tensor:
         """Return the Lipschitz constant of each row of weights of the features, in float64.
@@ -118,60 +127,74 @@ class ScatteringLipschitz:
         By Cauchy-Schwarz from the leaves to the root, as in docs/guarantees/scattering.md: with b the norms of the
         weights of a node's children and c > 0, ‖v‖·‖φd‖ + Σ bᵢ·‖ψᵢd‖ <= √(‖v‖² + Σ bᵢ²/c) · √(‖φd‖² + c Σ‖ψᵢd‖²).
         """
-        front, angles = self.front, self.front.angles
-        maps = front.lifted(functionals.cpu().double())
-        by_path = maps.view(len(maps), -1, front.paths, *maps.shape[2:])
-        first, fine, coarse, second = (
-            part.flatten(0, 1) for part in torch.split(by_path, [1, angles, angles, angles**2], dim=2)
-        )
+        first, scales, second = self.by_kind(functionals)
 
         def squared(part: Tensor) -> Tensor:
-            return part.square().flatten(1).sum(1).view(len(maps), -1).sum(1)
+            return part.square().flatten(1).sum(1)
 
-        def transposed_means(part: Tensor) -> Tensor:
-            """Return weights of the means as weights of the maps that they average."""
-            padding = (front.low_coarse.shape[-1] - 2) // 2
-            channels = part.reshape(-1, 1, *part.shape[2:])
-            weights = F.conv_transpose2d(channels, front.low_coarse, stride=2, padding=padding)
-            return weights.view(*part.shape[:2], *weights.shape[2:])
-
-        outer, inner = squared(transposed_means(coarse)), squared(transposed_means(second))
-        children = torch.stack([norm * (squared(fine) + inner / weight) for weight, norm in self.nodes.items()]).amin(0)
+        children = [squared(self.of_moduli(part, scale)) for scale, part in enumerate(scales)]
+        if second is not None:
+            inner = squared(second @ self.leaf.rows.T)
+            by_weight = [norm * (squared(scales[0]) + inner / weight) for weight, norm in self.nodes.items()]
+            children[0] = torch.stack(by_weight).amin(0)
         root = [
-            norm * (squared(first) + children / weight + outer / other) for (weight, other), norm in self.roots.items()
+            norm * (squared(first) + sum(child / pair[min(scale, 1)] for scale, child in enumerate(children)))
+            for pair, norm in self.roots.items()
         ]
         return self.colour_norm * (torch.stack(root).amin(0) * SLACK).sqrt()
 
+    def by_kind(self, functionals: Tensor) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """Return weights of the features as weights of the maps of order 0, of each scale and of order 2, in float64:
+        rows x channels x paths x pixels.
+        """
+        front = self.front
+        maps = front.lifted(functionals.cpu().double()).flatten(2)
+        parts = torch.split(maps.view(len(maps), -1, front.paths, maps.shape[-1]), front.sizes, dim=2)
+        return parts[0], list(parts[1 : 1 + front.num_scales]), parts[-1] if front.orders == 2 else None
+
+    def of_moduli(self, weights: Tensor, scale: int) -> Tensor:
+        """Return weights of the maps of a scale as weights of the moduli that they average, where it reaches."""
+        weights = weights[:, : self.front.reach(scale)]
+        return weights @ (self.low, self.leaf)[scale].rows.T if scale < 2 else weights
+
     def responses(self, images: Tensor) -> Responses:
         """Return what images give before their last means, in float64, by the stages' matrices."""
-        channels = torch.einsum("dc,nchw->ndhw", self.front.colours, images.cpu().double()).flatten(2)
-        fine = self._response(channels, self.fine)
-        return Responses(channels, fine, self._response(channels, self.coarse), self._response(fine.size, self.coarse))
+        front = self.front
+        channels = torch.einsum("dc,nchw->ndhw", front.colours, images.cpu().double()).flatten(2)
+        scales = tuple(
+            self._response(channels[:, : front.reach(scale)], stage) for scale, stage in enumerate(self.scales)
+        )
+        second = self._response(scales[0].size, self.scales[1]) if front.orders == 2 else None
+        return Responses(channels, scales, second)
 
     def maps_of(self, responses: Responses) -> Tensor:
         """Return the maps before gains in float64, by the stages' matrices: what the filters should compute."""
-        channels, fine, coarse, second = responses
-        first = (channels @ self.low.rows).unsqueeze(2)
-        low = (
-            first,
-            fine.size @ self.low.rows,
-            coarse.size @ self.leaf.rows,
-            second.size.flatten(2, 3) @ self.leaf.rows,
-        )
-        return torch.cat(low, 2).reshape(len(channels), *self.front.map_shape)
+        channels, scales, second = responses
+        found = [(channels @ self.low.rows).unsqueeze(2)]
+        for scale, response in enumerate(scales):
+            means = response.size @ (self.low, self.leaf)[scale].rows if scale < 2 else response.size
+            found.append(F.pad(means, (0, 0, 0, 0, 0, channels.shape[1] - means.shape[1])))
+        if second is not None:
+            found.append(second.size.flatten(2, 3) @ self.leaf.rows)
+        return torch.cat(found, 2).reshape(len(channels), *self.front.map_shape)
 
     def _response(self, values: Tensor, stage: Stage) -> Response:
         parts = values @ stage.rows
         parts = parts.view(*parts.shape[:-1], 2, self.front.angles, -1)
         return Response(parts, parts.square().sum(-3).sqrt())
 
-    def _rounding(self, channels: int, norms: list[float]) -> float:
+    def _rounding(self, channels: int, norms: list[float], stages: Sequence[Sequence[Stage]]) -> float:
         """Return e with ‖M̂(x) - M(x)‖₂ <= e(‖x‖₂ + 1): each stage multiplies the error by its norm and adds its own."""
         error, size = gamma(FLOAT32_UNIT, channels + 2) * sqrt(channels) * self.colour_norm, self.colour_norm
-        stages = ((self.low, self.fine, self.coarse), (self.low, self.coarse), (self.leaf,))
         for norm, parts in zip(norms, stages, strict=True):
             stage_error = sqrt(sum((gamma(FLOAT32_UNIT, part.fan_in + 2) * part.absolute_norm) ** 2 for part in parts))
             stage_error += gamma(FLOAT32_UNIT, _MODULUS) * (norm + stage_error)
             error = norm * error + stage_error * (size + error) + _UNDERFLOW
             size *= norm
         return error * SLACK
+
+
+def _wavelet_stage(front: Scattering, scale: int, sides: tuple[int, int]) -> Stage:
+    filters = front.wavelets(scale)
+    fan_in = prod(sides) if filters.ndim == 2 else filters[0].numel()
+    return Stage.of(lambda maps: front.filtered(maps, filters), sides, fan_in)

@@ -62,8 +62,7 @@ class Tangents:
     loss: Tensor
     gradient: Tensor
     missed: Tensor
-    fine: Tensor
-    coarse: Tensor
+    bends: tuple[Tensor, ...]
     level: Tensor
 
     def parabola(self, norm: Norm) -> Parabola:
@@ -87,8 +86,9 @@ class Tangents:
 
     def take(self, rows: Tensor) -> Self:
         """Return the tangents of some rows."""
-        parts = (self.loss, self.gradient, self.missed, self.fine, self.coarse, self.level)
-        return type(self)(self.scattering, *(part[rows] for part in parts))
+        bends = tuple(part[rows] for part in self.bends)
+        parts = (self.loss[rows], self.gradient[rows], self.missed[rows])
+        return type(self)(self.scattering, *parts, bends, self.level[rows])
 
     def _parabola(self, start: Tensor, slope: Tensor, bend: Tensor, norm: Norm) -> Parabola:
         return Parabola(start, slope * SLACK + self.missed * self._stretch(norm), bend * SLACK)
@@ -101,9 +101,10 @@ class Tangents:
         colours = self.scattering.front.colours
         channels = torch.einsum("dc,ncp->ndp", colours, moves)
         turned = torch.zeros_like(channels)
-        for stage, curvature in ((self.scattering.fine, self.fine), (self.scattering.coarse, self.coarse)):
-            parts = (channels @ stage.rows).view(*channels.shape[:2], 2, *curvature.shape[2:]) * curvature.unsqueeze(2)
-            turned += parts.flatten(2) @ stage.rows.T
+        for stage, bends in zip(self.scattering.scales, self.bends, strict=True):
+            reach = bends.shape[1]
+            parts = (channels[:, :reach] @ stage.rows).view(len(bends), reach, 2, *bends.shape[2:]) * bends.unsqueeze(2)
+            turned[:, :reach] += parts.flatten(2) @ stage.rows.T
         return torch.einsum("dc,ndp->ncp", colours, turned)
 
     def _inverse_form(self, diagonal: Tensor, gap: Tensor) -> Tensor:
@@ -139,36 +140,41 @@ class ScatteringTangents:
 
     def __init__(self, scattering: ScatteringLipschitz) -> None:
         self.scattering = scattering
-        # Moduli of order 2 are functions of the fine ones, which move at most as far as the fine wavelets.
-        self.of_second = squared_norm((1.0, scattering.coarse))
-        largest = squared_norm((1 + self.of_second, scattering.fine), (1.0, scattering.coarse))
+        finest, *others = scattering.scales
+        # Moduli of order 2 are functions of the finest ones, which move at most as far as the finest wavelets.
+        self.of_second = squared_norm((1.0, others[0])) if scattering.front.orders == 2 else 0.0
+        largest = squared_norm((1 + self.of_second, finest), *((1.0, stage) for stage in others))
         self.level = scattering.colour_norm**2 * largest
 
     def of(self, functionals: Tensor, responses: Responses, curvature: Tensor) -> Tangents:
         """Return tangents, an entry for each row. More curvature costs at a distance, less of it at once."""
-        scattering, angles = self.scattering, self.scattering.front.angles
-        low, leaf, rows = scattering.low.rows.T, scattering.leaf.rows.T, len(functionals)
-        maps = scattering.front.lifted(functionals).flatten(2)
-        by_path = maps.view(rows, -1, scattering.front.paths, maps.shape[-1])
-        first, fine, coarse, second = torch.split(by_path, [1, angles, angles, angles**2], dim=2)
+        scattering, front = self.scattering, self.scattering.front
+        first, scales, second = scattering.by_kind(functionals)
         # Transposed means: weights of the features become weights of the moduli, rows x channels x maps x outputs.
-        second_weights = (second @ leaf).reshape(rows, -1, angles, angles, leaf.shape[1])
-        of_second = _lines(second_weights, responses.second, curvature)
-        # What lines of order 2 ask of the fine moduli adds to the weights that these have themselves.
-        fine_weights = fine @ low + of_second.slopes.flatten(-3) @ scattering.coarse.rows.T
-        of_fine = _lines(fine_weights, responses.fine, curvature)
-        of_coarse = _lines(coarse @ leaf, responses.coarse, curvature)
-        gradient = (first @ low).squeeze(2)
-        gradient = gradient + of_fine.slopes.flatten(-3) @ scattering.fine.rows.T
-        gradient = gradient + of_coarse.slopes.flatten(-3) @ scattering.coarse.rows.T
+        weights = [scattering.of_moduli(part, scale) for scale, part in enumerate(scales)]
+        loss, gradient = torch.zeros_like(curvature), (first @ scattering.low.rows.T).squeeze(2)
+        if second is not None and responses.second is not None:
+            second_size = responses.second.size.shape[-1]
+            by_parent = (second @ scattering.leaf.rows.T).view(len(second), -1, front.angles, front.angles, second_size)
+            lines = _lines(by_parent, responses.second, curvature)
+            # What lines of order 2 ask of the finest moduli adds to the weights that these have themselves.
+            weights[0] = weights[0] + lines.slopes.flatten(-3) @ scattering.scales[1].rows.T
+            loss = loss + lines.loss
+        bends = []
+        for stage, weight, response in zip(scattering.scales, weights, responses.scales, strict=True):
+            lines = _lines(weight, response, curvature)
+            loss = loss + lines.loss
+            gradient[:, : weight.shape[1]] += lines.slopes.flatten(-3) @ stage.rows.T
+            bends.append(lines.bends)
+        bends[0] = bends[0] + self.of_second * curvature[:, None, None, None]
+        size = sum(part.square().flatten(1).sum(1) for part in (first, *scales, *([] if second is None else [second])))
         return Tangents(
             scattering,
-            loss=(of_second.loss + of_fine.loss + of_coarse.loss) * SLACK,
-            gradient=torch.einsum("dc,ndp->ncp", scattering.front.colours, gradient),
+            loss=loss * SLACK,
+            gradient=torch.einsum("dc,ndp->ncp", front.colours, gradient),
             # Float64 misses far less of the gradient than this share of the weights, however much of it cancels.
-            missed=(SLACK - 1) * maps.flatten(1).norm(dim=1) * scattering.colour_norm,
-            fine=of_fine.bends + self.of_second * curvature[:, None, None, None],
-            coarse=of_coarse.bends,
+            missed=(SLACK - 1) * torch.as_tensor(size).sqrt() * scattering.colour_norm,
+            bends=tuple(bends),
             level=curvature * self.level,
         )
 

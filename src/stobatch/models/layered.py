@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from stobatch.errors import ModelError
 from stobatch.models.classifier import Classifier
 from stobatch.models.residual import CentredConv2d, ResidualBlock, RoughGroupNorm
-from stobatch.models.scattering import Scattering
+from stobatch.models.scattering import MOST_SCALES, REDUCTION, Scattering
 
 
 class _Clamp(torch.autograd.Function):
@@ -155,7 +155,19 @@ def _scatter(shape: Shape, angles: float, *numbers: float, even: bool) -> nn.Mod
         raise ValueError(numbers)
     count = _whole(angles)
     require_size(math.prod(shape) * (1 + count) ** 2, 16 * math.prod(shape) * (1 + count) ** 2)
-    return Scattering(shape, count, (1.0, first, second), (level, low, high), even=even)
+    return Scattering(shape, count, (1.0, first, first, second), (level, low, low, high), even=even)
+
+
+def _wavelets(shape: Shape, angles: float, *numbers: float, even: bool) -> nn.Module:
+    flat, level, *gains = numbers or (0.0, 0.0, 1.0, 1.0)
+    scales, left = (len(gains), 0) if shape[0] == 1 else divmod(len(gains), 2)
+    positive = all(0 <= gain < math.inf for gain in gains) and all(map(math.isfinite, (flat, level)))
+    if left or not (1 <= scales <= MOST_SCALES and positive):
+        raise ValueError(numbers)
+    count, pixels = _whole(angles), math.prod(shape[1:])
+    require_size(2 * count * max(pixels, pixels**2 // REDUCTION**2), 32 * count * scales * math.prod(shape))
+    grey, others = (1.0, *gains[:scales]), (1.0, *gains[scales:]) if shape[0] > 1 else None
+    return Scattering(shape, count, grey, (flat, *[level] * scales), differences=others, orders=1, even=even)
 
 
 _MAKERS: dict[str, Callable[..., nn.Module]] = {
@@ -171,13 +183,17 @@ _MAKERS: dict[str, Callable[..., nn.Module]] = {
     "linear": _linear,
     "scatter": partial(_scatter, even=False),
     "scatter_even": partial(_scatter, even=True),
+    "wavelets": partial(_wavelets, even=False),
+    "wavelets_even": partial(_wavelets, even=True),
 }
 
 GRAMMAR = (
     "squash SLOPE THRESHOLD..., conv MAPS SIZE/STRIDE+PADDING, centred MAPS SIZE/STRIDE+PADDING, relu, tanh, "
     "avgpool SIZE/STRIDE, maxpool SIZE/STRIDE, groupnorm GROUPS, residual MAPS GROUPS/STRIDE, linear N, "
     "scatter ANGLES GAIN GAIN LEVEL LEVEL LEVEL, scatter_even ANGLES GAIN GAIN LEVEL LEVEL LEVEL "
-    "(gains of orders 1 and 2, levels of orders 1, 2 and 0); "
+    "(gains of orders 1 and 2, levels of orders 1, 2 and 0), "
+    "wavelets ANGLES LEVEL LEVEL GAIN..., wavelets_even ANGLES LEVEL LEVEL GAIN... "
+    "(levels of orders 0 and 1, gains of up to four scales, then those for differences of colours); "
     "*GAIN after a layer scales its first weights"
 )
 

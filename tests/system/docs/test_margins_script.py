@@ -45,6 +45,10 @@ def test_clipped_gradients_are_those_of_the_margin_loss(script: ModuleType, prog
 @pytest.mark.parametrize("even", [True, False])
 def test_kept_features_have_the_gains_and_levels_of_a_network(script: ModuleType, even: bool) -> None:
     inputs = torch.rand(4, 3, 12, 12, generator=torch.Generator().manual_seed(1)) * 2 - 1
-    front = Scattering((3, 12, 12), 8, (1.0, 2.0, 3.0), (-0.5, 0.25, 0.03), even=even)
-    kept = script.Kept(inputs, None, even=even)
+    front = Scattering((3, 12, 12), 8, (1.0, 2.0, 2.0, 3.0), (-0.5, 0.25, 0.25, 0.03), even=even)
+    kept = script.Kept(inputs, None, front)
+    torch.testing.assert_close(kept.of(torch.arange(4), front), front(inputs).flatten(1), atol=0.02, rtol=0.01)
+    others = (1.0, 0.0, 2.0)
+    front = Scattering((3, 12, 12), 4, (1.0, 3.0, 2.0), (0.0, 0.3, 0.3), differences=others, orders=1, even=even)
+    kept = script.Kept(inputs, None, front)
     torch.testing.assert_close(kept.of(torch.arange(4), front), front(inputs).flatten(1), atol=0.02, rtol=0.01)

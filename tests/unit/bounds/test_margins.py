@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from itertools import product
+from math import cos, exp, pi, sin, sqrt
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from stobatch.models.scattering import Scattering
 from stobatch.types import Norm, Status
 
 SIDE = 12
-GAINS = (1.0, 2.0, 3.0)
+GAINS = (1.0, 2.0, 2.0, 3.0)
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -49,11 +50,52 @@ def test_features_are_the_sums_that_define_them() -> None:
         real, imaginary = direct(values, filters, stride).chunk(2)
         return (real.square() + imaginary.square()).sqrt()
 
-    fine, coarse = moduli(picture, front.fine[:, 0], 1), moduli(picture, front.coarse[:, 0], 2)
-    second = torch.cat([moduli(one, front.coarse[:, 0], 2) for one in fine])
+    fine, coarse = moduli(picture, front.wavelets(0)[:, 0], 1), moduli(picture, front.wavelets(1)[:, 0], 2)
+    second = torch.cat([moduli(one, front.wavelets(1)[:, 0], 2) for one in fine])
     expected = [direct(picture, low, 4), *(direct(one, low, 4) for one in fine)]
     expected += [direct(one, coarse_low, 2) for one in (*coarse, *second)]
     torch.testing.assert_close(front(picture[None, None])[0], torch.stack(expected))
+
+
+def test_wide_wavelets_are_waves_about_the_middle_of_each_block() -> None:
+    """Sums over the whole picture, one by one; none of them sees a picture of one grey."""
+    front = Scattering((1, SIDE, SIDE), 2, (1.0, 1.0, 1.0, 2.0, 3.0), orders=1).double()
+    picture, flat = pictures(1)[0, 0].double(), torch.full((1, 1, SIDE, SIDE), 0.7, dtype=torch.float64)
+    expected = []
+    for scale, angle, row, column in product((2, 3), (0, 1), range(3), range(3)):
+        stddev, total, weight, mean = 0.8 * 2**scale, 0j, 0.0, 0j
+        values = []
+        for i, j in product(range(SIDE), range(SIDE)):
+            down, right = i - (4 * row + 1.5), j - (4 * column + 1.5)
+            along, across = (right, down) if angle == 0 else (down, -right)
+            bell = exp(-(along**2 + (2 * across) ** 2) / (2 * stddev**2)) * 2 / (2 * pi * stddev**2)
+            wave = bell * complex(cos(0.75 * pi / 2**scale * along), sin(0.75 * pi / 2**scale * along))
+            values.append((bell, wave, float(picture[i, j])))
+            weight, mean = weight + bell, mean + wave
+        for bell, wave, value in values:
+            total += (wave - bell * mean / weight) * value
+        expected.append(4 * abs(total))
+    found = front.maps(picture[None, None])[0, 5:].flatten()
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(front.maps(flat)[0, 5:], torch.zeros(4, 3, 3, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_scales_that_are_left_out_are_neither_computed_nor_kept() -> None:
+    """Differences of colours without gains at the first two scales: no features, and their maps are 0."""
+    gains = (1.0, 3.0, 3.0, 2.0, 1.0)
+    every, some = (
+        Scattering((3, SIDE, SIDE), 4, gains, differences=others, orders=1, even=True)
+        for others in (gains, (1.0, 0.0, 0.0, 2.0, 1.0))
+    )
+    inputs = pictures(2, 3)
+    there, left = every.maps(inputs).view(2, 3, 17, -1), some.maps(inputs).view(2, 3, 17, -1)
+    assert not left[:, 1:, 1:9].any()
+    assert torch.equal(left[:, :1], there[:, :1])
+    assert torch.equal(left[:, 1:, 9:], there[:, 1:, 9:])
+    kept = every.gain.view(3, 17)[:, :, None].expand(3, 17, 9).reshape(-1)[every.mirrored[0]] != 0
+    zero = some.gain.view(3, 17)[:, :, None].expand(3, 17, 9).reshape(-1)[every.mirrored[0]] == 0
+    assert kept.all()
+    assert some(inputs).shape[1] == int((~zero).sum()) < every(inputs).shape[1]
 
 
 def test_even_features_do_not_tell_a_picture_from_its_mirror_image() -> None:
@@ -64,9 +106,9 @@ def test_even_features_do_not_tell_a_picture_from_its_mirror_image() -> None:
 
 
 def test_levels_are_taken_off_the_mean_colour_alone() -> None:
-    plain, levelled = (Scattering((3, SIDE, SIDE), 2, GAINS, levels) for levels in ((0, 0, 0), (-0.5, 0.5, 0.25)))
+    plain, levelled = (Scattering((3, SIDE, SIDE), 2, GAINS, levels) for levels in (None, (-0.5, 0.5, 0.5, 0.25)))
     off = (plain(pictures(2, 3)) - levelled(pictures(2, 3))).view(2, 3, 9, -1)
-    expected = torch.tensor([-0.5, *[0.5 * GAINS[1]] * 4, *[0.25 * GAINS[2]] * 4])
+    expected = torch.tensor([-0.5, *[0.5 * GAINS[1]] * 4, *[0.25 * GAINS[3]] * 4])
     torch.testing.assert_close(off[:, 0], expected.view(1, -1, 1).expand_as(off[:, 0]), atol=1e-5, rtol=0)
     assert not off[:, 1:].any()
 
@@ -81,9 +123,15 @@ def test_lifted_is_the_transpose_and_features_pass() -> None:
     assert front(features) is features
 
 
-@pytest.fixture(scope="module")
-def stretch() -> ScatteringLipschitz:
-    return ScatteringLipschitz(Scattering((1, SIDE, SIDE), angles=4, gains=GAINS))
+FRONTS = {
+    "two orders": Scattering((1, SIDE, SIDE), angles=4, gains=GAINS),
+    "four scales": Scattering((1, SIDE, SIDE), 4, (1.0, 3.0, 3.0, 2.0, 1.0), orders=1),
+}
+
+
+@pytest.fixture(scope="module", params=FRONTS)
+def stretch(request: pytest.FixtureRequest) -> ScatteringLipschitz:
+    return ScatteringLipschitz(FRONTS[request.param])
 
 
 def steepest(front: Scattering, weights: Tensor | None, seed: int) -> float:
@@ -113,25 +161,26 @@ def test_no_pair_of_pictures_beats_the_norm_but_a_bound_without_order_zero_falls
     assert found <= stretch.maps
     assert found > 0.9 * stretch.maps  # the search is strong enough to notice a tenth
     # Broken twins: a bound that forgets the local means of the picture, and one that forgets what subsampling gains.
-    forgets_an_order = sqrt(squared_norm((1.0, stretch.fine), (1.0, stretch.coarse)))
-    forgets_subsampling = sqrt(squared_norm((1 / 16, stretch.low), (1.0, stretch.fine), (1 / 4, stretch.coarse)))
+    forgets_an_order = sqrt(squared_norm(*((1.0, stage) for stage in stretch.scales)))
+    strides = [(1 / min(4, 2**scale) ** 2, stage) for scale, stage in enumerate(stretch.scales)]
+    forgets_subsampling = sqrt(squared_norm((1 / 16, stretch.low), *strides))
     assert found > forgets_an_order
     assert found > forgets_subsampling
 
 
-@pytest.mark.parametrize("part", ["all", "order 2"])
+@pytest.mark.parametrize("part", ["all", "last"])
 def test_no_pair_beats_the_bound_of_a_functional(stretch: ScatteringLipschitz, part: str) -> None:
     front = stretch.front
     weights = torch.randn(1, *front.map_shape, generator=seeded(5), dtype=torch.float64)
-    if part == "order 2":
-        weights[:, : 1 + 2 * front.angles] = 0
-    weights = weights.abs().flatten(1) if part == "order 2" else weights.flatten(1)
+    if part == "last":  # order 2, or the widest scale
+        weights[:, : front.paths - front.sizes[-1]] = 0
+    weights = weights.abs().flatten(1) if part == "last" else weights.flatten(1)
     found, bound = steepest(front, weights, seed=7), float(stretch.of(weights))
     assert 0.2 * bound < found <= bound
 
 
 def test_float32_stays_inside_the_allowance(stretch: ScatteringLipschitz) -> None:
-    front = Scattering((1, SIDE, SIDE), angles=4, gains=GAINS)
+    front = next(front for front in FRONTS.values() if front.orders == stretch.front.orders)
     inputs = torch.cat([pictures(50), pictures(50).sign()])
     off = (front.maps(inputs).double() - stretch.maps_of(stretch.responses(inputs))).flatten(1).norm(dim=1)
     reach = inputs.flatten(1).norm(dim=1) + 1
@@ -139,13 +188,17 @@ def test_float32_stays_inside_the_allowance(stretch: ScatteringLipschitz) -> Non
     assert bool((off > stretch.rounding * reach * 2.0**-29).all())  # an allowance for float64 would be too small
 
 
-def trained(seed: int = 0) -> Layered:
-    return build_layered("scatter_even 4 2 3 0.25 0.03, linear", (1, SIDE, SIDE), 3, seeded(seed))
+LAYERS = ("scatter_even 4 2 3 0.25 0.03, linear", "wavelets_even 4 0 0.3 3 3 2 1, linear")
 
 
+def trained(layers: str = LAYERS[0]) -> Layered:
+    return build_layered(layers, (1, SIDE, SIDE), 3, seeded(0))
+
+
+@pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("norm", [Norm.L2, Norm.LINF])
-def test_attacks_inside_the_radius_change_no_label_and_a_wider_one_falls(norm: Norm) -> None:
-    network, inputs = trained(), pictures(12)
+def test_attacks_inside_the_radius_change_no_label_and_a_wider_one_falls(norm: Norm, layers: str) -> None:
+    network, inputs = trained(layers), pictures(12)
     certifier = MarginCertifier(network)
     found = certifier.certificates(inputs, norm)
     assert found.kind.status is Status.PROVED
