@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from stobatch.bounds.linear import gamma
 from stobatch.bounds.scattering import SLACK, Response, Responses, ScatteringLipschitz, squared_norm
 from stobatch.types import Norm
 
@@ -22,8 +23,7 @@ _ABOVE = 1.02
 """How far a diagonal lies above the form that is taken off it, relative to the form's largest value."""
 _STEPS = 4
 """Steps of conjugate gradients. Twice as many prove a thousandth more."""
-_FLOAT64 = 1e-10
-"""More than float64 misses of a product with D - Q, relative to norms: docs/guarantees/scattering.md."""
+_FLOAT64_UNIT = 2.0**-53
 _TINY = 1e-100
 """Added to what is divided by."""
 
@@ -64,6 +64,8 @@ class Tangents:
     missed: Tensor
     bends: tuple[Tensor, ...]
     level: Tensor
+    float64: float
+    """More than float64 misses of a product with D - Q, relative to norms: docs/guarantees/scattering.md."""
 
     def parabola(self, norm: Norm) -> Parabola:
         """Return a lower bound at every distance in this norm: the tangent, with the largest bend in each direction."""
@@ -88,7 +90,7 @@ class Tangents:
         """Return the tangents of some rows."""
         bends = tuple(part[rows] for part in self.bends)
         parts = (self.loss[rows], self.gradient[rows], self.missed[rows])
-        return type(self)(self.scattering, *parts, bends, self.level[rows])
+        return type(self)(self.scattering, *parts, bends, self.level[rows], self.float64)
 
     def _parabola(self, start: Tensor, slope: Tensor, bend: Tensor, norm: Norm) -> Parabola:
         return Parabola(start, slope * SLACK + self.missed * self._stretch(norm), bend * SLACK)
@@ -124,7 +126,7 @@ class Tangents:
             step = residual / diagonal + (size / (before + _TINY))[:, None, None] * step
         residual = self.gradient - diagonal * found + self._form(found)
         length, highest = found.flatten(1).norm(dim=1), diagonal.amax((1, 2)) + self.level
-        off = _FLOAT64 * (highest * length + self.gradient.flatten(1).norm(dim=1))
+        off = self.float64 * (highest * length + self.gradient.flatten(1).norm(dim=1))
         left = residual.flatten(1).norm(dim=1) + off
         bound: Tensor = _dot(self.gradient + residual, found) + off * length + left.square() / gap
         return bound
@@ -145,6 +147,11 @@ class ScatteringTangents:
         self.of_second = squared_norm((1.0, others[0])) if scattering.front.orders == 2 else 0.0
         largest = squared_norm((1 + self.of_second, finest), *((1.0, stage) for stage in others))
         self.level = scattering.colour_norm**2 * largest
+        # Sums over the outputs of a stage, of sums over pixels, of sums over colours, and back.
+        products = max(stage.rows.shape[1] for stage in scattering.scales) + finest.rows.shape[0] + 16
+        colours = float(torch.linalg.matrix_norm(scattering.front.colours.abs(), 2))
+        absolute = (1 + self.of_second) * finest.absolute_norm**2 + sum(stage.absolute_norm**2 for stage in others)
+        self.float64 = gamma(_FLOAT64_UNIT, products) * (1 + colours**2 * absolute / self.level) * SLACK
 
     def of(self, functionals: Tensor, responses: Responses, curvature: Tensor) -> Tangents:
         """Return tangents, an entry for each row. More curvature costs at a distance, less of it at once."""
@@ -176,6 +183,7 @@ class ScatteringTangents:
             missed=(SLACK - 1) * torch.as_tensor(size).sqrt() * scattering.colour_norm,
             bends=tuple(bends),
             level=curvature * self.level,
+            float64=self.float64,
         )
 
 
