@@ -138,9 +138,9 @@ ROWS = (
     *memory_rows(),
     Row("processor seconds of `stobatch plan` / `stobatch report`",
         ("plan_processor_seconds", "report_processor_seconds"), 2.0, below=True,
-        tried="garbage is looked for seldom and not at the end, schemas are built when used, nothing else imports "
-        "scipy.stats or mpmath, figures are drawn once; most of a plan is importing torch and the accountant's "
-        "library, which needs scipy.stats; a report draws and computes its numbers again besides"),
+        tried="garbage is looked for seldom and not at the end, schemas are built when used, figures are drawn once, "
+        "neither the accountant's library nor anything else imports scipy.stats; most of a plan is importing torch; a "
+        "report draws and computes its numbers again besides"),
     Row("training with 5,000 canaries over training without", "canaries_over_none", below=True),
     Row("audit trainings one by one over side by side", "one_by_one_over_side_by_side"),
 )  # fmt: skip
