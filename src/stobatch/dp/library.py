@@ -35,6 +35,8 @@ class CentredNormal:
         return ndtri(np.asarray(shares, np.float64)) * self._scale
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # as copies ask, before there is a scale
+            raise AttributeError(name)
         return getattr(_imported("scipy.stats").norm(scale=self._scale), name)
 
 
@@ -75,7 +77,7 @@ def _unimported(*names: str) -> Iterator[None]:
         yield
     finally:
         for name in absent:
-            if isinstance(sys.modules[name], _Unimported):
+            if isinstance(sys.modules.get(name), _Unimported):
                 del sys.modules[name]
 
 
