@@ -7,13 +7,15 @@ from io import TextIOWrapper
 
 from stobatch.interrupts import STOPPED, Interrupted, obey_stops
 
-GARBAGE_AFTER = 20_000
-"""New objects that may be garbage before it is looked for. Imports make 400,000 that all stay."""
+GARBAGE_AFTER, AGAIN_AFTER = 20_000, 50
+"""New objects that may be garbage before it is looked for, and looks before what stayed is looked through again.
+
+Imports make 400,000 objects that all stay."""
 
 
 def main() -> None:
     """Run the command line. Its imports take seconds, so they come after the handlers."""
-    gc.set_threshold(GARBAGE_AFTER, *gc.get_threshold()[1:])
+    gc.set_threshold(GARBAGE_AFTER, AGAIN_AFTER, gc.get_threshold()[2])
     atexit.register(gc.freeze)  # a search through everything at the end frees what the system frees anyway
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -24,7 +24,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, log_expit
-from scipy.stats import binom
 
 from stobatch.auditing.lower_bounds import check_epsilon, check_request, check_scores, refuse_too_few
 from stobatch.auditing.tradeoff_curves import Curve, CurveFamily, most_refuted
@@ -165,6 +164,8 @@ def _count_correct(coins_by_score: NDArray[np.bool_], guesses: int) -> int:
 
 def _p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """Return the most that (ε, δ)-DP allows for the probability of at least `correct` correct guesses."""
+    from scipy.stats import binom
+
     share = float(expit(epsilon))
     by_luck = float(binom.sf(correct - 1, guesses, share))
     if delta == 0:
@@ -260,6 +261,8 @@ def _check_counts(guess_counts: Sequence[int] | None, canaries: int) -> list[int
 
 
 def _check_coins(included: ArrayLike, canaries: int) -> NDArray[np.bool_]:
+    from scipy.stats import binom
+
     coins = np.asarray(included, dtype=np.float64)
     if coins.shape != (canaries,) or not np.isin(coins, (0, 1)).all():
         raise DataError(

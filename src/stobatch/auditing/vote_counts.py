@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from stobatch.baselines.noise_layer_verifier import NoiseLayerVerifier
@@ -51,6 +50,8 @@ class VoteCounts:
         inequality on scores.
         """
         if self.whole:
+            from scipy.stats import binom
+
             rows = np.arange(len(label))
             against, both = self.sums[rows, rival], self.sums[rows, rival] + self.sums[rows, label]
             test: Floats = binom.sf(against - 1, both, 0.5)

@@ -23,13 +23,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from dp_accounting import dp_event, rdp
-from dp_accounting.pld import privacy_loss_distribution
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
 from stobatch.dp.guarantee import PrivacyGuarantee
+from stobatch.dp.library import dp_event, privacy_loss_distribution, rdp
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
 

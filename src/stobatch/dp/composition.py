@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from dp_accounting.pld import common, privacy_loss_distribution
-
 from stobatch.dp.accounting import (
     RENYI_ORDERS,
     TAIL_SHARE,
@@ -26,6 +24,7 @@ from stobatch.dp.accounting import (
     privacy_loss,
     rounding_of_delta,
 )
+from stobatch.dp.library import common, privacy_loss_distribution
 from stobatch.dp.selection import LEAST_DELTA, RenyiAccountant, RunLaw, Search
 
 _FINER = 8

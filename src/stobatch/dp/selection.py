@@ -17,11 +17,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from dp_accounting import dp_event, rdp
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from stobatch.dp.accounting import RENYI_ORDERS, PoissonGaussian, check_delta, noise_for
+from stobatch.dp.library import dp_event, rdp
 from stobatch.errors import SettingError
 from stobatch.seeds import Stream
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from stobatch.evaluation.accuracy import AttackedTable
-from stobatch.evaluation.statistics import share_of, sign_test
+from stobatch.evaluation.statistics import chance_of_as_many, share_of, sign_test
 from stobatch.files import Columns
 from stobatch.results import WORST, Kind, SanityFlag
 from stobatch.types import Radius, Status
@@ -279,7 +278,7 @@ def _broken_certificates(certified: Certified, table: AttackedTable) -> Iterable
         if "abstain" in table.records:
             other &= ~table.column(attack, radius, "abstain")[:count].astype(bool)
         checked, broken = checked | inside, broken | other
-        least = min(least, float(stats.binom.sf(other.sum() - 1, inside.sum(), chance)))
+        least = min(least, chance_of_as_many(int(other.sum()), int(inside.sum()), chance))
     if least < FALSE_ALARM_RATE / len(looks):
         rows = ", ".join(str(row) for row in np.flatnonzero(broken)[:10])
         yield BROKEN_CERTIFICATE.flag(

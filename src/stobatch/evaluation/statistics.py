@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import betainc, ndtri
 
 from stobatch.errors import DataError
 from stobatch.results import Difference, Share, TTest
@@ -51,10 +51,16 @@ def paired_difference(first: Any, second: Any) -> Difference:
 
 def sign_test(first_only: int, second_only: int) -> float:
     """Return P[at least `first_only` successes] if both outcomes were equally likely (one-sided, exact)."""
-    from scipy import stats
+    return chance_of_as_many(first_only, first_only + second_only, 0.5)
 
-    total = first_only + second_only
-    return float(stats.binom.sf(first_only - 1, total, 0.5)) if total else 1.0
+
+def chance_of_as_many(successes: int, tries: int, probability: float) -> float:
+    """Return P[at least so many successes] of independent tries: what `scipy.stats.binom.sf` makes of one less.
+
+    >>> chance_of_as_many(2, 2, 0.5), chance_of_as_many(0, 2, 0.5)
+    (0.25, 1.0)
+    """
+    return float(betainc(successes, tries - successes + 1, probability)) if successes else 1.0
 
 
 def compare_over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> TTest:

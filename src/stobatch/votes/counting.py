@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import binom
 from torch import Tensor, nn
 
 from stobatch.dp.mixing import FEW_ROWS, mixing_experiment, mixing_layers
@@ -186,6 +185,8 @@ class SmoothedClassifier:
         **Guarantee.** An input that does not abstain gets a wrong class with probability at most failure_probability:
         the two leading classes are compared by a two-sided sign test (Hung and Fithian, 2019).
         """
+        from scipy.stats import binom
+
         top = self._counter(inputs).votes(np.arange(len(inputs)), draws, generator).topk(2)
         first, second = top.values.cpu().numpy().T
         p_value = 2 * binom.sf(first - 1, first + second, 0.5)

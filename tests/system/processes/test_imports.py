@@ -17,16 +17,22 @@ def test_reading_a_comparison_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", stub + code, str(source)], check=True)
 
 
-def test_training_and_certifying_import_no_compiler(tmp_path: Path) -> None:
-    """Neither optimisers, of slopes too, nor the trial of the fast clipping: it takes longer than a run starts."""
+def test_verbs_import_neither_a_compiler_nor_distributions(tmp_path: Path) -> None:
+    """Optimisers, slopes, the trial of clipping and accounting need none: importing takes longer than a run starts."""
     code = (
         "import sys, stobatch; from stobatch_recipes import recipe\n"
         "small = {'training.steps': 2, 'data.train_limit': 200, 'method.batch_size': 30}\n"
+        "heavy = {'torch._dynamo', 'scipy.stats', 'scipy.signal'}\n"
         "for name in ('demo', 'published.demo'):\n"
-        "    stobatch.train(recipe(name).override_all(small), f'{sys.argv[1]}/{name}', quiet=True)\n"
-        "    limits = {'certification.limit': 20, 'certification.slope_steps': 2} if name == 'demo' else {}\n"
-        "    limits and stobatch.certify(f'{sys.argv[1]}/{name}', overrides=limits, quiet=True)\n"
-        "    assert 'torch._dynamo' not in sys.modules, name\n"
+        "    run = f'{sys.argv[1]}/{name}'\n"
+        "    stobatch.train(recipe(name).override_all(small), run, quiet=True)\n"
+        "    assert not heavy & sys.modules.keys(), name\n"
+        "run, limits = f'{sys.argv[1]}/demo', {'certification.limit': 20, 'certification.slope_steps': 2}\n"
+        "few = {'limit': 20, 'adaptive_attacks': ['madry'], 'adaptive_steps': 2, 'num_images': 0}\n"
+        "stobatch.certify(run, overrides=limits, quiet=True)\n"
+        "stobatch.evaluate(run, overrides={f'evaluation.{key}': few[key] for key in few}, quiet=True)\n"
+        "stobatch.report(run)\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

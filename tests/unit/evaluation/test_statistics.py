@@ -19,6 +19,7 @@ from scipy import stats
 
 from stobatch.errors import DataError
 from stobatch.evaluation.statistics import (
+    chance_of_as_many,
     compare_over_seeds,
     paired_difference,
     share_of,
@@ -117,6 +118,14 @@ def test_a_paired_interval_misses_one_time_in_twenty() -> None:
 def test_the_sign_test_is_the_one_sided_exact_test(first: int, second: int) -> None:
     expected = stats.binomtest(first, first + second, alternative="greater").pvalue if first + second else 1.0
     assert sign_test(first, second) == pytest.approx(expected)
+
+
+@given(successes=st.integers(0, 60), further=st.integers(0, 60), probability=st.sampled_from((0.0, 1e-3, 0.5, 1.0)))
+def test_as_many_successes_have_the_chance_of_the_binomial_law(
+    successes: int, further: int, probability: float
+) -> None:
+    expected = stats.binom.sf(successes - 1, successes + further, probability)
+    assert chance_of_as_many(successes, successes + further, probability) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("level", [0.05, 0.001])
