@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 collect_ignore = [] if find_spec("flwr") else ["src/stobatch/federated/flower.py", "tests/system/flower/local_grid.py"]
+collect_ignore += [] if find_spec("triton") else ["src/stobatch/models/triton_kernels.py"]
 
 ONE_WORKER = (
     "tests/system/cli/",

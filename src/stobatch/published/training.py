@@ -28,6 +28,7 @@ from stobatch.dp.plan import Plan
 from stobatch.methods import Method, Release, Tuples, encoder_of, require_per_example_at_size, split_network
 from stobatch.models import Classifier, Network, budget_mb, require_per_example, rows_in_memory
 from stobatch.models.affine import DenseEncoder
+from stobatch.models.convolution_gradients import with_fast_gradients
 from stobatch.models.folded import fold
 from stobatch.models.validators import keeps_nothing
 from stobatch.paper import implements
@@ -215,7 +216,7 @@ class PublishedTrainable(Trainable):
         self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
         self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
         self.craft_chunk = min(self.chunk, _CPU_CRAFT_CHUNK) if device.type == "cpu" else self.chunk
-        self.head = fuse(network.head) if fused else network.head
+        self.head = fuse(with_fast_gradients(network.head)) if fused else network.head
         self.after_update()
 
     def optimisers(self, config: RunConfig) -> list[torch.optim.Optimizer]:
