@@ -43,8 +43,16 @@ class PublishedConfig(MethodConfig, name="stobatch"):
         "corrected", choices=("corrected", "published"), doc="The expansion of the loss: right, or as printed"
     )
     label_noise: str = setting(
-        "shared", choices=("shared", "per_class"), doc="χ3 as one vector for all classes (the paper) or one per class"
+        "shared",
+        choices=("shared", "per_class", "penalty"),
+        doc="χ3 as one vector for all classes (the paper), one per class, or as the released code has it for "
+        "photographs: no noise, a penalty mean |χ3 W| on the last weights, and a loss that is the mean over classes",
     )
+
+    @property
+    def hides_labels(self) -> bool:
+        """Return whether labels get noise at all."""
+        return self.label_noise != "penalty"
 
 
 def schedule_of(config: PublishedConfig, num_batches: int, seeds: Seeds) -> Schedule:

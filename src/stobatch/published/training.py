@@ -32,7 +32,13 @@ from stobatch.models.convolution_gradients import with_fast_gradients
 from stobatch.models.folded import fold
 from stobatch.models.validators import keeps_nothing
 from stobatch.paper import implements
-from stobatch.published.losses import example_weights, label_noise_term, reconstruction_gradient, taylor_loss
+from stobatch.published.losses import (
+    example_weights,
+    label_noise_term,
+    label_penalty,
+    reconstruction_gradient,
+    taylor_loss,
+)
 from stobatch.published.noise import PrivateNoise
 from stobatch.published.plan import PublishedPlan
 from stobatch.published.settings import PublishedConfig, schedule_of
@@ -89,8 +95,9 @@ class LabelCoefficients(Release):
         def coefficients(labels: Tensor) -> Tensor:
             return F.one_hot(labels, classes).float().t() @ hidden / self.plan.batch_size
 
-        noise = laplace((size,), self.plan.label_noise_scale, seeds.generator("noise", "label"))
-        released = coefficients(own.labels) + noise
+        released = coefficients(own.labels)
+        if self.plan.hides_labels:
+            released = released + laplace((size,), self.plan.label_noise_scale, seeds.generator("noise", "label"))
         one, other = (int(tuples.labels[-1]) for tuples in pair)
         first, second = (coefficients(tuples.labels) for tuples in pair)
         return _further(released[other] - released[one], first[other] - first[one], second[other] - second[one])
@@ -277,6 +284,8 @@ class PublishedTrainable(Trainable):
         """
         benign, source = self.batches[task.benign_batch], self.batches[task.adversarial_batch]
         weights = example_weights(len(benign), len(source), self.config.adversarial_weight)
+        if not self.config.hides_labels:
+            weights = weights / self.network.num_classes
         pieces = split_rows(self.config.batch_size, self.chunk, self.network.device, share, self.pieces)
         for number, piece in enumerate(pieces):
             if share.takes(len(pieces) - 1 - number):
@@ -290,7 +299,9 @@ class PublishedTrainable(Trainable):
         if share.first:
             weight = self.network.head.output.weight
             # Every example carries χ3/m and the weights sum to 1, so the whole batch carries it once.
-            (gradient,) = torch.autograd.grad(-label_noise_term(weight, self.label_noise), weight)
+            hides = self.config.hides_labels
+            term = -label_noise_term(weight, self.label_noise) if hides else label_penalty(weight, self.label_noise)
+            (gradient,) = torch.autograd.grad(term, weight)
             yield {"head.output.weight": gradient}
 
     def _gradients(self, noisy_inputs: Tensor, labels: Tensor, weight: float) -> Gradients:
@@ -334,6 +345,7 @@ class Published(Method):
             label_epsilon_base=method.label_epsilon,
             split=method.budget_split,
             records_per_person=info.copies,
+            hides_labels=method.hides_labels,
         )
         schedule_of(method, plan.num_batches, Seeds.reproducible(0))
         _ = plan.epsilons
@@ -384,7 +396,9 @@ class Published(Method):
         assert isinstance(method, PublishedConfig)
         assert isinstance(plan, PublishedPlan)
         split = [_split(network) for network in networks]
-        if method.attack_ensemble != ("ifgsm",) or any(network.device.type != "cpu" for network in split):
+        if method.attack_ensemble != ("ifgsm",) or not method.hides_labels:
+            return None
+        if any(network.device.type != "cpu" for network in split):
             return None
         noises = [self.draw_noise(method, plan, network, each) for network, each in zip(split, seeds, strict=True)]
         return PublishedStack(config, method, split, noises, pool, members, seeds)
