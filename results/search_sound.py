@@ -250,7 +250,22 @@ TASKS = {
     "mnist_far_steady": Task(
         sound.mnist_wide().override("model.architecture", "squash 3, conv 32 5/2, relu, avgpool 2, linear"),
         (0.6,),
-        POOLED | {"method.radius": (0.5, 0.6), "training.steps": (586, 1172)},
+        POOLED
+        | {
+            "model.architecture": tuple(
+                f"squash {squash}, conv {maps} {window}, relu, {pool}linear"
+                for squash in ("3", "5", "8")
+                for maps, window, pool in (
+                    *((32, "5/2", "avgpool 2, "), (64, "5/2", "avgpool 2, "), (32, "7/2", "avgpool 2, ")),
+                    *((64, "5/2", ""), (32, "5/2", ""), (64, "7/3", "")),
+                )
+            ),
+            "method.radius": (0.5, 0.55, 0.6, 0.65),
+            "method.natural_weight": (0.3, 0.5, 0.7),
+            "method.clip_norm": (0.03, 0.1, 0.3),
+            "training.steps": (293, 586, 1172),
+            "training.learning_rate": (2.0, 4.0, 8.0),
+        },
         named=(
             {},
             {"model.first_weights": "box"},
@@ -398,7 +413,9 @@ def search(name: str, options: argparse.Namespace, log: Log, seconds: float) -> 
     task, machine = TASKS[name], {"machine.device": options.device, "machine.memory_mb": options.memory_mb}
     dataset = Records(task.start.data.name, options.held_out).dataset
     shares = options.shares
-    candidates = [task.draw(number, f"{name} {options.draw}", options.changes) for number in range(options.settings)]
+    first, of = map(int, options.part.split("/"))
+    numbers = range(first, options.settings, of)
+    candidates = [task.draw(number, f"{name} {options.draw}", options.changes) for number in numbers]
     rung: list[Values] = []
     for share in shares:
         ends, done = time.monotonic() + seconds / len(shares), []
@@ -434,6 +451,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--task", nargs="+", choices=TASKS, required=True)
     parser.add_argument("--settings", type=int, default=64, help="drawn for the first rung")
+    parser.add_argument("--part", default="0/1", help="which of several processes this is, each with a log of its own")
     parser.add_argument("--draw", type=int, default=1, help="another number draws others")
     parser.add_argument("--changes", type=int, help="settings of the recipe that a draw changes; all if not given")
     parser.add_argument("--minutes", type=float, default=60.0)
