@@ -23,6 +23,7 @@ PUBLISHED = {
     "paper_mnist": (),
     "paper_mnist_seeds": (),
     "paper_cifar10_adam": ("training.learning_rate=0.0001", "training.monitor_every=50", "training.optimiser=adam"),
+    "paper_cifar10_released": ("method.label_noise=penalty", "training.monitor_every=50"),
     "paper_cifar10_partial": ("training.monitor_every=100", "training.steps=5000"),
     "paper_cifar10_noises": ("training.monitor_every=50", "training.steps=2000"),
 }

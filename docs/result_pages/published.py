@@ -68,6 +68,7 @@ def page() -> str:
     (without_labels,) = (run for run in noises if run["steps"] == 3500)
     adam = records("paper_cifar10_adam")
     (whole,) = (run for run in adam if run["steps"] == run["steps_of_the_recipe"])
+    (released,) = records("paper_cifar10_released")
     (no_labels,) = (run for run in adam if run["noise"].endswith("chi3 off"))
     rounded, exact = sorted(records("paper_cifar10_400_steps"), key=lambda run: str(run["precision"]))
     return render(
@@ -89,6 +90,10 @@ def page() -> str:
         without_labels=without_labels,
         blind=worst(without_labels, "published")["0.05"],
         aimed=worst(without_labels, "adaptive")["0.05"],
+        released=released,
+        released_best=max(point["test_accuracy"] for point in released["history"]),
+        released_curve=curve(released, (50, 1000, *range(2000, 16_001, 2000), released["steps"])),
+        released_under={protocol: worst(released, protocol) for protocol in PROTOCOLS},
         adam_table=table(("noise", "rate", "steps", "test accuracy"), map(adam_row, adam)),
         adam_curve=curve(whole, (1000, *range(2000, 16_001, 2000), whole["steps"])),
         whole=whole,

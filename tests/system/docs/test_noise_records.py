@@ -119,6 +119,22 @@ def test_with_adam_the_whole_recipe_learns_and_does_not_settle() -> None:
     assert f"{100 * diagnosis['share_of_saturated_last_hidden_values']:.1f}% of h_π are at ±1" in page
 
 
+def test_with_the_released_labels_the_whole_recipe_learns_and_attacks_on_the_function_leave_little() -> None:
+    (record,) = records("paper_cifar10_released")
+    changes = {"method.label_noise": "penalty", "training.monitor_every": 50, "seed": 1}
+    config = recipe("published.cifar10").override_all({**changes, "method.epsilon": 2.0})
+    assert record["training_hash"] == config.training_hash
+    assert record["steps"] == record["history"][-1]["step"] == config.training.steps
+    assert record["status"] == "void"
+    seen = [point["test_accuracy"] for point in record["history"]]
+    assert all(after > before - 0.05 for before, after in pairwise(seen))
+    page, under = said("results/README.md"), {each["protocol"]: each for each in record["under_attack"]}
+    blind, adaptive = (under[name]["accuracy"]["worst"]["0.05"] for name in ("published", "adaptive"))
+    assert f"{100 * seen[19]:.1f}% after 1,000 steps and {100 * record['test_accuracy']:.1f}% at the end" in page
+    assert f"{100 * record['clean']:.1f}% clean, {100 * blind:.1f}% and {100 * adaptive:.1f}% under the same" in page
+    assert {rule["0.05"] for rule in record["certified"].values()} == {0.0}
+
+
 def test_label_noise_on_mnist() -> None:
     by = {}
     for record in records("label_noise_mnist"):

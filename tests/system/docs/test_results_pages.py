@@ -146,7 +146,7 @@ PUBLIC = {
     "results/sound": ("sound_mnist", "sound_mnist_l2", "sound_cifar10", "sound_tiny_imagenet"),
     "results/baselines": ("baselines_mnist", "baselines_cifar10"),
     "results/published": ("paper_mnist",),
-    "results/paper": ("paper_mnist", "paper_mnist_seeds", "paper_cifar10_adam", "paper_cifar10_partial"),
+    "results/paper": ("paper_mnist", "paper_mnist_seeds", "paper_cifar10_released", "paper_cifar10_partial"),
 }
 
 

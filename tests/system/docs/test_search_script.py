@@ -49,7 +49,7 @@ def test_the_best_quarter_goes_on_and_nothing_is_measured_twice(
     monkeypatch.setattr(script, "trial", trial)
     monkeypatch.setattr(script, "Records", lambda *_: Namespace(dataset=None))
     options = Namespace(
-        device="cpu", memory_mb=512, held_out=10, draw=1, changes=None, settings=12, shares=(0.1, 0.5, 1.0)
+        device="cpu", memory_mb=512, held_out=10, draw=1, changes=None, settings=12, part="0/1", shares=(0.1, 0.5, 1.0)
     )
     with pytest.raises(KeyboardInterrupt):
         script.search("mnist", options, script.Log(tmp_path / "log"), 60.0)
@@ -62,6 +62,11 @@ def test_the_best_quarter_goes_on_and_nothing_is_measured_twice(
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert len(lines) == 16
     assert len({script.Log.key(line) for line in lines}) == 16
+    for part in ("0/2", "1/2"):
+        options = Namespace(**{**vars(options), "part": part, "shares": (0.1,)})
+        script.search("mnist", options, script.Log(tmp_path / "parts"), 60.0)
+    parts = [json.loads(line)["settings"] for line in (tmp_path / "parts").read_text().splitlines()]
+    assert sorted(map(json.dumps, parts)) == sorted(map(json.dumps, first))
 
 
 def test_settings_of_trials_from_priors_are_read_as_they_are_written(script: ModuleType) -> None:
