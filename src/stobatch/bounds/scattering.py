@@ -14,7 +14,6 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from stobatch.bounds.linear import FLOAT32_UNIT, gamma
 from stobatch.errors import ModelError
@@ -105,6 +104,8 @@ class ScatteringLipschitz:
         self.low = Stage.of(front.means, whole, front.low_fine.numel())
         self.leaf = Stage.of(front.means, half, front.low_coarse.numel())
         self.scales = tuple(_wavelet_stage(front, scale, whole) for scale in range(front.num_scales))
+        self.singles = tuple(stage.rows.float() for stage in self.scales)
+        """Matrices of the scales in float32, for products that may miss something."""
         self.front, self.colour_norm = front, float(torch.linalg.matrix_norm(front.colours, 2)) * SLACK
         self.roots = {pair: squared_norm((1.0, self.low), *self._weighted(pair)) for pair in _WEIGHTS}
         coarse = self.scales[1:2] if front.orders == 2 else ()
@@ -154,7 +155,7 @@ class ScatteringLipschitz:
 
     def of_moduli(self, weights: Tensor, scale: int) -> Tensor:
         """Return weights of the maps of a scale as weights of the moduli that they average, where it reaches."""
-        weights = weights[:, : self.front.reach(scale)]
+        weights = weights[:, self.front.reach(scale)]
         return weights @ (self.low, self.leaf)[scale].rows.T if scale < 2 else weights
 
     def responses(self, images: Tensor) -> Responses:
@@ -162,7 +163,7 @@ class ScatteringLipschitz:
         front = self.front
         channels = torch.einsum("dc,nchw->ndhw", front.colours, images.cpu().double()).flatten(2)
         scales = tuple(
-            self._response(channels[:, : front.reach(scale)], stage) for scale, stage in enumerate(self.scales)
+            self._response(channels[:, front.reach(scale)], stage) for scale, stage in enumerate(self.scales)
         )
         second = self._response(scales[0].size, self.scales[1]) if front.orders == 2 else None
         return Responses(channels, scales, second)
@@ -170,13 +171,13 @@ class ScatteringLipschitz:
     def maps_of(self, responses: Responses) -> Tensor:
         """Return the maps before gains in float64, by the stages' matrices: what the filters should compute."""
         channels, scales, second = responses
-        found = [(channels @ self.low.rows).unsqueeze(2)]
+        front, found = self.front, [(channels @ self.low.rows).unsqueeze(2)]
         for scale, response in enumerate(scales):
             means = response.size @ (self.low, self.leaf)[scale].rows if scale < 2 else response.size
-            found.append(F.pad(means, (0, 0, 0, 0, 0, channels.shape[1] - means.shape[1])))
+            found.append(front.by_colour(means.flatten(0, 1), front.reach(scale)).flatten(3))
         if second is not None:
             found.append(second.size.flatten(2, 3) @ self.leaf.rows)
-        return torch.cat(found, 2).reshape(len(channels), *self.front.map_shape)
+        return torch.cat(found, 2).reshape(len(channels), *front.map_shape)
 
     def _response(self, values: Tensor, stage: Stage) -> Response:
         parts = values @ stage.rows

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from stobatch.bounds.linear import gamma
+from stobatch.bounds.linear import FLOAT32_UNIT, gamma
 from stobatch.bounds.scattering import SLACK, Response, Responses, ScatteringLipschitz, squared_norm
 from stobatch.types import Norm
 
@@ -23,9 +23,17 @@ _ABOVE = 1.02
 """How far a diagonal lies above the form that is taken off it, relative to the form's largest value."""
 _STEPS = 4
 """Steps of conjugate gradients. Twice as many prove a thousandth more."""
+_POWER_STEPS = 20
+_FLOORS = (0.8, 0.9, 1.05, 1.3)
+"""Least entries of a diagonal, in units of the form's largest value as iterations find it, that are tried in turn:
+entries above the others make up for some that are below that value."""
+_GAP = 0.01
+"""What is asked of the least eigenvalue, in the same units."""
 _FLOAT64_UNIT = 2.0**-53
 _TINY = 1e-100
 """Added to what is divided by."""
+_UNDERFLOW = 1e-30
+"""More than underflow in float32 can change in a matrix."""
 
 
 class Parabola(NamedTuple):
@@ -78,12 +86,73 @@ class Tangents:
         For each diagonal D above Q, g·δ - δᵀQδ = g·δ + δᵀ(D - Q)δ - δᵀDδ >= -gᵀ(D - Q)⁻¹g/4 - δᵀDδ. Without Q the
         best D is |g|/2r at each value in an l-infinity ball of radius r, and everywhere ‖g‖₂/2r in an l2 ball.
         """
-        least, bends = _ABOVE * self.level, _dot(self.gradient, self._form(self.gradient))
+        diagonal = self._diagonal(_ABOVE * self.level, near, norm)
+        gap = (_ABOVE - 1) * self.level
+        return self._completed(diagonal, self._inverse_form(diagonal, self._solved(diagonal), gap), norm)
+
+    def factored(self, near: Tensor, norm: Norm) -> Parabola:
+        """Return the same with smaller diagonals, where a Cholesky factor proves that they are above Q.
+
+        No form is above `level`, but Q is mostly far below. It costs an n x n matrix and its factor for each row. Where
+        no diagonal is proved, the parabola is negative.
+        """
+        bounds, diagonals = [], []
+        for row in range(len(near)):
+            diagonal, bound = self.take(torch.tensor([row]))._factored(near[row : row + 1], norm)
+            diagonals.append(diagonal)
+            bounds.append(bound)
+        return self._completed(torch.cat(diagonals), torch.cat(bounds), norm)
+
+    def _factored(self, near: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return a diagonal above Q, and at least gᵀ(D - Q)⁻¹g; infinity if none is proved. Of one row."""
+        matrix, missed = self._matrix()
+        gradient = vector = self.gradient.flatten()
+        for _ in range(_POWER_STEPS):
+            before, vector = vector, matrix @ vector
+        largest = vector.norm() / (before.norm() + _TINY)
+        gap = _GAP * largest + missed
+        for floor in _FLOORS:
+            diagonal = self._diagonal(floor * largest.expand(1), near, norm)
+            _, failed = torch.linalg.cholesky_ex(torch.diag(diagonal.flatten() - gap) - matrix)
+            if not bool(failed):
+                factor, _ = torch.linalg.cholesky_ex(torch.diag(diagonal.flatten()) - matrix)
+                solution = torch.cholesky_solve(gradient[:, None], factor)
+                # No eigenvalue of an n x n matrix B that has a factor is below -(n + 1)u·tr B (Rump, 2006).
+                proved = gap - missed - (len(gradient) + 2) * _FLOAT64_UNIT * diagonal.sum()
+                return diagonal, self._inverse_form(diagonal, solution.view_as(diagonal), proved)
+        return diagonal, torch.full_like(near, torch.inf)
+
+    def _matrix(self) -> tuple[Tensor, Tensor]:
+        """Return Q of one row, from products in float32, and a bound on the norm of what these miss."""
+        front, pixels = self.scattering.front, self.gradient.shape[-1]
+        by_colour = torch.zeros(len(front.colours), pixels, pixels)
+        magnitudes, most = torch.zeros(len(front.colours), pixels, dtype=torch.float64), 0
+        for scale, (stage, bends) in enumerate(zip(self.scattering.scales, self.bends, strict=True)):
+            rows, absolute = self.scattering.singles[scale], stage.rows.abs()
+            outputs, most = absolute.sum(0), max(most, stage.rows.shape[1])
+            for place, colour in enumerate(front.reach(scale)):
+                weights = bends[0, place].flatten().repeat(2)
+                by_colour[colour] += (rows * weights.float()) @ rows.T
+                magnitudes[colour] += absolute @ (weights * outputs)
+        matrix = torch.einsum("dc,dpq,de->cpeq", front.colours, by_colour.double(), front.colours)
+        # Each value is off by this share of a sum of magnitudes; the norm of a matrix is at most its largest row sum.
+        share = gamma(FLOAT32_UNIT, most + len(self.bends) + 8)
+        colours = front.colours.abs()
+        by_pixel = torch.einsum("dc,dp->cp", colours * colours.sum(1, keepdim=True), magnitudes)
+        missed = share * by_pixel.max() * SLACK + self.float64 * self.level[0] + _UNDERFLOW
+        return matrix.reshape(self.gradient[0].numel(), -1), missed
+
+    def _diagonal(self, least: Tensor, near: Tensor, norm: Norm) -> Tensor:
+        """Return diagonals with these least entries that prove much at these distances."""
+        bends = _dot(self.gradient, self._form(self.gradient))
         along = bends / (_dot(self.gradient, self.gradient) + _TINY)
         size = self.gradient.abs() if norm is Norm.LINF else self.gradient.flatten(1).norm(dim=1)[:, None, None]
-        diagonal = torch.maximum(size / (2 * near[:, None, None]) + along[:, None, None], least[:, None, None])
-        square = self._inverse_form(diagonal.expand_as(self.gradient), least - self.level)
-        bend = diagonal.sum((1, 2)) if norm is Norm.LINF else diagonal.flatten()
+        found = torch.maximum(size / (2 * near[:, None, None]) + along[:, None, None], least[:, None, None])
+        return found.expand_as(self.gradient)
+
+    def _completed(self, diagonal: Tensor, square: Tensor, norm: Norm) -> Parabola:
+        """Return the parabola of a diagonal D above Q and of at least gᵀ(D - Q)⁻¹g."""
+        bend = diagonal.sum((1, 2)) if norm is Norm.LINF else diagonal.amax((1, 2))
         return self._parabola(-self.loss - square / 4 * SLACK, torch.zeros_like(bend), bend, norm)
 
     def take(self, rows: Tensor) -> Self:
@@ -100,21 +169,18 @@ class Tangents:
 
     def _form(self, moves: Tensor) -> Tensor:
         """Return Qδ of each row: through turned colours and wavelets, weighted by curvatures, and back."""
-        colours = self.scattering.front.colours
+        front, colours = self.scattering.front, self.scattering.front.colours
         channels = torch.einsum("dc,ncp->ndp", colours, moves)
         turned = torch.zeros_like(channels)
-        for stage, bends in zip(self.scattering.scales, self.bends, strict=True):
-            reach = bends.shape[1]
-            parts = (channels[:, :reach] @ stage.rows).view(len(bends), reach, 2, *bends.shape[2:]) * bends.unsqueeze(2)
-            turned[:, :reach] += parts.flatten(2) @ stage.rows.T
+        for scale, (stage, bends) in enumerate(zip(self.scattering.scales, self.bends, strict=True)):
+            reach = front.reach(scale)
+            parts = channels[:, reach] @ stage.rows
+            parts = parts.view(len(bends), len(reach), 2, *bends.shape[2:]) * bends.unsqueeze(2)
+            turned[:, reach] += parts.flatten(2) @ stage.rows.T
         return torch.einsum("dc,ndp->ncp", colours, turned)
 
-    def _inverse_form(self, diagonal: Tensor, gap: Tensor) -> Tensor:
-        """Return at least gᵀA⁻¹g of each row, A = D - Q, whose eigenvalues are at least `gap`.
-
-        By conjugate gradients, for x with Ax ≈ g. However good x is, with the residual ρ = g - Ax,
-        gᵀA⁻¹g = gᵀx + xᵀρ + ρᵀA⁻¹ρ <= gᵀx + xᵀρ + ‖ρ‖²/gap.
-        """
+    def _solved(self, diagonal: Tensor) -> Tensor:
+        """Return x with (D - Q)x ≈ g of each row, by conjugate gradients."""
         found, residual = torch.zeros_like(self.gradient), self.gradient
         step = residual / diagonal
         size = _dot(residual, step)
@@ -124,6 +190,13 @@ class Tangents:
             found, residual = found + share * step, residual - share * applied
             before, size = size, _dot(residual, residual / diagonal)
             step = residual / diagonal + (size / (before + _TINY))[:, None, None] * step
+        return found
+
+    def _inverse_form(self, diagonal: Tensor, found: Tensor, gap: Tensor) -> Tensor:
+        """Return at least gᵀA⁻¹g of each row, A = D - Q, whose eigenvalues are at least `gap`, given any x.
+
+        With the residual ρ = g - Ax, gᵀA⁻¹g = gᵀx + xᵀρ + ρᵀA⁻¹ρ <= gᵀx + xᵀρ + ‖ρ‖²/gap, which is close if Ax ≈ g.
+        """
         residual = self.gradient - diagonal * found + self._form(found)
         length, highest = found.flatten(1).norm(dim=1), diagonal.amax((1, 2)) + self.level
         off = self.float64 * (highest * length + self.gradient.flatten(1).norm(dim=1))
@@ -168,10 +241,10 @@ class ScatteringTangents:
             weights[0] = weights[0] + lines.slopes.flatten(-3) @ scattering.scales[1].rows.T
             loss = loss + lines.loss
         bends = []
-        for stage, weight, response in zip(scattering.scales, weights, responses.scales, strict=True):
+        for scale, (weight, response) in enumerate(zip(weights, responses.scales, strict=True)):
             lines = _lines(weight, response, curvature)
             loss = loss + lines.loss
-            gradient[:, : weight.shape[1]] += lines.slopes.flatten(-3) @ stage.rows.T
+            gradient[:, front.reach(scale)] += lines.slopes.flatten(-3) @ scattering.scales[scale].rows.T
             bends.append(lines.bends)
         bends[0] = bends[0] + self.of_second * curvature[:, None, None, None]
         size = sum(part.square().flatten(1).sum(1) for part in (first, *scales, *([] if second is None else [second])))

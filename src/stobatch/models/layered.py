@@ -160,14 +160,24 @@ def _scatter(shape: Shape, angles: float, *numbers: float, even: bool) -> nn.Mod
 
 def _wavelets(shape: Shape, angles: float, *numbers: float, even: bool) -> nn.Module:
     flat, level, *gains = numbers or (0.0, 0.0, 1.0, 1.0)
-    scales, left = (len(gains), 0) if shape[0] == 1 else divmod(len(gains), 2)
+    groups = 1 if shape[0] == 1 else 3 if len(gains) == 3 * MOST_SCALES else 2
+    scales, left = divmod(len(gains), groups)
     positive = all(0 <= gain < math.inf for gain in gains) and all(map(math.isfinite, (flat, level)))
     if left or not (1 <= scales <= MOST_SCALES and positive):
         raise ValueError(numbers)
     count, pixels = _whole(angles), math.prod(shape[1:])
     require_size(2 * count * max(pixels, pixels**2 // REDUCTION**2), 32 * count * scales * math.prod(shape))
-    grey, others = (1.0, *gains[:scales]), (1.0, *gains[scales:]) if shape[0] > 1 else None
-    return Scattering(shape, count, grey, (flat, *[level] * scales), differences=others, orders=1, even=even)
+    own = [tuple(gains[scales * group : scales * (group + 1)]) for group in range(groups)]
+    return Scattering(
+        shape,
+        count,
+        (1.0, *own[0]),
+        (flat, *[level] * scales),
+        differences=(1.0, *own[1]) if groups > 1 else None,
+        mixtures=(0.0, *own[2]) if groups > 2 else None,  # their order 0 is that of the others once more
+        orders=1,
+        even=even,
+    )
 
 
 _MAKERS: dict[str, Callable[..., nn.Module]] = {
@@ -193,7 +203,8 @@ GRAMMAR = (
     "scatter ANGLES GAIN GAIN LEVEL LEVEL LEVEL, scatter_even ANGLES GAIN GAIN LEVEL LEVEL LEVEL "
     "(gains of orders 1 and 2, levels of orders 1, 2 and 0), "
     "wavelets ANGLES LEVEL LEVEL GAIN..., wavelets_even ANGLES LEVEL LEVEL GAIN... "
-    "(levels of orders 0 and 1, gains of up to four scales, then those for differences of colours); "
+    "(levels of orders 0 and 1, gains of up to four scales, then those for differences of colours, and after four of "
+    "each four for mixtures of the mean with a difference); "
     "*GAIN after a layer scales its first weights"
 )
 

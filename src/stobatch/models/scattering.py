@@ -26,12 +26,14 @@ class Scattering(nn.Module):
 
     Filters are Morlet wavelets, each scale twice as wide as the one before, and Gaussians, on a picture that is 0
     outside. Filters that skip pixels are multiplied by how many they skip along a side, so that no stage stretches
-    distances by much more than 1. Colours are turned first: their mean, and two differences.
+    distances by much more than 1. Colours are turned first: their mean, and two differences; and, with `mixtures`, the
+    mean plus and minus the first, over √2, whose moduli tell how edges of brightness and of colour go together.
 
     `gains` multiply the features: of order 0, of each scale of order 1, and, with `orders` of 2, of order 2, which are
     those of the second scale behind the first. `differences` are gains for differences of colours, where they are
-    others; a gain of 0 leaves features out. `levels`, as many as gains, are taken off the features of the mean colour
-    before: means of moduli are all positive, and what pictures have in common would fill their clipped gradients.
+    others, and `mixtures` for mixtures; a gain of 0 leaves features out. `levels`, as many as gains, are taken off the
+    features of the mean colour before, and their share off those of mixtures: means of moduli are all positive, and
+    what pictures have in common would fill their clipped gradients.
     `even` keeps what a picture has in common with its mirror image: the sum of each feature and its mirrored one, over
     √2. Features may be given in place of pictures, so that a training computes them once.
 
@@ -57,6 +59,7 @@ class Scattering(nn.Module):
         levels: tuple[float, ...] | None = None,
         *,
         differences: tuple[float, ...] | None = None,
+        mixtures: tuple[float, ...] | None = None,
         orders: int = 2,
         even: bool = False,
     ) -> None:
@@ -70,19 +73,22 @@ class Scattering(nn.Module):
         channels, height, width = input_shape
         self.input_shape, self.angles, self.even, self.orders = (channels, height, width), angles, even, orders
         self.gains, self.differences, self.levels = gains, differences or gains, levels or (0.0,) * len(gains)
+        self.mixtures = mixtures or (0.0,) * len(gains)
+        self.colour_kinds = [0, *[1] * (channels - 1), *[2] * (2 if mixtures else 0)]
+        """Of each turned colour: whether it is the mean, a difference or a mixture."""
         self.num_scales = len(gains) - orders
         self.sizes = [1, *[angles] * self.num_scales, *[angles**2] * (orders - 1)]
         """How many paths there are of order 0, of each scale and of order 2."""
         self.paths = sum(self.sizes)
-        self.map_shape = (channels * self.paths, height // REDUCTION, width // REDUCTION)
+        self.map_shape = (len(self.colour_kinds) * self.paths, height // REDUCTION, width // REDUCTION)
         kinds = torch.repeat_interleave(torch.tensor(self.sizes))
-        grey, others = torch.tensor(gains).double()[kinds], torch.tensor(self.differences).double()[kinds]
+        level = torch.tensor(self.levels).double()[kinds]
         constants = {
-            "colours": _cosines(channels),
+            "colours": _turned(channels, len(self.colour_kinds)),
             "low_fine": 4 * _low_pass(1.6, _LOW_FINE),
             "low_coarse": 2 * _low_pass(0.8, _LOW_COARSE),
-            "gain": torch.cat([grey, others.repeat(channels - 1)]),
-            "level": F.pad(torch.tensor(self.levels).double()[kinds], (0, (channels - 1) * self.paths)),
+            "gain": torch.cat([torch.tensor(of).double()[kinds] for of in self._gains_by_colour()]),
+            "level": torch.cat([(1.0, 0.0, math.sqrt(0.5))[kind] * level for kind in self.colour_kinds]),
         }
         for scale in range(self.num_scales):
             constants[f"wavelets_{scale}"] = _filters(scale, angles, (height, width))
@@ -98,14 +104,17 @@ class Scattering(nn.Module):
             self.register_buffer("share", share.float(), persistent=False)
         self.feature_shape = (len(share),) if even else self.map_shape
 
+    def _gains_by_colour(self) -> list[tuple[float, ...]]:
+        return [(self.gains, self.differences, self.mixtures)[kind] for kind in self.colour_kinds]
+
     def wavelets(self, scale: int) -> Tensor:
         """Return the filters of a scale, real parts first: windows of the first two, values at pixels of wider ones."""
         filters: Tensor = getattr(self, f"wavelets_{scale}")
         return filters
 
-    def reach(self, scale: int) -> int:
-        """Return how many turned colours a scale is applied to: all, or their mean alone."""
-        return self.input_shape[0] if self.differences[1 + scale] else 1
+    def reach(self, scale: int) -> list[int]:
+        """Return which turned colours a scale is applied to: their mean, and others that are not left out."""
+        return [colour for colour, of in enumerate(self._gains_by_colour()) if colour == 0 or of[1 + scale]]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the features of pictures, never in mixed precision. Features that were computed before pass as they
@@ -121,24 +130,27 @@ class Scattering(nn.Module):
     def maps(self, inputs: Tensor) -> Tensor:
         """Return the maps of all paths, channel by channel, before levels and gains; 0 for scales that are left out."""
         channels, height, width = self.input_shape
-        turned = F.conv2d(inputs, self.colours.view(channels, channels, 1, 1))
+        turned = F.conv2d(inputs, self.colours.view(-1, channels, 1, 1))
         pictures = turned.reshape(-1, 1, height, width)
-        found, fine = [self._by_channel(self.means(pictures), channels)], pictures
+        found, fine = [self.by_colour(self.means(pictures), list(range(len(self.colours))))], pictures
         for scale in range(self.num_scales):
             reach = self.reach(scale)
-            moduli = self.moduli(turned[:, :reach].reshape(-1, 1, height, width), self.wavelets(scale))
-            found.append(self._by_channel(self.means(moduli), reach))
+            moduli = self.moduli(turned[:, reach].reshape(-1, 1, height, width), self.wavelets(scale))
+            found.append(self.by_colour(self.means(moduli), reach))
             fine = moduli if scale == 0 else fine
         if self.orders == 2:
             second = self.moduli(fine.reshape(-1, 1, height, width), self.wavelets(1))
             second = second.reshape(-1, self.angles**2, height // 2, width // 2)
-            found.append(self._by_channel(self.means(second), channels))
+            found.append(self.by_colour(self.means(second), self.reach(0)))
         return torch.cat(found, 2).reshape(-1, *self.map_shape)
 
-    def _by_channel(self, means: Tensor, reach: int) -> Tensor:
-        """Return local means of a picture's first channels beside each other, and zeros for the others."""
-        channels, sides = self.input_shape[0], self.map_shape[1:]
-        return F.pad(means.reshape(-1, reach, means.shape[1], *sides), (0, 0, 0, 0, 0, 0, 0, channels - reach))
+    def by_colour(self, means: Tensor, reach: list[int]) -> Tensor:
+        """Return local means of some turned colours beside each other, and zeros for the others."""
+        found = means.reshape(-1, len(reach), means.shape[1], *self.map_shape[1:])
+        if len(reach) == len(self.colours):
+            return found
+        places = [reach.index(colour) if colour in reach else len(reach) for colour in range(len(self.colours))]
+        return F.pad(found, (0, 0, 0, 0, 0, 0, 0, 1))[:, places]
 
     def levelled(self, maps: Tensor) -> Tensor:
         """Return the maps with their levels taken off."""
@@ -194,6 +206,7 @@ class Scattering(nn.Module):
             return f", {word} {', '.join(f'{number:g}' for number in numbers)}"
 
         others = listed("of differences", self.differences) if self.differences != self.gains else ""
+        others += listed("of mixtures", self.mixtures) if any(self.mixtures) else ""
         levels = listed("levels", self.levels) if any(self.levels) else ""
         return f"{self.angles} angles{listed('gains', self.gains)}{others}{levels}{', even' if self.even else ''}"
 
@@ -214,12 +227,15 @@ def is_linear_behind(layers: nn.Sequential) -> bool:
     return [type(layer) for layer in layers if type(layer) is not nn.Flatten] == [Scattering, nn.Linear]
 
 
-def _cosines(channels: int) -> Tensor:
-    """Return an orthonormal basis of the colours: their mean first, then ever finer cosines along them (DCT-II)."""
+def _turned(channels: int, count: int) -> Tensor:
+    """Return an orthonormal basis of the colours: their mean first, then ever finer cosines along them (DCT-II); and,
+    if more are asked for, the sum and the difference of the first two, over √2.
+    """
     here = torch.arange(channels).double()
     rows = torch.cos(math.pi / channels * here[:, None] * (here + 0.5))
     basis: Tensor = rows / rows.norm(dim=1, keepdim=True)
-    return basis
+    mixtures = [(basis[:1] + sign * basis[1:2]) / math.sqrt(2) for sign in (1, -1)]
+    return torch.cat([basis, *mixtures])[:count]
 
 
 def _gaussian(stddev: float, angle: float, slant: float, side: int) -> tuple[Tensor, Tensor]:
