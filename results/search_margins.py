@@ -1,6 +1,6 @@
 """Try settings of a linear layer behind scattering on training records that no trial was trained on.
 
-    python results/search_margins.py --task cifar10_wavelets [--draws N] [--certify K] [--features FILE] [--log FILE]
+    python results/search_margins.py --task cifar10_linf [--draws N] [--certify K] [--features FILE] [--log FILE]
 
 Features of scattering are fixed, so they are computed once, and kept in FILE if one is given; a trial is DP-SGD on the
 last layer alone, simulated: the margin loss of `stobatch.sound.losses`, its clipped gradients in closed form, and at a
@@ -70,7 +70,7 @@ class Space:
             return chance.choice(choices) if chance and value and chance.random() < 1 / 3 else value
 
         levels = drawn(self.levels[0], (-0.8, -0.4, 0.4)), drawn(self.levels[1], (0.2, 0.25, 0.3))
-        gains = (drawn(gain, (0.5, 1, 1.5, 2, 3, 4)) for gain in self.gains)
+        gains = (drawn(gain, (0.5, 1, 1.5, 2, 3, 4, 6)) for gain in self.gains)
         numbers = " ".join(f"{number:g}" for number in (*levels, *gains))
         return {
             "model.architecture": f"{self.layer} 8 {numbers}, linear *0",
@@ -96,10 +96,10 @@ def _aimed(epsilon: float, radius: float, norm: str) -> RunConfig:
 _BOX, _WIDE_BOX, _NEAR, _FAR = 4 / 255, 16 / 255, 32 / 255, 0.5
 """Radii over [-1, 1]; half of that over [0, 1]."""
 _COLOURED = "wavelets_even", (-0.4, 0.25)
-_PHOTOGRAPHS = Space(*_COLOURED, (4, 2, 3, 1.5, 0, 3, 1, 1.5, 0, 2, 2, 2), 0.5, 16.0, 0.6, (0.25, 0.35, 0.5, 0.7))
+_PHOTOGRAPHS = Space(*_COLOURED, (4, 2, 3, 1.5, 0, 3, 1, 1.5, 0, 2, 2, 2), 0.5, 12.0, 0.3, (0.25, 0.35, 0.5, 0.7))
 _PHOTOGRAPHS_WIDE = Space(*_COLOURED, (2, 2, 2, 2, 0, 1, 0.5, 0.5, 0, 1, 1, 1), 1.5, 8.0, 0.12, (1.0, 1.4, 2.0))
 """Fine wavelets of colours other than their mean, whose gains are 0, are small next to what an attacker may add."""
-_DIGITS = Space("wavelets", (-2.8, 0.25), (4, 4, 4, 4), 0.6, 9.0, 0.5, (0.3, 0.45, 0.6, 0.9))
+_DIGITS = Space("wavelets", (-2.8, 0.2), (4, 4, 4, 4), 0.3, 9.0, 0.5, (0.2, 0.3, 0.45, 0.6))
 TASKS = {
     "cifar10_l2": Task(_aimed(8.0, _NEAR, "l2"), _PHOTOGRAPHS),
     "cifar10_l2_strict": Task(_aimed(3.0, _FAR, "l2"), _PHOTOGRAPHS),
