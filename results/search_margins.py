@@ -70,12 +70,12 @@ class Space:
             return chance.choice(choices) if chance and value and chance.random() < 1 / 3 else value
 
         levels = drawn(self.levels[0], (-0.8, -0.4, 0.4)), drawn(self.levels[1], (0.2, 0.25, 0.3))
-        gains = (drawn(gain, (0.5, 1, 1.5, 2, 3, 4, 6)) for gain in self.gains)
+        gains = (drawn(gain, (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12)) for gain in self.gains)
         numbers = " ".join(f"{number:g}" for number in (*levels, *gains))
         return {
             "model.architecture": f"{self.layer} 8 {numbers}, linear *0",
             "method.radius": drawn(self.radius, self.radii),
-            "method.clip_norm": drawn(self.clip_norm, (4.0, 6.0, 9.0, 12.0, 16.0, 24.0)),
+            "method.clip_norm": drawn(self.clip_norm, (4.0, 6.0, 9.0, 12.0, 16.0, 24.0, 32.0)),
             "training.learning_rate": drawn(self.learning_rate, (0.08, 0.12, 0.16, 0.24, 0.32, 0.5, 0.8)),
         }
 
@@ -99,7 +99,7 @@ _COLOURED = "wavelets_even", (-0.4, 0.25)
 _PHOTOGRAPHS = Space(*_COLOURED, (4, 2, 3, 1.5, 0, 3, 1, 1.5, 0, 2, 2, 2), 0.5, 12.0, 0.3, (0.25, 0.35, 0.5, 0.7))
 _PHOTOGRAPHS_WIDE = Space(*_COLOURED, (2, 2, 2, 2, 0, 1, 0.5, 0.5, 0, 1, 1, 1), 1.5, 8.0, 0.12, (1.0, 1.4, 2.0))
 """Fine wavelets of colours other than their mean, whose gains are 0, are small next to what an attacker may add."""
-_DIGITS = Space("wavelets", (-2.8, 0.2), (4, 4, 4, 4), 0.3, 9.0, 0.5, (0.2, 0.3, 0.45, 0.6))
+_DIGITS = Space("wavelets", (-2.8, 0.25), (8, 8, 8, 6), 0.3, 24.0, 0.32, (0.2, 0.3, 0.45, 0.6))
 TASKS = {
     "cifar10_l2": Task(_aimed(8.0, _NEAR, "l2"), _PHOTOGRAPHS),
     "cifar10_l2_strict": Task(_aimed(3.0, _FAR, "l2"), _PHOTOGRAPHS),

@@ -32,6 +32,8 @@ FASHION = {"sound.fashion_mnist_near": SEEDS, "sound.fashion_mnist_wide": (1,), 
 SCATTERING = ("sound.cifar10_scattering", "sound.cifar10_scattering_strict")
 SCATTERING_LINF = ("sound.cifar10_scattering_linf", "sound.cifar10_scattering_strict")
 """Recipes that are certified in boxes; the second was made for l2, and the same training does."""
+BOX_TASKS = ("cifar10_linf", "cifar10_linf_strict")
+"""Tasks of the search whose settings these recipes have, and those for l2."""
 SMOOTHED = {"sound.cifar10_smoothed": (1,), "sound.cifar10_smoothed_strict": (1,)}
 """Recipes of smoothed photographs, and the seeds that were trained."""
 POOLED_START = {
@@ -169,9 +171,10 @@ def page() -> str:
             [mean([one["clean"]]), *(mean([share]) for share in one["certified"].values())]
             for one in former("sound_cifar10_scattering_former")
         ],
-        margins_table=margins_trials(SCATTERING, ("16/255", "0.25")),
-        in_boxes_trials=margins_trials(SCATTERING_LINF[:1], ("2/255",)),
-        digits_trials=margins_trials(("sound.mnist_scattering",), ("0.25", "0.5")),
+        in_boxes_trials=margins_trials(BOX_TASKS, ("2/255",)),
+        in_boxes_drawn=margins_drawn(BOX_TASKS),
+        digits_trials=margins_trials(("mnist_l2",), ("0.25", "0.5")),
+        digits_drawn=margins_drawn(("mnist_l2",)),
         smoothed=smoothed["sound.cifar10_smoothed_strict"],
         smoothed_table=table(
             [
@@ -416,16 +419,22 @@ def images(record: Record) -> str:
     return f"first {record['test_examples']:,}" if record["test_examples"] < 10_000 else "all"
 
 
-def margins_trials(recipes: Sequence[str], radii: Sequence[str]) -> str:
-    """Return the trials of linear layers behind scattering as a table; settings are named where they differ."""
+def margins_trials(tasks: Sequence[str], radii: Sequence[str]) -> str:
+    """Return the certified trials of linear layers behind scattering as a table."""
     rows = []
     for trial in lines_of("results/margins_search.jsonl"):
-        if f"sound.{trial['task']}" in recipes:
-            named = (f"`{key.partition('.')[2]}={value}`" for key, value in trial["settings"].items())
-            shares = (trial["clean"], *trial["certified"].values(), *trial["by_constants"].values())
-            rows.append([f"`{trial['task']}`", ", ".join(named) or "as it is", *map(percent, shares)])
-    proved = [f"at {radius}" for radius in radii]
-    return table(["task", "settings", "clean", *proved, *(f"by constants alone {radius}" for radius in proved)], rows)
+        if trial["task"] in tasks and "certified" in trial:
+            named = ", ".join(f"`{key.partition('.')[2]}={value}`" for key, value in trial["settings"].items())
+            proved = (trial[part].values() for part in ("at_first_order", "certified", "by_constants"))
+            shares = (trial["clean_of_all"], *(share for of_part in proved for share in of_part))
+            rows.append([f"`{trial['task']}`", named, *map(percent, shares)])
+    named = (f"{words} at {radius}" for words in ("first order", "certified", "by constants") for radius in radii)
+    return table(["task", "settings", "clean", *named], rows)
+
+
+def margins_drawn(tasks: Sequence[str]) -> int:
+    """Return how many settings were tried."""
+    return len({str(one["settings"]) for one in lines_of("results/margins_search.jsonl") if one["task"] in tasks})
 
 
 def smoothed_row(name: str, found: Sequence[Record]) -> list[str]:

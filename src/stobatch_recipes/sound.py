@@ -308,10 +308,10 @@ def mnist_scattering(epsilon: float = 3.0) -> RunConfig:
     """MNIST for l2 by margins; 0.5 and 1.0 over [-1, 1] are 0.25 and 0.5 over [0, 1]: without chance, in one pass."""
     like = cifar10_scattering(epsilon, radius=0.5)
     return like.replace(
-        method=like.method.replace(radius=0.6, clip_norm=9.0),
+        method=like.method.replace(radius=0.3, clip_norm=24.0),
         data=DataConfig(name="mnist"),
-        model=ModelConfig(architecture="scatter 8 4 6 0.25 0.03 -2.8, linear *0"),
-        training=like.training.replace(learning_rate=0.5),
+        model=ModelConfig(architecture="wavelets 8 -2.8 0.25 8 8 8 6, linear *0"),
+        training=like.training.replace(learning_rate=0.32),
         evaluation=like.evaluation.replace(radii=(0.5, 1.0)),
     )
 
