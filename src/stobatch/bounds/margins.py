@@ -25,7 +25,7 @@ from stobatch.models.scattering import Scattering, is_linear_behind
 from stobatch.types import PAPER_RANGE, Norm, Radius, Status
 from stobatch.verifier import CertificateKind, require_stack, require_unaltered
 
-_CURVATURE, _FACTORED_CURVATURE = 0.15, 0.3
+_CURVATURE, _FACTORED_CURVATURE = 0.15, 0.25
 """Of tangents of a margin, in units of the margin's Lipschitz constant over that of its slopes and the radius that is
 to be proved; and where matrices are factored. More curvature loses less at the input itself, and more at a distance."""
 _NEAREST = 1e-3
@@ -148,14 +148,16 @@ class _MarginLipschitz:
         else:
             efforts = ((_CURVATURE, False), (_FACTORED_CURVATURE, True))
             tries = [(torch.full_like(found, radius), *effort) for radius, effort in product(sorted(asked), efforts)]
+        worst = torch.zeros(len(found), self.shape[0], prod(self.shape[1:]), dtype=torch.float64)
         for near, curvature, by_factors in tries:
             rows = ((near > found) & (near <= farthest)).nonzero().flatten()
             if len(rows):
                 tangents = self.tangents.of(
-                    functionals[rows], responses.take(rows), curvature * unit[rows] / near[rows]
+                    functionals[rows], responses.take(rows), curvature * unit[rows] / near[rows], touching=worst[rows]
                 )
-                closer = (tangents.factored if by_factors else tangents.completed)(near[rows], norm)
-                found[rows] = torch.maximum(found[rows], closer.add(lead[rows], slope[rows]).root())
+                square = (tangents.factored if by_factors else tangents.completed)(near[rows], norm)
+                found[rows] = torch.maximum(found[rows], square.parabola.add(lead[rows], slope[rows]).root())
+                worst[rows] = square.worst
         return found
 
 

@@ -2,8 +2,8 @@
 
 A Lipschitz constant holds for all inputs, so it is that of the worst one. Near a given input the margin is almost its
 tangent, whose slope is less than half of that constant. What a margin can lose against its tangent comes from moduli
-with negative weights alone, and a quadratic form of the perturbation bounds it. Theorem and proof:
-docs/guarantees/scattering.md.
+with negative weights alone, and a quadratic form of the perturbation bounds it. Bounds of moduli may touch them at any
+image; the one that a first bound finds to be worst is a good place. Theorem and proof: docs/guarantees/scattering.md.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _GAP = 0.01
 _FLOAT64_UNIT = 2.0**-53
 _TINY = 1e-100
 """Added to what is divided by."""
+_CANCELLED = 1e-12
+"""More than float64 misses of what a tangent loses, which is a difference, relative to the modulus."""
 _UNDERFLOW = 1e-30
 """More than underflow in float32 can change in a matrix."""
 
@@ -58,6 +60,13 @@ class Parabola(NamedTuple):
         return Parabola(lead + self.start, slope + self.slope, self.bend)
 
 
+class Square(NamedTuple):
+    """A parabola from a completed square, and about where the margin is least in the ball that it was completed for."""
+
+    parabola: Parabola
+    worst: Tensor
+
+
 @dataclass(frozen=True)
 class Tangents:
     """Functionals w of the features near their images x, each with -loss + g·δ - δᵀQδ <= w·(S(x + δ) - S(x)).
@@ -80,31 +89,30 @@ class Tangents:
         size = self.gradient.abs().sum((1, 2)) if norm is Norm.LINF else self.gradient.flatten(1).norm(dim=1)
         return self._parabola(-self.loss, size, self.level * self._stretch(norm) ** 2, norm)
 
-    def completed(self, near: Tensor, norm: Norm) -> Parabola:
+    def completed(self, near: Tensor, norm: Norm) -> Square:
         """Return a lower bound that is close at distances about `near`, by completing the square.
 
         For each diagonal D above Q, g·δ - δᵀQδ = g·δ + δᵀ(D - Q)δ - δᵀDδ >= -gᵀ(D - Q)⁻¹g/4 - δᵀDδ. Without Q the
         best D is |g|/2r at each value in an l-infinity ball of radius r, and everywhere ‖g‖₂/2r in an l2 ball.
         """
         diagonal = self._diagonal(_ABOVE * self.level, near, norm)
-        gap = (_ABOVE - 1) * self.level
-        return self._completed(diagonal, self._inverse_form(diagonal, self._solved(diagonal), gap), norm)
+        gap, solution = (_ABOVE - 1) * self.level, self._solved(diagonal)
+        return self._completed(diagonal, solution, self._inverse_form(diagonal, solution, gap), near, norm)
 
-    def factored(self, near: Tensor, norm: Norm) -> Parabola:
+    def factored(self, near: Tensor, norm: Norm) -> Square:
         """Return the same with smaller diagonals, where a Cholesky factor proves that they are above Q.
 
         No form is above `level`, but Q is mostly far below. It costs an n x n matrix and its factor for each row. Where
         no diagonal is proved, the parabola is negative.
         """
-        bounds, diagonals = [], []
-        for row in range(len(near)):
-            diagonal, bound = self.take(torch.tensor([row]))._factored(near[row : row + 1], norm)
-            diagonals.append(diagonal)
-            bounds.append(bound)
-        return self._completed(torch.cat(diagonals), torch.cat(bounds), norm)
+        found = [self.take(torch.tensor([row]))._factored(near[row : row + 1], norm) for row in range(len(near))]
+        diagonals, solutions, bounds = map(torch.cat, zip(*found, strict=True))
+        return self._completed(diagonals, solutions, bounds, near, norm)
 
-    def _factored(self, near: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """Return a diagonal above Q, and at least gᵀ(D - Q)⁻¹g; infinity if none is proved. Of one row."""
+    def _factored(self, near: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a diagonal D above Q, about (D - Q)⁻¹g, and at least gᵀ(D - Q)⁻¹g; infinity if none is proved. Of one
+        row.
+        """
         matrix, missed = self._matrix()
         gradient = vector = self.gradient.flatten()
         for _ in range(_POWER_STEPS):
@@ -119,8 +127,9 @@ class Tangents:
                 solution = torch.cholesky_solve(gradient[:, None], factor)
                 # No eigenvalue of an n x n matrix B that has a factor is below -(n + 1)u·tr B (Rump, 2006).
                 proved = gap - missed - (len(gradient) + 2) * _FLOAT64_UNIT * diagonal.sum()
-                return diagonal, self._inverse_form(diagonal, solution.view_as(diagonal), proved)
-        return diagonal, torch.full_like(near, torch.inf)
+                solution = solution.view_as(diagonal)
+                return diagonal, solution, self._inverse_form(diagonal, solution, proved)
+        return diagonal, self.gradient, torch.full_like(near, torch.inf)
 
     def _matrix(self) -> tuple[Tensor, Tensor]:
         """Return Q of one row, from products in float32, and a bound on the norm of what these miss."""
@@ -150,10 +159,14 @@ class Tangents:
         found = torch.maximum(size / (2 * near[:, None, None]) + along[:, None, None], least[:, None, None])
         return found.expand_as(self.gradient)
 
-    def _completed(self, diagonal: Tensor, square: Tensor, norm: Norm) -> Parabola:
+    def _completed(self, diagonal: Tensor, solution: Tensor, square: Tensor, near: Tensor, norm: Norm) -> Square:
         """Return the parabola of a diagonal D above Q and of at least gᵀ(D - Q)⁻¹g."""
         bend = diagonal.sum((1, 2)) if norm is Norm.LINF else diagonal.amax((1, 2))
-        return self._parabola(-self.loss - square / 4 * SLACK, torch.zeros_like(bend), bend, norm)
+        parabola = self._parabola(-self.loss - square / 4 * SLACK, torch.zeros_like(bend), bend, norm)
+        worst, radius = -solution / 2, near[:, None, None]
+        if norm is Norm.LINF:
+            return Square(parabola, worst.minimum(radius).maximum(-radius))
+        return Square(parabola, worst * (radius / (worst.flatten(1).norm(dim=1)[:, None, None] + _TINY)))
 
     def take(self, rows: Tensor) -> Self:
         """Return the tangents of some rows."""
@@ -209,8 +222,8 @@ class ScatteringTangents:
     """Lower bounds of functionals of the features near given images.
 
     **Guarantee.** For each row w of weights of the features and its image x, `of` returns tangents, of whose parabolas
-    p in a norm each one has w·(S(y) - S(x)) >= p(‖y - x‖) for all images y, in exact arithmetic, whatever the curvature
-    and `near`.
+    p in a norm each one has w·(S(y) - S(x)) >= p(‖y - x‖) for all images y, in exact arithmetic, whatever the
+    curvature, `touching` and `near`.
     """
 
     def __init__(self, scattering: ScatteringLipschitz) -> None:
@@ -226,8 +239,13 @@ class ScatteringTangents:
         absolute = (1 + self.of_second) * finest.absolute_norm**2 + sum(stage.absolute_norm**2 for stage in others)
         self.float64 = gamma(_FLOAT64_UNIT, products) * (1 + colours**2 * absolute / self.level) * SLACK
 
-    def of(self, functionals: Tensor, responses: Responses, curvature: Tensor) -> Tangents:
-        """Return tangents, an entry for each row. More curvature costs at a distance, less of it at once."""
+    def of(
+        self, functionals: Tensor, responses: Responses, curvature: Tensor, touching: Tensor | None = None
+    ) -> Tangents:
+        """Return tangents, an entry for each row. More curvature costs at a distance, less of it at once.
+
+        `touching` are moves from the images to where bounds touch moduli; without them that is at the images.
+        """
         scattering, front = self.scattering, self.scattering.front
         first, scales, second = scattering.by_kind(functionals)
         # Transposed means: weights of the features become weights of the moduli, rows x channels x maps x outputs.
@@ -241,8 +259,10 @@ class ScatteringTangents:
             weights[0] = weights[0] + lines.slopes.flatten(-3) @ scattering.scales[1].rows.T
             loss = loss + lines.loss
         bends = []
+        turned = None if touching is None else torch.einsum("dc,ncp->ndp", front.colours, touching)
         for scale, (weight, response) in enumerate(zip(weights, responses.scales, strict=True)):
-            lines = _lines(weight, response, curvature)
+            shift = None if turned is None else turned[:, front.reach(scale)] @ scattering.scales[scale].rows
+            lines = _lines(weight, response, curvature, shift)
             loss = loss + lines.loss
             gradient[:, front.reach(scale)] += lines.slopes.flatten(-3) @ scattering.scales[scale].rows.T
             bends.append(lines.bends)
@@ -271,21 +291,27 @@ class _Lines(NamedTuple):
     loss: Tensor
 
 
-def _lines(weights: Tensor, response: Response, curvature: Tensor) -> _Lines:
+def _lines(weights: Tensor, response: Response, curvature: Tensor, shift: Tensor | None = None) -> _Lines:
     """Return slopes s, with real and imaginary parts, bends b up to the curvature, and losses, one a row:
     Σ w|a + e| >= Σ w|a| - loss + s·e - Σ b|e|².
 
-    w >= 0: |a + e| >= Re(conj(a)(a + e))/|a|, the tangent, which neither loses nor bends.
+    Bounds touch at e = shift, or at 0: let c be a + e there.
+    w >= 0: |a + e| >= Re(conj(c)(a + e))/|c|, the tangent at c, which does not bend, and loses nothing at c.
     w < 0: |a + e| <= |a + e|²/2t + t/2 for each t > 0. At e = 0 that is (t - |a|)²/2t too much, its slope is a/t, and
-    it bends by |e|²/2t; t is |a|, or what makes |w|/2t the curvature where |a| is less.
+    it bends by |e|²/2t; t is |c|, or what makes |w|/2t the curvature where |c| is less.
     """
     limit = curvature.view(-1, *[1] * (weights.ndim - 1))
-    size, falling = response.size, weights.clamp(max=0).abs()
-    touching = torch.maximum(size, falling / (2 * limit)) + _TINY
+    parts, size, touched, length = response.parts, response.size, response.parts, response.size
+    if shift is not None:
+        touched = parts + shift.view_as(parts)
+        length = touched.square().sum(-3).sqrt()
+    rising, falling = weights.clamp(min=0), weights.clamp(max=0).abs()
+    along = touched / (length + _TINY).unsqueeze(-3)
+    touching = torch.maximum(length, falling / (2 * limit)) + _TINY
     losses = falling * (touching - size).square() / (2 * touching)
-    return _Lines(
-        (weights / touching).unsqueeze(-3) * response.parts, falling / (2 * touching), losses.flatten(1).sum(1)
-    )
+    losses = losses + rising * (size * (1 + _CANCELLED) - (along * parts).sum(-3))
+    slopes = rising.unsqueeze(-3) * along - (falling / touching).unsqueeze(-3) * parts
+    return _Lines(slopes, falling / (2 * touching), losses.flatten(1).sum(1))
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:

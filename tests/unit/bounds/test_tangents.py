@@ -87,9 +87,11 @@ def lowest(front: Scattering, weights: Tensor, start: Tensor, distance: float, n
     return best
 
 
-def tangents_of(tangents: ScatteringTangents, weights: Tensor, start: Tensor, curvature: float) -> Tangents:
+def tangents_of(
+    tangents: ScatteringTangents, weights: Tensor, start: Tensor, curvature: float, touching: Tensor | None = None
+) -> Tangents:
     rows = torch.ones(len(start)).double()
-    return tangents.of(weights, tangents.scattering.responses(start), curvature * rows)
+    return tangents.of(weights, tangents.scattering.responses(start), curvature * rows, touching)
 
 
 def highest(found: Tangents, distance: float, norm: Norm) -> Tensor:
@@ -97,8 +99,9 @@ def highest(found: Tangents, distance: float, norm: Norm) -> Tensor:
     square whose diagonal a factor proves.
     """
     rows = torch.ones_like(found.loss)
-    bounds = [found.parabola(norm), *(found.completed(times * distance * rows, norm) for times in (0.3, 1.0, 3.0))]
-    return torch.stack([at(bound, distance) for bound in (*bounds, found.factored(distance * rows, norm))]).amax(0)
+    squares = [found.completed(times * distance * rows, norm) for times in (0.3, 1.0, 3.0)]
+    bounds = [found.parabola(norm), *(part.parabola for part in (*squares, found.factored(distance * rows, norm)))]
+    return torch.stack([at(bound, distance) for bound in bounds]).amax(0)
 
 
 def at(parabola: Parabola, distance: float) -> Tensor:
@@ -121,7 +124,33 @@ def test_no_picture_lies_below_a_parabola(
     found = tangents_of(tangents, weights, start, curvature)
     for distance in DISTANCES:
         radius = inside(norm, distance)
-        assert bool((lowest(front, weights, start, radius, norm) >= highest(found, radius, norm)).all())
+        least = lowest(front, weights, start, radius, norm)
+        assert bool((least >= highest(found, radius, norm)).all())
+        worst = found.completed(radius * torch.ones_like(found.loss), norm).worst
+        closer = tangents_of(tangents, weights, start, curvature, touching=worst)
+        assert bool((least >= highest(closer, radius, norm)).all())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_bounds_that_touch_at_the_worst_picture_prove_more(tangents: ScatteringTangents, norm: Norm) -> None:
+    """They are true wherever they touch; a twin that forgets what tangents lose elsewhere is not."""
+    front, start, distance = tangents.scattering.front, pictures(), inside(norm, 0.4)
+    weights = functionals(front, "mixed")
+    least, rows = lowest(front, weights, start, distance, norm), torch.ones(len(start), dtype=torch.float64)
+    found = tangents_of(tangents, weights, start, 40.0)
+    square = found.completed(distance * rows, norm)
+    size = square.worst.abs().amax((1, 2)) if norm is Norm.LINF else square.worst.flatten(1).norm(dim=1)
+    assert bool((size <= distance * (1 + 1e-9)).all())
+    closer = tangents_of(tangents, weights, start, 40.0, touching=square.worst)
+    before, after = (at(part.factored(distance * rows, norm).parabola, distance) for part in (found, closer))
+    assert float(before.mean()) < float(after.mean())
+    assert bool((after <= least).all())
+    anywhere, close = 0.3 * torch.randn(found.gradient.shape, generator=seeded(5), dtype=torch.float64), 0.01 * distance
+    elsewhere = tangents_of(tangents, -functionals(front, "falling"), start, 40.0, touching=anywhere)
+    least = lowest(front, -functionals(front, "falling"), start, close, norm)
+    assert bool((highest(elsewhere, close, norm) <= least).all())
+    lossless = replace(elsewhere, loss=0 * elsewhere.loss)
+    assert bool((highest(lossless, close, norm) > least).any())
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -218,17 +247,19 @@ def test_factors_prove_more_and_nothing_that_is_not_so(
     distance = inside(norm, 4.0)
     rows = distance * torch.ones_like(found.loss)
     by_factors, by_level = (
-        at(part, distance).mean() for part in (found.factored(rows, norm), found.completed(rows, norm))
+        at(part.parabola, distance).mean() for part in (found.factored(rows, norm), found.completed(rows, norm))
     )
     assert float(by_factors) > 0.97 * float(by_level)
     form, row = dense(found, 0), found.take(torch.tensor([0]))
-    diagonal, bound = row._factored(rows[:1], norm)
+    diagonal, solution, bound = row._factored(rows[:1], norm)
     matrix, gradient = torch.diag(diagonal.flatten()) - form, row.gradient.flatten()
     assert float(torch.linalg.eigvalsh(matrix)[0]) > 0
-    exact = float(gradient @ torch.linalg.solve(matrix, gradient))
+    solved = torch.linalg.solve(matrix, gradient)
+    torch.testing.assert_close(solution.flatten(), solved, rtol=1e-3, atol=1e-5)
+    exact = float(gradient @ solved)
     assert exact <= float(bound) <= 1.001 * exact
     monkeypatch.setattr(module, "_FLOORS", (0.01,))
-    diagonal, bound = replace(row, gradient=1e-3 * row.gradient)._factored(rows[:1], norm)
+    diagonal, _, bound = replace(row, gradient=1e-3 * row.gradient)._factored(rows[:1], norm)
     assert float(torch.linalg.eigvalsh(torch.diag(diagonal.flatten()) - form)[0]) < 0
     assert float(bound) == torch.inf
 
