@@ -251,6 +251,8 @@ class ScatteringTangents:
         # Transposed means: weights of the features become weights of the moduli, rows x channels x maps x outputs.
         weights = [scattering.of_moduli(part, scale) for scale, part in enumerate(scales)]
         loss, gradient = torch.zeros_like(curvature), (first @ scattering.low.rows.T).squeeze(2)
+        # Squares of weights and of slopes, which are steeper where falling moduli are touched far from the image.
+        size = sum(map(_squares, (*scales, *([] if second is None else [second]))), _squares(first))
         if second is not None and responses.second is not None:
             second_size = responses.second.size.shape[-1]
             by_parent = (second @ scattering.leaf.rows.T).view(len(second), -1, front.angles, front.angles, second_size)
@@ -263,17 +265,16 @@ class ScatteringTangents:
         for scale, (weight, response) in enumerate(zip(weights, responses.scales, strict=True)):
             shift = None if turned is None else turned[:, front.reach(scale)] @ scattering.scales[scale].rows
             lines = _lines(weight, response, curvature, shift)
-            loss = loss + lines.loss
+            loss, size = loss + lines.loss, size + _squares(lines.slopes)
             gradient[:, front.reach(scale)] += lines.slopes.flatten(-3) @ scattering.scales[scale].rows.T
             bends.append(lines.bends)
         bends[0] = bends[0] + self.of_second * curvature[:, None, None, None]
-        size = sum(part.square().flatten(1).sum(1) for part in (first, *scales, *([] if second is None else [second])))
         return Tangents(
             scattering,
             loss=loss * SLACK,
             gradient=torch.einsum("dc,ndp->ncp", front.colours, gradient),
-            # Float64 misses far less of the gradient than this share of the weights, however much of it cancels.
-            missed=(SLACK - 1) * torch.as_tensor(size).sqrt() * scattering.colour_norm,
+            # Float64 misses far less of the gradient than this share, however much of it cancels.
+            missed=(SLACK - 1) * size.sqrt() * scattering.colour_norm,
             bends=tuple(bends),
             level=curvature * self.level,
             float64=self.float64,
@@ -312,6 +313,10 @@ def _lines(weights: Tensor, response: Response, curvature: Tensor, shift: Tensor
     losses = losses + rising * (size * (1 + _CANCELLED) - (along * parts).sum(-3))
     slopes = rising.unsqueeze(-3) * along - (falling / touching).unsqueeze(-3) * parts
     return _Lines(slopes, falling / (2 * touching), losses.flatten(1).sum(1))
+
+
+def _squares(parts: Tensor) -> Tensor:
+    return parts.square().flatten(1).sum(1)
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from stobatch.bounds import tangents as module
-from stobatch.bounds.scattering import ScatteringLipschitz
+from stobatch.bounds.scattering import SLACK, ScatteringLipschitz
 from stobatch.bounds.tangents import Parabola, ScatteringTangents, Tangents, l2_stretch
 from stobatch.models.scattering import Scattering
 from stobatch.types import Norm
@@ -151,6 +152,36 @@ def test_bounds_that_touch_at_the_worst_picture_prove_more(tangents: ScatteringT
     assert bool((highest(elsewhere, close, norm) <= least).all())
     lossless = replace(elsewhere, loss=0 * elsewhere.loss)
     assert bool((highest(lossless, close, norm) > least).any())
+
+
+def test_what_float64_misses_of_a_gradient_follows_its_slopes(
+    tangents: ScatteringTangents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounds that touch far away are steep, against sums in long double; a share of the weights alone is too small."""
+    front, start = tangents.scattering.front, pictures()
+    weights, slopes = -functionals(front, "falling").abs(), []
+
+    def watched(*arguments: Any) -> Any:
+        slopes.append(lines(*arguments))
+        return slopes[-1]
+
+    lines = module._lines
+    monkeypatch.setattr(module, "_lines", watched)
+    found = tangents_of(tangents, weights, start, 1e15, touching=(1e-9 - 1) * start.flatten(2))
+    first = tangents.scattering.by_kind(weights)[0]
+    turned = exact_product(first, tangents.scattering.low.rows)[:, :, 0]
+    for scale, part in enumerate(slopes[-front.num_scales :]):
+        turned[:, front.reach(scale)] += exact_product(part.slopes.flatten(-3), tangents.scattering.scales[scale].rows)
+    exact = np.einsum("dc,ndp->ncp", front.colours.numpy().astype(np.longdouble), turned)
+    off = (found.gradient.numpy() - exact).reshape(len(start), -1)
+    off = torch.from_numpy(np.sqrt((off**2).sum(1)).astype(np.float64))
+    assert bool((off <= found.missed).all())
+    assert bool((off > (SLACK - 1) * front.lifted(weights).flatten(1).norm(dim=1)).all())
+
+
+def exact_product(left: Tensor, rows: Tensor) -> Any:
+    """Return left @ rows.T in long double."""
+    return np.matmul(left.numpy().astype(np.longdouble), rows.T.numpy().astype(np.longdouble))
 
 
 @pytest.mark.parametrize("norm", NORMS)
