@@ -167,10 +167,9 @@ def page() -> str:
             [digits_row("sound.mnist_scattering", digits)],
         ),
         digits_attacked=digits[0]["attacked"],
-        former_scattering=[
-            [mean([one["clean"]]), *(mean([share]) for share in one["certified"].values())]
-            for one in former("sound_cifar10_scattering_former")
-        ],
+        former_scattering=former_shares("sound_cifar10_scattering_former"),
+        former_in_boxes=former_shares("sound_cifar10_scattering_linf_former"),
+        former_digits=former_shares("sound_mnist_scattering_former"),
         in_boxes_trials=margins_trials(BOX_TASKS, ("2/255",)),
         in_boxes_drawn=margins_drawn(BOX_TASKS),
         digits_trials=margins_trials(("mnist_l2",), ("0.25", "0.5")),
@@ -290,6 +289,11 @@ def fashion_row(name: str, found: Sequence[Record]) -> list[str]:
 def former(file: str, train_radius: float | None = None) -> list[Record]:
     """Return records of settings that a recipe had before a search found better ones."""
     return [one for one in records(file) if train_radius in (None, one["train_radius"])]
+
+
+def former_shares(file: str) -> list[list[str]]:
+    """Return accuracy and what is proved at each radius, of each record of former settings."""
+    return [[mean([one["clean"]]), *(mean([share]) for share in one["certified"].values())] for one in former(file)]
 
 
 def spread(found: Sequence[Record], radius: str) -> str:
