@@ -26,8 +26,8 @@ from stobatch.results import (
     Training,
 )
 from stobatch.runs import Run
-from stobatch.types import Status
-from stobatch.verifier import CertificateKind, Verifier
+from stobatch.sound.verifiers import BoundsVerifier
+from stobatch.verifier import Verifier
 
 FUNCTIONS: dict[str, Any] = {"single_pass": SinglePass, "vote": Vote}
 
@@ -96,7 +96,9 @@ class Subject:
 
     def certified_rows(self, document: CertificateSummary | PriorCertificates, verifier: Verifier) -> Columns:
         """Return the rows behind certificates, with radii that a verifier could have given."""
-        radii = {kind.column: _largest_radius(verifier, kind) for kind in verifier.kinds}
+        # Bounds are asked about given radii and prove no others.
+        largest = max(verifier.radii) if isinstance(verifier, BoundsVerifier) else float("inf")
+        radii = {kind.column: largest for kind in verifier.kinds}
 
         def limits(column: str) -> tuple[float, float] | None:
             return (0.0, radii[column]) if column in radii else self._column_range(column)
@@ -145,10 +147,3 @@ def other_run(subject: Subject, training_hash: str, weights_sha256: str | None) 
     if weights_sha256 != subject.model.weights_sha256:
         return f"its weights_sha256 is {weights_sha256}, that of the run is {subject.model.weights_sha256}"
     return ""
-
-
-def _largest_radius(verifier: Verifier, kind: CertificateKind) -> float:
-    """Return the largest radius that the verifier can have written: bounds are asked about given radii only."""
-    asked = getattr(verifier, "radii", ())
-    bounded = kind.failure_probability == 0 and kind.status is Status.PROVED and asked
-    return float(max(asked)) if bounded else float("inf")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
+import stobatch
 from stobatch.models.layered import build_layered
 from stobatch.seeds import Seeds
 from stobatch.sound.verifiers import MarginsVerifier
 from stobatch.types import Norm
 from stobatch.verification.sampling import _Again
+from stobatch_recipes import recipe
 
 
 def test_a_recorded_radius_is_asked_about_before_it_differs() -> None:
@@ -29,3 +33,25 @@ def test_a_recorded_radius_is_asked_about_before_it_differs() -> None:
     assert check((0.98 * far).tolist()) == "agrees"
     # A broken twin of the record: no effort proves twice as much.
     assert check([*far[:3].tolist(), 2 * float(far[3])]) == "differs"
+
+
+def test_radii_beyond_those_asked_about_agree(tmp_path: Path) -> None:
+    """Margins prove more than what is asked about, as bounds do not."""
+    settings = {
+        "data.name": "small_digits",
+        "data.num_classes": 2,
+        "model.architecture": "wavelets 2 0 0.2 4 4, linear *0",
+        "training.steps": 8,
+        "method.batch_size": 64,
+        "method.epsilon": 50.0,
+        "evaluation.radii": (0.01,),
+        "certification.attack_radius": 0.01,
+        "certification.limit": 20,
+        "seed": 1,
+    }
+    model = stobatch.train(recipe("sound.mnist_scattering").override_all(settings), tmp_path / "run", quiet=True)
+    stobatch.certify(tmp_path / "run", quiet=True)
+    found = stobatch.verify(tmp_path / "run")
+    assert found.differing == ()
+    document = stobatch.results.CertificateSummary.read(model.run)
+    assert document.largest_radius["margins"] > 0.01
