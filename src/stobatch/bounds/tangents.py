@@ -296,10 +296,10 @@ def _lines(weights: Tensor, response: Response, curvature: Tensor, shift: Tensor
     """Return slopes s, with real and imaginary parts, bends b up to the curvature, and losses, one a row:
     Σ w|a + e| >= Σ w|a| - loss + s·e - Σ b|e|².
 
-    Bounds touch at e = shift, or at 0: let c be a + e there.
-    w >= 0: |a + e| >= Re(conj(c)(a + e))/|c|, the tangent at c, which does not bend, and loses nothing at c.
+    Bounds touch at e = shift, or at 0: let z be a + e there.
+    w >= 0: |a + e| >= Re(conj(z)(a + e))/|z|, the tangent at z, which does not bend, and loses nothing at z.
     w < 0: |a + e| <= |a + e|²/2t + t/2 for each t > 0. At e = 0 that is (t - |a|)²/2t too much, its slope is a/t, and
-    it bends by |e|²/2t; t is |c|, or what makes |w|/2t the curvature where |c| is less.
+    it bends by |e|²/2t; t is |z|, or what makes |w|/2t the curvature where |z| is less.
     """
     limit = curvature.view(-1, *[1] * (weights.ndim - 1))
     parts, size, touched, length = response.parts, response.size, response.parts, response.size

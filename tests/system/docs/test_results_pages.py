@@ -55,6 +55,13 @@ def test_records_of_other_settings_are_refused(maker: ModuleType) -> None:
         maker.sound.of_recipe("sound.mnist", "sound_cifar10")
 
 
+def test_a_bar_is_reached_by_the_mean_of_all_seeds_at_every_radius(maker: ModuleType) -> None:
+    found = [{"clean": 0.9, "certified": {"0.5": 0.7}}, {"clean": 0.8, "certified": {"0.5": 0.5}}]
+    assert maker.sound.verdict(found, {"clean": 0.84, "0.5": 0.59}) == "reached"
+    assert maker.sound.verdict(found, {"clean": 0.84, "0.5": 0.61}) == "**missed**"
+    assert maker.sound.verdict(found, {"clean": 0.86}) == "**missed**"
+
+
 def test_a_record_with_secret_seeds_would_not_be_void(maker: ModuleType) -> None:
     baselines, sound = maker.baselines, maker.sound
     (record, *_) = [found for found in baselines.records("baselines_mnist") if found["status"] == "proved"]
