@@ -622,6 +622,7 @@ def page() -> str:
         processes=processes_table(),
         released=records("paper_cifar10_released")[0],
         adlm=accuracies("adlm"),
+        learnt=accuracies("published"),
         unfinished=unfinished,
         reach=reach,
         proved=partial(proved, known),

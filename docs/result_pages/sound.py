@@ -84,8 +84,8 @@ def page() -> str:
     attacked_votes = of_recipe("sound.mnist_l2", "sound_mnist_l2_attacked")
     tiny = of_recipe("sound.tiny_imagenet", "sound_tiny_imagenet")
     fashion = {name: of_recipe(name, name.replace(".", "_"), seeds) for name, seeds in FASHION.items()}
-    scattering = {name: of_recipe(name, "sound_cifar10_scattering", seeds=(1,))[0] for name in SCATTERING}
-    in_boxes = {name: of_recipe(name, "sound_cifar10_scattering_linf", seeds=(1,))[0] for name in SCATTERING_LINF}
+    scattering = {name: of_recipe(name, "sound_cifar10_scattering") for name in SCATTERING}
+    in_boxes = {name: of_recipe(name, "sound_cifar10_scattering_linf") for name in SCATTERING_LINF}
     digits = of_recipe("sound.mnist_scattering", "sound_mnist_scattering")
     smoothed = {name: of_recipe(name, "sound_cifar10_smoothed", seeds) for name, seeds in SMOOTHED.items()}
     trials, halved = halving()
@@ -147,23 +147,25 @@ def page() -> str:
         ),
         scattering_table=table(
             [
-                *("recipe", "images", PRIVACY, "clean", "certified at 16/255", "certified at 0.25"),
-                *("attacked / proved at 16/255", "at 0.25"),
+                *("recipe", "seeds", PRIVACY, "clean", "certified at 16/255", "certified at 0.25"),
+                *("seed 1, attacked / proved at 16/255", "at 0.25"),
             ],
-            [scattering_row(name, found) for name, found in scattering.items()],
+            [margins_row(name, found) for name, found in scattering.items()],
         ),
-        scattering_attacked=scattering["sound.cifar10_scattering_strict"]["attacked"],
+        scattering_attacked=scattering["sound.cifar10_scattering_strict"][0]["attacked"],
+        scattering_spread=spread(scattering["sound.cifar10_scattering_strict"], "0.5"),
         in_boxes_table=table(
-            ["recipe", "images", PRIVACY, "clean", "certified at 2/255", "attacked / proved at 2/255"],
-            [scattering_row(name, found) for name, found in in_boxes.items()],
+            ["recipe", "seeds", PRIVACY, "clean", "certified at 2/255", "seed 1, attacked / proved at 2/255"],
+            [margins_row(name, found) for name, found in in_boxes.items()],
         ),
-        in_boxes_attacked=in_boxes["sound.cifar10_scattering_linf"]["attacked"],
+        in_boxes_attacked=in_boxes["sound.cifar10_scattering_linf"][0]["attacked"],
+        in_boxes_spread=[spread(found, SMALL) for found in in_boxes.values()],
         digits_table=table(
             [
                 *("recipe", "seeds", PRIVACY, "clean", "certified at 0.25", "certified at 0.5"),
                 *("seed 1, attacked / proved at 0.25", "at 0.5"),
             ],
-            [digits_row("sound.mnist_scattering", digits)],
+            [margins_row("sound.mnist_scattering", digits)],
         ),
         digits_attacked=digits[0]["attacked"],
         former_scattering=former_shares("sound_cifar10_scattering_former"),
@@ -179,7 +181,7 @@ def page() -> str:
         in_boxes_bars=verdicts(in_boxes, SMALL, (0.4, 0.36)),
         in_boxes_goals=verdicts(in_boxes, SMALL, (0.46, 0.42)),
         scattering_bars=[
-            verdict([scattering[name]], {radius: bar})
+            verdict(scattering[name], {radius: bar})
             for name, radius, bar in zip(SCATTERING, ("0.12549", "0.5"), (0.4, 0.33), strict=True)
         ],
         smoothed=smoothed["sound.cifar10_smoothed_strict"],
@@ -310,9 +312,9 @@ def verdict(found: Sequence[Record], asked: Mapping[str, float]) -> str:
     return "reached" if all(means[at] >= share for at, share in asked.items()) else "**missed**"
 
 
-def verdicts(found: Mapping[str, Record], radius: str, asked: Sequence[float]) -> list[str]:
-    """Say the same of one record of each recipe, at one radius."""
-    return [verdict([one], {radius: share}) for one, share in zip(found.values(), asked, strict=True)]
+def verdicts(found: Mapping[str, Sequence[Record]], radius: str, asked: Sequence[float]) -> list[str]:
+    """Say the same of each recipe, at one radius."""
+    return [verdict(of_one, {radius: share}) for of_one, share in zip(found.values(), asked, strict=True)]
 
 
 def spread(found: Sequence[Record], radius: str) -> str:
@@ -415,14 +417,8 @@ def left_of_few(record: Record, radius: str) -> str:
     return f"{percent(attacked['accuracy'][radius])} of {attacked['test_examples']}"
 
 
-def scattering_row(name: str, found: Record) -> list[str]:
-    """Return what is proved, and of the images that were attacked what attacks leave beside what is proved of them."""
-    shares = map(percent, (found["clean"], *found["certified"].values()))
-    return [f"`{name}`", images(found), privacy(found), *shares, *attacked_by_proved(found)]
-
-
-def digits_row(name: str, found: Sequence[Record]) -> list[str]:
-    """Return the same of several seeds, of which the first was attacked."""
+def margins_row(name: str, found: Sequence[Record]) -> list[str]:
+    """Return what is proved, means over seeds, and of what was attacked of the first what attacks leave beside it."""
     shares = [mean(one["clean"] for one in found), *(certified(found, radius) for radius in found[0]["certified"])]
     return [f"`{name}`", str(len(found)), privacy(found[0]), *shares, *attacked_by_proved(found[0])]
 

@@ -91,7 +91,7 @@ def memory_rows() -> list[Row]:
             f"{what} = {budget}: {method}", tuple(f"{verb}_memory_over_{budget}_{method}" for verb in VERBS), 1.25,
             below=True,
             tried="archives are unpacked into their place, test images pass in as many as fit, the oracle of clipping "
-            "forms one gradient at a time; since this was measured slopes are climbed without PyTorch's compiler, and "
+            "forms one gradient at a time; slopes are climbed without PyTorch's compiler, "
             "`export` is held against a process that has imported it; of what training takes half is freed memory "
             "that the C library keeps, and to keep less makes steps a fifth slower",
         )

@@ -92,7 +92,7 @@ def rows_in_memory(network: Classifier, memory_mb: int, *, most: int) -> int:
 
 
 _FEW, _MANY = 8, 4096
-"""Rows of the first trial, and of the last at most."""
+"""Rows of the first trial, and of any other at most."""
 _ENOUGH = 1 / 16
 """Share of the budget that the last trial has to take: of few rows, workspaces of convolutions hide what they take."""
 _KEPT = 0.8
@@ -116,7 +116,11 @@ def rows_by_trial(device: torch.device, memory_mb: int, trial: Callable[[int], o
     fixed = max(0.0, taken - rows * each)
     # A large workspace of the smaller trial would make rows look cheap: half of the mean is the least they may seem.
     most = _KEPT * budget / max(1.0, taken / rows / 2)
-    return max(1, int(min((_KEPT * budget - fixed) / each, most)))
+    rows = max(1, int(min((_KEPT * budget - fixed) / each, most)))
+    # Another number of rows may be passed by another algorithm, with another workspace; of very many it is small.
+    while 1 < rows <= _MANY and (taken := _taken(device, trial, rows)) > budget:
+        rows = max(1, int(_KEPT * rows * budget / taken))
+    return rows
 
 
 def _taken(device: torch.device, trial: Callable[[int], object], rows: int) -> int:

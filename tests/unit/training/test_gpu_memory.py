@@ -40,6 +40,19 @@ def test_a_workspace_of_few_rows_does_not_make_rows_look_cheap(each: int, worksp
     assert rows * each <= memory_mb * MIB
 
 
+@given(each=st.integers(256 * 1024, 4 * MIB), workspace=st.integers(0, 2000), above=st.integers(0, 500))
+def test_a_workspace_of_more_rows_than_were_tried_is_kept_to(each: int, workspace: int, above: int) -> None:
+    """As on an H200, where a step of 104 rows took 900 MiB beside them, and trials of few had not shown it."""
+
+    def taken(rows: int) -> int:
+        return rows * each + (workspace * MIB if rows > above else 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classifier, "_taken", lambda _device, _trial, rows: taken(rows))
+        rows = classifier.rows_by_trial(torch.device("cuda"), 512, lambda rows: None)
+    assert rows == 1 or taken(rows) <= 512 * MIB
+
+
 def test_the_default_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     class Card:
         total_memory = 140 * 2**30
