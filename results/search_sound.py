@@ -273,6 +273,33 @@ TASKS = {
             {"training.schedule": "cosine"},
         ),
     ),
+    "mnist_far_sharp": Task(
+        sound.mnist_wide(),
+        (0.6,),
+        {},
+        named=(
+            {},
+            {"model.architecture": "squash 8, conv 64 5/2, relu, linear"},
+            {"model.architecture": "squash 8 -0.25 0.25, conv 64 5/2, relu, linear"},
+            *(
+                {"model.architecture": "squash 8, conv 64 5/2, relu, linear", **change}
+                for change in (
+                    {"method.natural_weight": 0.3},
+                    {"training.schedule": "linear"},
+                    {"method.radius": 0.55},
+                    {"method.average_decay": 0.997},
+                    {"training.steps": 586},
+                    {"training.learning_rate": 8.0},
+                    {"method.natural_weight": 0.7},
+                    {"training.learning_rate": 2.0},
+                    {"method.clip_norm": 0.03},
+                    {"method.radius": 0.65},
+                )
+            ),
+            {"model.architecture": "squash 8, conv 32 5/2, relu, linear"},
+            {"model.architecture": "squash 8, conv 128 5/2, relu, linear"},
+        ),
+    ),
     "mnist_middle_pooled": Task(
         _pooled(0.4, epsilon=1.0),
         (0.4,),

@@ -12,10 +12,17 @@ import torch
 from torch import Tensor
 
 from stobatch.config import DataConfig
-from stobatch.data.image_folder import SUFFIXES, picture_shape, require_folder
+from stobatch.data.image_folder import FLATTEN, SUFFIXES, picture_shape, require_folder
 from stobatch.data.overlap import HARMLESS
 from stobatch.data.persons import MOST_OF_ONE, read_owners
-from stobatch.data.pixels import PictureRule, image_shape, list_images, other_files, read_image
+from stobatch.data.pixels import (
+    PictureRule,
+    folders_with_images,
+    image_shape,
+    list_images,
+    other_files,
+    read_image,
+)
 from stobatch.errors import DataError
 from stobatch.progress import progress
 from stobatch.results import ClassCount, DataCheck, DataFault, PersonCount
@@ -147,6 +154,14 @@ def _list(folder: Path, faults: _Faults) -> dict[str, dict[str, list[Path]]]:
         if len(paths) == 1:
             remedy = "Whether it is there may be seen from the model's classes; gather more, or leave the class out."
             faults.add("a class has one training picture", remedy, name, stops=False)
+    inner = [
+        path.relative_to(folder)
+        for part in PARTS
+        for name in files[part]
+        for path in folders_with_images(folder / part / name, SUFFIXES)
+    ]
+    if inner:
+        faults.add("a folder inside a class folder has pictures, which would not be read", FLATTEN, *inner)
     others = [
         path.relative_to(folder)
         for part in PARTS

@@ -13,12 +13,21 @@ from torch import Tensor
 from stobatch.config import DataConfig
 from stobatch.data.dataset import Chunk, DatasetInfo, Examples, Stream, rows_at_once
 from stobatch.data.persons import codes_of_pictures
-from stobatch.data.pixels import PictureRule, first_names, image_shape, in_turn, list_images, read_images
+from stobatch.data.pixels import (
+    PictureRule,
+    first_names,
+    folders_with_images,
+    image_shape,
+    in_turn,
+    list_images,
+    read_images,
+)
 from stobatch.data.sources import Source
 from stobatch.errors import DataError
 from stobatch.progress import running
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
+FLATTEN = "Put them into the class folder itself, or take them away."
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,9 @@ def describe(config: DataConfig, root: Path) -> DatasetInfo:
         )
     names = first_names(names, config.num_classes, str(root / "train"))
     train, test = _files(root, "train", names), _files(root, "test", names)
+    places = [root / part / name for part in ("train", "test") for name in names]
+    for inner in (one for place in places for one in folders_with_images(place, SUFFIXES)):
+        raise DataError(f"{inner}, inside a class folder, has images that would not be read.", remedy=FLATTEN)
     with_images = {label for _, label in train}
     empty = [root / "train" / name for label, name in enumerate(names) if label not in with_images]
     for folder in empty + ([] if test else [root / "test"]):

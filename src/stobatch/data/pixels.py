@@ -69,6 +69,16 @@ def list_images(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     return sorted(images)
 
 
+def folders_with_images(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Return the folders inside one that hold images at any depth, which a list of its images leaves out."""
+    inner = (p for p in folder.iterdir() if p.suffix.lower() not in suffixes and p.name[0] != "." and p.is_dir())
+    return sorted(
+        place
+        for place in inner
+        if any(p.suffix.lower() in suffixes and not _is_hidden(p.relative_to(place)) for p in place.rglob("*"))
+    )
+
+
 def other_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Return the files of a folder, at any depth, whose names are not those of images; hidden ones do not count."""
     return sorted(

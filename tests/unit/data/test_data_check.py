@@ -60,6 +60,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "damaged": (lambda root: (root / "train/dog/3.png").write_bytes(b"no picture"), "not a whole image"),
     "one part": (lambda root: picture(root / "train/eel/0.png", 60), "only one of"),
     "empty class": (lambda root: [(root / part / "fox").mkdir() for part in ("train", "test")], "no training picture"),
+    "inner folder": (lambda root: picture(root / "train/cat/more/deep/0.png", 61), "inside a class folder"),
     "leak": (lambda root: copy(root / "train/cat/1.png", root / "test/cat/9.png"), "test picture is a training"),
     "twice": (lambda root: copy(root / "train/cat/2.png", root / "train/cat/9.png"), "more than once"),
     "two labels": (lambda root: copy(root / "train/cat/3.png", root / "train/dog/9.png"), "two labels"),

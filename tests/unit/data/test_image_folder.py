@@ -123,6 +123,18 @@ def test_damaged_images_are_named(tmp_path: Path, fails) -> None:
     assert "is not a whole image" in fails(describe, CONFIG, tmp_path)
 
 
+def test_pictures_in_inner_folders_are_refused_and_hidden_ones_are_not_seen(tmp_path: Path, fails) -> None:
+    fill(tmp_path)
+    (tmp_path / "train" / "cat" / "empty").mkdir()
+    for hidden in (".thumbnails/0.png", "__MACOSX/._0.png"):
+        save(tmp_path / "train" / "cat" / hidden, 7)
+    assert describe(CONFIG, tmp_path).num_train == 6
+    save(tmp_path / "test" / "dog" / "monday" / "morning" / "0.JPG", 7)
+    message = fails(load, CONFIG, root=tmp_path)
+    assert str(tmp_path / "test" / "dog" / "monday") in message
+    assert "would not be read" in message
+
+
 def test_layouts_that_do_not_fit(tmp_path: Path, fails) -> None:
     assert "ROOT/train/CLASS" in fails(describe, CONFIG, tmp_path)
     fill(tmp_path)
