@@ -115,6 +115,7 @@ def page() -> str:
         pooled_table=named_trials("sound.mnist_strict_pooled", "0.2", POOLED_START),
         far_table=far_trials(),
         far_before=percent(best_trial("mnist_0.6")["score"]),
+        sharp_trials=sharp_trials(),
         middle_trials=middle_trials(),
         fashion_near_table=named_trials("sound.fashion_mnist_near", "0.05", {"training.learning_rate": 8.0}),
         fashion_wide_table=named_trials("sound.fashion_mnist_wide", "0.2", {"method.radius": 0.16}),
@@ -273,6 +274,13 @@ def far_trials() -> str:
         for one in sorted(trials, key=lambda trial: -trial["score"])
     ]
     return table(["settings", "clean", "certified at 0.6"], rows)
+
+
+def sharp_trials() -> list[str]:
+    """Return what trials of the far recipe's own network, and of other squashes before it, prove at 0.6."""
+    trials = [one for one in lines_of("results/sound_halving.jsonl") if one["task"] == "mnist_far_sharp"]
+    named = ((one["settings"].get("model.architecture", "the recipe's").partition(",")[0], one) for one in trials)
+    return [f"{squash} {percent(one['certified']['0.6'])}" for squash, one in named]
 
 
 def shares_at(found: Sequence[Record], radius: str) -> Record:
