@@ -21,7 +21,7 @@ _IN_THIS_PACKAGE = {
         *("fashion_mnist", "fashion_mnist_near", "fashion_mnist_wide"),
         *("cifar10", "cifar10_wide", "cifar10_strict", "cifar10_strict_wide", "tiny_imagenet"),
         *("cifar10_scattering", "cifar10_scattering_strict", "cifar10_smoothed", "cifar10_smoothed_strict"),
-        *("cifar10_scattering_linf", "tiny_imagenet_smoothed"),
+        *("cifar10_scattering_linf", "cifar10_scattering_strict_wide", "tiny_imagenet_smoothed"),
     ),
     "published": ("demo", "mnist", "cifar10", "tiny_imagenet"),
     "federated": ("demo",),
