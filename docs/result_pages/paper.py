@@ -589,11 +589,13 @@ def share(known: Sequence[Point], dataset: str, own: str, measure: str, budget: 
     return percent(found)
 
 
-def accuracies(own: str) -> dict[float, list[float]]:
-    """Return a method's accuracies while it was trained for a figure, by ε."""
+def accuracies(own: str, *changes: str) -> dict[float, list[float]]:
+    """Return a method's accuracies every 50 steps while it was trained for a figure with these changes, by ε."""
+    settings = tuple(sorted((*changes, "training.monitor_every=50")))
     path = sources.ROOT / "results" / "figures" / CURVES
     curves = [LearningCurve.from_dict(json.loads(line), path) for line in path.read_text().splitlines()]
-    return {curve.epsilon: [row.test_accuracy for row in curve.history] for curve in curves if curve.method == own}
+    own_curves = (curve for curve in curves if curve.method == own and tuple(sorted(curve.settings)) == settings)
+    return {curve.epsilon: [row.test_accuracy for row in curve.history] for curve in own_curves}
 
 
 def page() -> str:
@@ -621,8 +623,8 @@ def page() -> str:
         distributed=claims_table([pair for pair in rest if pair[0].get("distributed")]),
         processes=processes_table(),
         released=records("paper_cifar10_released")[0],
-        adlm=accuracies("adlm"),
-        learnt=accuracies("published"),
+        adlm=accuracies("adlm", "training.steps=5000"),
+        learnt=accuracies("published", "method.label_noise=penalty"),
         unfinished=unfinished,
         reach=reach,
         proved=partial(proved, known),
