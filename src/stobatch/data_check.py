@@ -154,20 +154,17 @@ def _list(folder: Path, faults: _Faults) -> dict[str, dict[str, list[Path]]]:
         if len(paths) == 1:
             remedy = "Whether it is there may be seen from the model's classes; gather more, or leave the class out."
             faults.add("a class has one training picture", remedy, name, stops=False)
-    inner = [
-        path.relative_to(folder)
-        for part in PARTS
-        for name in files[part]
-        for path in folders_with_images(folder / part / name, SUFFIXES)
-    ]
+    inner, others = (
+        [
+            path.relative_to(folder)
+            for part in PARTS
+            for name in files[part]
+            for path in found(folder / part / name, SUFFIXES)
+        ]
+        for found in (folders_with_images, other_files)
+    )
     if inner:
         faults.add("a folder inside a class folder has pictures, which would not be read", FLATTEN, *inner)
-    others = [
-        path.relative_to(folder)
-        for part in PARTS
-        for name in files[part]
-        for path in other_files(folder / part / name, SUFFIXES)
-    ]
     if others:
         are = "file is" if len(others) == 1 else "files are"
         what = f"{len(others):,} {are} not {', '.join(SUFFIXES)}, and not read"
