@@ -307,7 +307,7 @@ def cifar10_scattering_linf() -> RunConfig:
 def cifar10_scattering_strict_wide() -> RunConfig:
     """CIFAR-10 at ε = 3 for l-infinity by margins, for far radii; 16/255 over [-1, 1] is 8/255 over [0, 1].
 
-    Fine wavelets of colours other than their mean, and those of the mean, count for less: an attacker may add much.
+    Gains are smaller than at 2/255, most of all those of colours, and brightness counts the same at all scales.
     """
     like = cifar10_scattering(epsilon=3.0, radius=16 / 255)
     return like.replace(
