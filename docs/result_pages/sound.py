@@ -168,6 +168,7 @@ def page() -> str:
             [margins_row(FAR_BOX, far_boxes)],
         ),
         far_boxes_images=images(far_boxes[0]),
+        far_boxes_attacked=far_boxes[0]["attacked"],
         far_boxes_bars=[verdict(cifar10["sound.cifar10_wide"], {LARGE: 0.23}), verdict(far_boxes, {LARGE: 0.2})],
         far_boxes_drawn=margins_drawn(FAR_BOX_TASKS),
         far_boxes_best=margins_best(FAR_BOX_TASKS),
