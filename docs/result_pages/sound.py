@@ -169,6 +169,7 @@ def page() -> str:
         ),
         far_boxes_images=images(far_boxes[0]),
         far_boxes_attacked=far_boxes[0]["attacked"],
+        far_boxes_attacked_before=records("sound_cifar10_scattering_wide")[0]["attacked"],
         far_boxes_bars=[verdict(cifar10["sound.cifar10_wide"], {LARGE: 0.23}), verdict(far_boxes, {LARGE: 0.2})],
         far_boxes_drawn=margins_drawn(FAR_BOX_TASKS),
         far_boxes_best=margins_best(FAR_BOX_TASKS),
