@@ -263,6 +263,11 @@ def agrees(found: float, printed: float) -> str:
     return "reproduced" if abs(found - printed) <= CLOSE else "not reproduced"
 
 
+def in_brackets(*texts: str) -> list[str]:
+    """Mark numbers that do not count."""
+    return [text and f"({text})" for text in texts]
+
+
 def optional(value: float | None, form: Callable[[float], str]) -> str:
     return "" if value is None else form(value)
 
@@ -280,7 +285,10 @@ def value(claim: Record, evidence: Evidence) -> Finding:
 
 
 def ahead(claim: Record, evidence: Evidence) -> Finding:
-    """Ahead at every place that was measured, or at most of them. Refuted where an attacker puts it 3 points behind."""
+    """Ahead at every place that was measured, or at most of them. Refuted where an attacker puts it 3 points behind.
+
+    A lead over some of the methods that are named does not show the lead over all; one place behind does disprove it.
+    """
     leads = {other: list(evidence.leads(other).values()) for other in claim["than"]}
     found = [lead for own in leads.values() for lead in own]
     absent = evidence.missing(*(other for other, own in leads.items() if not own))
@@ -295,18 +303,23 @@ def ahead(claim: Record, evidence: Evidence) -> Finding:
         won = sum(lead > 0 for lead in leads)
         return f"ahead at {won} of {len(leads)} places ({span(leads, in_points)})" if leads else ""
 
+    if verdict == "reproduced" and absent:
+        return Finding("not run", "ahead", *in_brackets(words(found), words(real)), absent)
     return Finding(verdict, "ahead", words(found), words(real), absent)
 
 
 def gain(claim: Record, evidence: Evidence) -> Finding:
-    """A mean lead, over the places that were measured: the same within 3 points."""
+    """A mean lead, over the places that were measured, of which there have to be two: the same within 3 points."""
     (other,) = claim["than"]
     found, real = evidence.leads(other).values(), evidence.leads(other, "adaptive").values()
+    printed = in_points(claim["points"])
     if not found:
-        return Finding("not run", in_points(claim["points"]), remark=evidence.missing(other))
-    ours = f"{in_points(fmean(found))} over {len(found)} places"
+        return Finding("not run", printed, remark=evidence.missing(other))
+    ours = f"{in_points(fmean(found))} over {len(found)} place{'s' if len(found) > 1 else ''}"
     attacker = in_points(fmean(real)) if real else ""
-    return Finding(agrees(fmean(found), claim["points"]), in_points(claim["points"]), ours, attacker)
+    if len(found) == 1:
+        return Finding("not run", printed, *in_brackets(ours, attacker), remark="measured at one place only")
+    return Finding(agrees(fmean(found), claim["points"]), printed, ours, attacker)
 
 
 def by_seed(found: Sequence[Point]) -> dict[int, float]:
