@@ -3,8 +3,8 @@
     python benchmarks/starts.py [--rounds 5]
 
 Aim: two seconds for `stobatch plan` and `stobatch report`. The run that is reported is a small one that is trained,
-certified and attacked first. Medians over rounds. Compiled files are kept, whatever the shell says, as where the package
-is installed: compiling the sources anew takes a tenth of a report.
+certified and attacked first. Medians over rounds. Compiled files are kept, whatever the shell says, as where the
+package is installed: compiling the sources anew takes a tenth of a report.
 """
 
 from __future__ import annotations
