@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -263,17 +262,6 @@ def finished(agent: subprocess.Popen[str], folder: Path, *, within_s: float, nam
     assert not left, f"processes {left} were left behind"
     texts = [(folder / f"{name}.{stream}").read_text() for stream in ("out", "err")]
     return Ended(code, *texts, time.monotonic() - started)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def listening(port: int) -> bool:
-    with socket.socket() as asked:
-        return asked.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_for(condition: Any, *, within_s: float = AGENT_S) -> None:

@@ -24,11 +24,11 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.dp.library import dp_event, privacy_loss_distribution, rdp
+from stobatch.dp.roots import brentq
 from stobatch.errors import SettingError
 from stobatch.types import Neighbours, Status
 

@@ -1,8 +1,8 @@
-"""The accountant's library, imported without `scipy.stats` and `scipy.signal`: a fifth of what a plan computes for.
+"""The accountant's library, imported without `scipy.stats`, `scipy.signal` and `scipy.optimize`: a fifth of a plan.
 
-Of the first it needs one distribution, of the second the composition of different trainings. While it is imported both
-are names that import themselves when they are used; the normal law's three functions are those of `scipy.special`, with
-the same bits. A library that is imported already stays as it is.
+Of the first it needs one distribution, of the second the composition of different trainings, of the third roots that
+nobody here asks it for. While it is imported they are names that import themselves when they are used; the normal law's
+three functions are those of `scipy.special`, with the same bits. A library that is imported already stays as it is.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _unimported(*names: str) -> Iterator[None]:
                 del sys.modules[name]
 
 
-with _unimported("scipy.stats", "scipy.signal"):
+with _unimported("scipy.optimize", "scipy.stats", "scipy.signal"):
     from dp_accounting import dp_event, rdp
     from dp_accounting.pld import common, privacy_loss_distribution
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from stobatch.dp.accounting import RENYI_ORDERS, PoissonGaussian, check_delta, noise_for
 from stobatch.dp.library import dp_event, rdp
+from stobatch.dp.roots import brentq
 from stobatch.errors import SettingError
 from stobatch.seeds import Stream
 

@@ -221,8 +221,10 @@ class PublishedTrainable(Trainable):
         self.reader = Reader(train, device, network.dtype)
         self.batches = self.reader.beside(batches)
         self.ensemble = paper_ensemble(config.attack_ensemble, config.train_attack_steps)
-        self.chunk = rows_in_memory(network, memory_mb, most=_CPU_CHUNK)
-        self.craft_chunk = min(self.chunk, _CPU_CRAFT_CHUNK) if device.type == "cpu" else self.chunk
+        on_cpu = device.type == "cpu"
+        # Half of a CPU's budget is for what stays between passes: gradients, moments, what the C library keeps.
+        self.chunk = rows_in_memory(network, memory_mb // 2 if on_cpu else memory_mb, most=_CPU_CHUNK)
+        self.craft_chunk = min(self.chunk, _CPU_CRAFT_CHUNK) if on_cpu else self.chunk
         self.head = fuse(with_fast_gradients(network.head)) if fused else network.head
         self.after_update()
 

@@ -20,7 +20,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp, ndtr, ndtri
 
 Floats = NDArray[np.float64]
@@ -157,7 +156,14 @@ def _epsilon(values: Floats, weights: Floats, delta: float) -> float:
 
     if not len(values) or excess(0.0) <= 0:
         return 0.0
-    return float(brentq(excess, 0.0, float(values[-1]), xtol=1e-10))
+    return _bisect(excess, 0.0, float(values[-1]))
+
+
+def _bisect(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Return the first number at which a falling function is no longer above 0, to the last bit."""
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return high
 
 
 ORDERS = np.array([*range(2, 64), 80, 96, 128, 192, 256, 384, 512, 768, 1024], dtype=np.float64)
@@ -222,4 +228,4 @@ def _solve_success(mean: float, shape: float) -> float:
             return (1 / success - 1) / -float(np.log(success)) - mean
         return shape * (1 / success - 1) / -float(np.expm1(shape * np.log(success))) - mean
 
-    return float(brentq(excess, 1e-12, 1 - 1e-12, xtol=1e-15))
+    return _bisect(excess, 1e-12, 1 - 1e-12)

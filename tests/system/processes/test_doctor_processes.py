@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.command_line import call
+from support.groups import wait_for
 
 from stobatch.doctor import Health, checks, probes
 from stobatch.doctor.probes import ProbeError, ask, environment
+
+
+@pytest.fixture
+def hangs_once_written(monkeypatch):
+    """Count the time that a probe may take from when it has written so many files: a busy machine starts it late."""
+
+    def hangs(folder, pattern, count):
+        class Started(subprocess.Popen):
+            def communicate(self, input=None, timeout=None):
+                wait_for(lambda: len([file for file in folder.glob(pattern) if file.read_text()]) == count)
+                return super().communicate(input, timeout)
+
+        monkeypatch.setattr(subprocess, "Popen", Started)
+
+    return hangs
 
 
 class TestAsking:
@@ -34,14 +51,15 @@ class TestAsking:
         with pytest.raises(ProbeError, match=said):
             ask(["-c", program])
 
-    def test_one_that_hangs_and_does_not_want_to_end_is_killed(self, tmp_path):
+    def test_one_that_hangs_and_does_not_want_to_end_is_killed(self, tmp_path, hangs_once_written):
         file = tmp_path / "pid"
         program = (
             "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
             f"open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
         )
-        with pytest.raises(ProbeError, match="no answer within 4 s"):
-            ask(["-c", program], seconds=4)
+        hangs_once_written(tmp_path, "pid", 1)
+        with pytest.raises(ProbeError, match=r"no answer within 0\.5 s"):
+            ask(["-c", program], seconds=0.5)
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)
 
@@ -69,7 +87,7 @@ class TestRealProcesses:
         assert "torchrun could not start two processes that add up: " in outcome.said
         assert "nonesuch0" in outcome.said
 
-    def test_ranks_that_hang_end_with_their_launcher(self, tmp_path, monkeypatch):
+    def test_ranks_that_hang_end_with_their_launcher(self, tmp_path, hangs_once_written):
         """The launcher's own children are in sessions of their own; they are gone as well."""
         probe = tmp_path / "probe.py"
         probe.write_text(
@@ -77,8 +95,9 @@ class TestRealProcesses:
             f"pathlib.Path({str(tmp_path)!r}, rank + '.pid').write_text(str(os.getpid())); time.sleep(60)"
         )
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(probe)]
-        with pytest.raises(ProbeError, match="no answer within 15 s"):
-            ask(launch, seconds=15)
+        hangs_once_written(tmp_path, "*.pid", 2)
+        with pytest.raises(ProbeError, match=r"no answer within 0\.5 s"):
+            ask(launch, seconds=0.5)
         files = list(tmp_path.glob("*.pid"))
         assert len(files) == 2
         assert not any(Path("/proc", file.read_text()).exists() for file in files)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+from base64 import b64decode
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support import checkpoints
 from support.groups import (
     AGENT_S,
@@ -15,9 +19,7 @@ from support.groups import (
     arguments,
     differences,
     finished,
-    free_port,
     kill_all,
-    listening,
     said,
     torchrun,
     wait_for,
@@ -28,8 +30,10 @@ from stobatch.dp.plan import DpSgdPlan
 from stobatch.training.ledger import Ledger
 
 STEPS, EVERY = 6, 2
-PATIENCE_S = 6
-SHORT = arguments(machine__timeout_s=PATIENCE_S)
+SHORT = arguments(machine__timeout_s=6)
+PATIENCE_S = 3
+SHORTER = arguments(machine__timeout_s=PATIENCE_S)
+"""Where nothing but the end of the time tells that a process is gone: it is waited for in full."""
 
 
 def one_line(ended: Group, *words: str) -> None:
@@ -56,10 +60,12 @@ def resumed(group: Server, out: Path, alone: Path, processes: int, *, again: int
     assert model.guarantee.epsilon >= model.plan.mechanism(model.accounted_steps).epsilon(model.plan.delta)
 
 
-def begun(group: Server, out: Path, processes: int, accidents: dict[int, Any], **more: Any) -> Group:
+def begun(
+    group: Server, out: Path, processes: int, accidents: dict[int, Any], *, command: list[str] = SHORT, **more: Any
+) -> Group:
     """A training that meets an accident; the leader keeps a count of the steps that were released."""
     mine = {**accidents, 0: {"count_steps": str(out.with_name("counted")), **accidents.get(0, {})}}
-    return group(processes, "train", "--out", out, *SHORT, accidents=mine, **more)
+    return group(processes, "train", "--out", out, *command, accidents=mine, **more)
 
 
 @pytest.mark.parametrize(("victim", "processes", "after"), [(0, 2, 3), (1, 2, 0), (1, 3, 4)])
@@ -90,7 +96,7 @@ def test_killed_between_the_files_of_a_checkpoint(group: Server, sound_alone: Pa
     """The second checkpoint, of step 4. Until its list is there, that of step 2 counts."""
     victim, file, after = WRITES[where]
     out = tmp_path / "run"
-    ended = begun(group, out, 2, {victim: {"kill_at_fsync": [file, after, 1]}})
+    ended = begun(group, out, 2, {victim: {"kill_at_fsync": [file, after, 1]}}, command=SHORTER)
     assert ended.codes[victim] == -signal.SIGKILL
     assert ended.codes[1 - victim] == 2
     one_line(ended, "lost contact", "was not heard of")
@@ -103,7 +109,7 @@ def test_killed_between_the_files_of_a_checkpoint(group: Server, sound_alone: Pa
 def test_a_process_that_hangs_is_given_up(group: Server, sound_alone: Path, tmp_path: Path) -> None:
     """It is stopped and never comes back; who watches over the processes has to end it, as torchrun does."""
     out, victim = tmp_path / "run", 1
-    ended = begun(group, out, 2, {victim: {"signal_at_step": [signal.SIGSTOP, 3]}}, grace_s=1)
+    ended = begun(group, out, 2, {victim: {"signal_at_step": [signal.SIGSTOP, 3]}}, command=SHORTER, grace_s=1)
     assert ended.codes[victim] == -999
     assert ended.codes[1 - victim] == 2
     one_line(ended, "lost contact", "was not heard of")
@@ -211,26 +217,34 @@ def test_torchrun_that_is_told_to_stop_ends_with_a_whole_checkpoint(
     resumed(group, out, sound_alone, 3)
 
 
-def two_nodes(port: int) -> tuple[str, ...]:
-    """Options of agents that are on two nodes, and that find each other here."""
+def two_nodes(port: int, *more: str, address: str = "127.0.0.1") -> tuple[str, ...]:
+    """Return options of agents that are on two nodes, and that find each other here; the lower address leads."""
     meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=nodes")
-    return (*meeting, "--local-addr=127.0.0.1", "--max-restarts=2")
+    return (*meeting, f"--local-addr={address}", "--max-restarts=2", *more)
+
+
+def meets(meeting: torch.distributed.TCPStore, address: str) -> bool:
+    """Return whether an agent of this address has come to a rendezvous."""
+    state = "torch.rendezvous.nodes"
+    return meeting.check([state]) and address.encode() in b64decode(meeting.get(state))
 
 
 @pytest.mark.slow
 def test_nodes_meet_again_after_the_leader_was_killed(sound_alone: Path, tmp_path: Path) -> None:
     """Two agents, of which one counts a failure; the other restarts its process, which is busy, and counts nothing."""
-    out, port, counted = tmp_path / "run", free_port(), str(tmp_path / "counted")
-    options = (*two_nodes(port), "--nnodes=2")
+    out, counted = tmp_path / "run", str(tmp_path / "counted")
+    meeting = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    options = two_nodes(meeting.port, "--nnodes=2", "--rdzv-conf=is_host=false")
     accidents: dict[str, dict[str, Any]] = {f"0/{attempt}": {"count_steps": counted} for attempt in range(2)}
     accidents["0/0"] |= {"signal_at_step": [signal.SIGKILL, 3]}
     accidents["1/0"] = {"sleep_at_step": [2.0, 3]}
     command = ["train", "--out", out, *PATIENT]
     node_1, node_2 = tmp_path / "node 1", tmp_path / "node 2"
-    with torchrun(command, node_1, processes=1, options=options, accidents=accidents) as agent:
-        wait_for(lambda: listening(port))
-        with torchrun(command, node_2, processes=1, options=options, accidents=accidents) as other:
-            ends = [finished(agent, node_1, within_s=AGENT_S), finished(other, node_2, within_s=AGENT_S)]
+    with (
+        torchrun(command, node_1, processes=1, options=options, accidents=accidents) as agent,
+        torchrun(command, node_2, processes=1, options=options, accidents=accidents) as other,
+    ):
+        ends = [finished(agent, node_1, within_s=AGENT_S), finished(other, node_2, within_s=AGENT_S)]
     said_by_both = ends[0].err + ends[1].err
     assert [ended.code for ended in ends] == [0, 0], said_by_both
     assert not differences(sound_alone, out)
@@ -243,22 +257,29 @@ def test_nodes_meet_again_after_the_leader_was_killed(sound_alone: Path, tmp_pat
 
 @pytest.mark.slow
 def test_when_a_node_disappears_the_other_continues_alone(sound_alone: Path, tmp_path: Path) -> None:
-    """Two agents on this machine, as on two nodes; the second is killed with its process, and nobody says good-bye."""
-    out, port = tmp_path / "run", free_port()
-    # The first agent waits so long for the second; one that is silent for eight seconds is gone.
-    patience = "--rdzv-conf=last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=8"
-    options = (*two_nodes(port), "--nnodes=1:2", patience)
+    """Two agents on this machine, as on two nodes; the second is killed with its process, and nobody says good-bye.
+
+    The rendezvous is completed by the last of two, and for one alone when the time is over that the first to come has
+    set. So the node that disappears comes first and would wait for long; the other waits a second for it to come back.
+    """
+    out = tmp_path / "run"
+    meeting = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     slow = {f"{rank}/0": {"slow_step": 0.5} for rank in range(2)}
     command = ["train", "--out", out, *PATIENT]
-    node_1, node_2 = tmp_path / "node 1", tmp_path / "node 2"
-    with torchrun(command, node_1, processes=1, options=options, accidents=slow) as agent:
-        # The rendezvous is kept by whoever comes first.
-        wait_for(lambda: listening(port))
-        with torchrun(command, node_2, processes=1, options=options, accidents=slow) as other:
+
+    def node(name: str, address: str, last_call_s: int) -> AbstractContextManager[subprocess.Popen[str]]:
+        # One that is silent for five seconds is gone.
+        patience = f"last_call_timeout={last_call_s},keep_alive_interval=1,keep_alive_max_attempt=5"
+        options = two_nodes(meeting.port, "--nnodes=1:2", f"--rdzv-conf=is_host=false,{patience}", address=address)
+        return torchrun(command, tmp_path / name, processes=1, options=options, accidents=slow)
+
+    with node("node 2", "127.0.0.2", round(AGENT_S)) as other:
+        wait_for(lambda: meets(meeting, "127.0.0.2"))
+        with node("node 1", "127.0.0.1", 1) as agent:
             wait_for(lambda: list(out.glob(checkpoints.PATTERN)))
             other.kill()
-            kill_all(node_2)
-            ended = finished(agent, node_1, within_s=AGENT_S)
+            kill_all(tmp_path / "node 2")
+            ended = finished(agent, tmp_path / "node 1", within_s=AGENT_S)
     assert ended.code == 0, ended.err
     assert len(said(ended.err)) == 1
     assert not differences(sound_alone, out)

@@ -22,7 +22,7 @@ def test_verbs_import_neither_a_compiler_nor_distributions(tmp_path: Path) -> No
     code = (
         "import sys, stobatch; from stobatch_recipes import recipe\n"
         "small = {'training.steps': 2, 'data.train_limit': 200, 'method.batch_size': 30}\n"
-        "heavy = {'torch._dynamo', 'scipy.stats', 'scipy.signal'}\n"
+        "heavy = {'torch._dynamo', 'scipy.optimize', 'scipy.stats', 'scipy.signal'}\n"
         "for name in ('demo', 'published.demo'):\n"
         "    run = f'{sys.argv[1]}/{name}'\n"
         "    stobatch.train(recipe(name).override_all(small), run, quiet=True)\n"

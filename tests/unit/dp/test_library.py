@@ -49,7 +49,7 @@ cases = [(0.01, 1.0, 300, 1e-5), (1.0, 11.8, 10, 1e-5), (0.05, 2.0, 3, 1e-9)]
 for rate, noise, steps, delta in cases:
     print(PoissonGaussian(rate, noise, steps).epsilon(delta).hex())
 """
-UNIMPORTED = "import sys; print(sorted({'scipy.stats', 'scipy.signal'} & sys.modules.keys()))\n"
+UNIMPORTED = "import sys; print(sorted({'scipy.optimize', 'scipy.stats', 'scipy.signal'} & sys.modules.keys()))\n"
 COMPOSE = "print(compose_epsilon([PoissonGaussian(*case[:3]) for case in cases[::2]], 1e-5).hex())\n"
 
 
@@ -60,22 +60,23 @@ def said(code: str) -> list[str]:
 
 
 def test_epsilon_is_that_of_the_library_as_it_imports_itself() -> None:
-    """In processes of their own: here both modules of SciPy are imported."""
+    """In processes of their own: here all three modules of SciPy are imported."""
     *late, unimported, composed = said(ACCOUNT + UNIMPORTED + COMPOSE)
     assert unimported == "[]"
     *plain, imported, composed_plainly = said("import dp_accounting\n" + ACCOUNT + UNIMPORTED + COMPOSE)
-    assert imported == "['scipy.signal', 'scipy.stats']"
+    assert imported == "['scipy.optimize', 'scipy.signal', 'scipy.stats']"
     assert (late, composed) == (plain, composed_plainly)
 
 
 def test_scipy_is_itself_afterwards() -> None:
     code = (
-        "import stobatch.dp.library, scipy, scipy.stats, scipy.signal\n"
-        "from scipy import signal, stats\n"
+        "import stobatch.dp.library, scipy, scipy.optimize, scipy.stats, scipy.signal\n"
+        "from scipy import optimize, signal, stats\n"
         "print(scipy.stats is stats, stats.norm is scipy.stats.distributions.norm, stats.__file__.count('stats'))\n"
         "print(scipy.signal is signal, signal.fftconvolve([1, 2], [1, 2]).round().tolist())\n"
+        "print(scipy.optimize is optimize, optimize.brentq(lambda x: x - 1, 0, 3))\n"
     )
-    assert said(code) == ["True True 1", "True [1.0, 4.0, 4.0]"]
+    assert said(code) == ["True True 1", "True [1.0, 4.0, 4.0]", "True 1.0"]
 
 
 def test_what_the_library_holds_of_scipy_imports_it_when_used() -> None:
