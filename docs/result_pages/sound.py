@@ -15,6 +15,7 @@ AIMS = {
     "sound.mnist": ("0.2",),
     "sound.mnist_middle": ("0.4",),
     "sound.mnist_wide": ("0.6",),
+    "sound.mnist_wide_pooled": ("0.6",),
     "sound.mnist_strict_pooled": ("0.2",),
     "sound.mnist_strict": ("0.2",),
 }
@@ -22,6 +23,7 @@ AIMS = {
 MNIST = dict.fromkeys(AIMS, "sound_mnist") | {
     "sound.mnist_near": "sound_mnist_near",
     "sound.mnist_middle": "sound_mnist_middle",
+    "sound.mnist_wide_pooled": "sound_mnist_wide_pooled",
     "sound.mnist_strict_pooled": "sound_mnist_strict_pooled",
 }
 """Recipes of MNIST for l-infinity, and the files of their records."""
@@ -43,6 +45,8 @@ POOLED_START = {
     "method.batch_size": 8192,
 }
 """Where the search for `sound.mnist_strict_pooled` began."""
+STEADY_START = "squash 3, conv 32 5/2, relu, avgpool 2, linear"
+"""The layers that the search around `sound.mnist_wide` began with."""
 SMALL, LARGE = "0.0156863", "0.0627451"
 """2/255 and 8/255 over [0, 1], in the unit of records."""
 
@@ -118,6 +122,8 @@ def page() -> str:
         far_table=far_trials(),
         far_before=percent(best_trial("mnist_0.6")["score"]),
         sharp_trials=sharp_trials(),
+        steady_table=steady_trials(),
+        far=shares_at(mnist["sound.mnist_wide_pooled"], "0.6"),
         middle_trials=middle_trials(),
         fashion_near_table=named_trials("sound.fashion_mnist_near", "0.05", {"training.learning_rate": 8.0}),
         fashion_wide_table=named_trials("sound.fashion_mnist_wide", "0.2", {"method.radius": 0.16}),
@@ -286,6 +292,20 @@ def far_trials() -> str:
         for one in sorted(trials, key=lambda trial: -trial["score"])
     ]
     return table(["settings", "clean", "certified at 0.6"], rows)
+
+
+def steady_trials() -> str:
+    """Return the best trials around the far recipe as a table, the start and how many there were last."""
+    start = recipe("sound.mnist_wide").override("model.architecture", STEADY_START)
+    trials = [one for one in lines_of("results/sound_halving.jsonl") if one["task"] == "mnist_far_steady"]
+    best = sorted(trials, key=lambda trial: -trial["score"])
+    rows = []
+    for one in (*best[:8], next(one for one in best if not one["settings"])):
+        tried = start.override_all(one["settings"])
+        name = "`sound.mnist_wide_pooled`" if tried == recipe("sound.mnist_wide_pooled") else None
+        changed = ", ".join(f"`{key.partition('.')[2]}={to}`" for key, to in one["settings"].items())
+        rows.append([name or changed or "where it began", percent(one["clean"]), percent(one["certified"]["0.6"])])
+    return table([f"settings, of {len(trials)}", "clean", "certified at 0.6"], rows)
 
 
 def sharp_trials() -> list[str]:

@@ -15,7 +15,8 @@ from stobatch.registry import Registry, one_line, read_location
 _IN_THIS_PACKAGE = {
     "": ("demo",),
     "sound": (
-        *("mnist", "mnist_near", "mnist_middle", "mnist_wide", "mnist_strict", "mnist_strict_pooled"),
+        *("mnist", "mnist_near", "mnist_middle", "mnist_wide", "mnist_wide_pooled"),
+        *("mnist_strict", "mnist_strict_pooled"),
         *("mnist_primed", "mnist_primed_strict", "mnist_primed_wide"),
         *("mnist_l2", "mnist_l2_scattering", "mnist_scattering"),
         *("fashion_mnist", "fashion_mnist_near", "fashion_mnist_wide"),

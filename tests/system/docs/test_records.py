@@ -21,6 +21,7 @@ def records(name: str) -> list[Record]:
 SOUND = {
     "sound_mnist": ("sound.mnist", "sound.mnist_wide", "sound.mnist_strict"),
     "sound_mnist_near": ("sound.mnist_near",),
+    "sound_mnist_wide_pooled": ("sound.mnist_wide_pooled",),
     "sound_mnist_strict_pooled": ("sound.mnist_strict_pooled",),
     "sound_fashion_mnist_near": ("sound.fashion_mnist_near",),
     "sound_mnist_middle": ("sound.mnist_middle",),
