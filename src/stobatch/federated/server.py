@@ -40,7 +40,7 @@ from stobatch.training.descent import Descent
 from stobatch.training.device import environment, use_device
 from stobatch.training.engines import Gradients
 from stobatch.training.trainable import BEFORE_AVERAGING, Monitored
-from stobatch.training_run import write_start
+from stobatch.training_run import keep_measurements, write_start
 
 STATE = Path(PRIVATE) / "federation.safetensors"
 WATCHED = Path(PRIVATE) / "held_out.safetensors"
@@ -328,6 +328,7 @@ class Federation:
         self.optimiser.use_average()
         self.network.calibrate()
         model = serialise_tensors(self.network.state_dict(), {"config_hash": self.terms.training_hash})
+        measured = {"seconds_since_last_start": round(time.monotonic() - self.started, 1)}
         FederationAccount(
             parties=tuple(account.to_document() for account in final.accounts),
             answers_received=self.taken,
@@ -340,7 +341,7 @@ class Federation:
             rounds=rounds,
             excluded=self.excluded,
             steps=self.descents,
-            seconds_since_last_start=round(time.monotonic() - self.started, 1),
+            **keep_measurements(self.run, self.seeds, measured),
             data=DataDigests(
                 name=self.info.name,
                 public=False,

@@ -8,6 +8,7 @@ the best, stay in the search's private folder. The winner is an ordinary run who
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -36,6 +37,8 @@ from stobatch.tuning.candidate import Candidate, Score
 
 WINNER = "winner"
 """The run directory of the winner, in that of the search."""
+_DAY = 24 * 3600 * 10**9
+"""In nanoseconds."""
 
 
 def tune(
@@ -216,6 +219,7 @@ def _finish(
         guarantee = load(directory.path / WINNER, network=network).guarantee
         document = document.replace(winner=winner, guarantee_of="the winner", guarantee=guarantee)
     document.write(directory)
+    _keep_days(directory.path / "search.json")
     return document
 
 
@@ -280,6 +284,7 @@ def _release(directory: Run, config: RunConfig, best: Candidate, score: Score) -
     if not place.exists():
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.copytree(best.run.path, temporary)
+        _keep_days(temporary)
         temporary.chmod(0o755)
         temporary.rename(place)
     assert score.noisy is not None
@@ -290,3 +295,10 @@ def _release(directory: Run, config: RunConfig, best: Candidate, score: Score) -
         held_out=config.data.held_out,
         test_accuracy=Training.read(Run(place)).test_accuracy,
     )
+
+
+def _keep_days(published: Path) -> None:
+    """Leave of the times of files the day: the rest tells how many candidates there were before and after the winner."""
+    for path in (*published.rglob("*"), published):
+        day = path.stat().st_mtime_ns // _DAY * _DAY
+        os.utime(path, ns=(day, day))
