@@ -271,9 +271,8 @@ def _train(
             state = run_training(
                 trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet, observers=observers
             )
-            measured = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
-                spent = keep_measurements(run, seeds, measured)
+                spent = keep_measurements(run, seeds, time.monotonic() - started, **memory.to_dict())
                 if not config.search.settings:
                     _warn_if_diverged(size_at_start, _size(net))
                 merge = partial(_merge_adapters, net, saved, the_plan, handed_over=network is not None)
@@ -437,11 +436,12 @@ def _merge_adapters(
     return describe_network(network, handed_over=handed_over, parts=the_plan.parts)
 
 
-def keep_measurements(run: Run, seeds: Seeds, measured: dict[str, Any]) -> dict[str, Any]:
+def keep_measurements(run: Run, seeds: Seeds, seconds: float, **memory: Any) -> dict[str, Any]:
     """Write how long a training took, and how much memory, for the owner; return what others may see of it.
 
     Both depend on how large the samples were, which no ε covers. Where the seeds are public so are the samples.
     """
+    measured = {"seconds_since_last_start": round(seconds, 1), **memory}
     if seeds.public:
         return measured
     run.write("measurements", measured, private=True)

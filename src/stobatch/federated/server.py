@@ -328,7 +328,6 @@ class Federation:
         self.optimiser.use_average()
         self.network.calibrate()
         model = serialise_tensors(self.network.state_dict(), {"config_hash": self.terms.training_hash})
-        measured = {"seconds_since_last_start": round(time.monotonic() - self.started, 1)}
         FederationAccount(
             parties=tuple(account.to_document() for account in final.accounts),
             answers_received=self.taken,
@@ -341,7 +340,7 @@ class Federation:
             rounds=rounds,
             excluded=self.excluded,
             steps=self.descents,
-            **keep_measurements(self.run, self.seeds, measured),
+            **keep_measurements(self.run, self.seeds, time.monotonic() - self.started),
             data=DataDigests(
                 name=self.info.name,
                 public=False,

@@ -37,6 +37,9 @@ class DatasetFacts(Part):
     """Whom the training records belong to, where that is known."""
     classes_from_labels: Annotated[Flag | None, NotNull] = None
     """Whether the number of classes was read off the labels; left out where it was given."""
+    read_from_folder: Annotated[tuple[Text, ...] | None, NotNull] = None
+    """Of a folder of private pictures: which of classes, size and colour were read off it; left out where all were
+    given."""
 
     def class_name(self, label: int) -> str:
         return self.class_names[label] if label < len(self.class_names) else str(label)

@@ -298,7 +298,7 @@ def _release(directory: Run, config: RunConfig, best: Candidate, score: Score) -
 
 
 def _keep_days(published: Path) -> None:
-    """Leave of the times of files the day: the rest tells how many candidates there were before and after the winner."""
+    """Leave of the times of files the day: the rest tells how many candidates came before and after the winner."""
     for path in (*published.rglob("*"), published):
         day = path.stat().st_mtime_ns // _DAY * _DAY
         os.utime(path, ns=(day, day))

@@ -166,7 +166,7 @@ def test_a_winner_that_says_less_than_the_search_cost_is_found(finished: Path, t
 
 def test_what_is_published_has_no_time_within_the_day(finished: Path):
     """When the winner was trained, and how long that took, tells how many candidates there were before and after it."""
-    files = [path for path in (finished / "winner", *(finished / "winner").rglob("*"), finished / "search.json")]
+    files = (finished / "winner", *(finished / "winner").rglob("*"), finished / "search.json")
     assert {path.stat().st_mtime_ns % (24 * 3600 * 10**9) for path in files} == {0}
     winner = Run(finished / "winner")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", winner.read("manifest")["made"]["train"]["date"])
