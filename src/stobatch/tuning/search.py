@@ -25,7 +25,7 @@ from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation.tables import data_root
 from stobatch.files import PRIVATE, make_folder, write_atomically, write_tensors
 from stobatch.loading import load
-from stobatch.prior import take_prior
+from stobatch.prior import require_unseen, take_prior
 from stobatch.progress import elapsed
 from stobatch.results import CandidateRow, Candidates, Search, Training, Winner
 from stobatch.runs import START, Run, make_key
@@ -75,8 +75,12 @@ def tune(
     whole = dataset
     if booking is not None and not _is_finished(directory):
         booking.require_allowed()
+    if (booking is not None or prior is not None) and not _is_finished(directory):
         whole = dataset or data.load(config.data.replace(held_out=0), root=data_root(config))
-        booking.require_allowed(whole.train)
+        if prior is not None:
+            require_unseen(prior, whole.train)
+        if booking is not None:
+            booking.require_allowed(whole.train)
     with directory.held():
         seeds = _begin(directory, config, planned, start)
         if booking is not None and whole is not None and not _is_finished(directory):
