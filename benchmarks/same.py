@@ -79,6 +79,7 @@ INTENDED: list[tuple[str, str, str]] = [
     *(("*", key, "training.json says who vouches for the ε of its history")
       for key in ("training", "*epsilon_spent_status")),
     ("*/training.json", "", "the same"),
+    ("*/private/measurements.json", "", "of trainings with secret seeds time and memory are private"),
     *(("plans/said/*", key, "settings that a search found")
       for key in ("sizes/*", "rows/*/value", "guarantee/assumptions/*")),
     ("listings/said/*", "line *", "modules have moved; help stands in another order and says `published`"),

@@ -76,7 +76,7 @@ def record(run: Run) -> dict[str, object]:
         "steps": training["steps"],
         "device": training["device"],
         "torch": training["torch"],
-        "training_seconds": training["seconds_since_last_start"],
+        "training_seconds": training.get("seconds_since_last_start"),
         "test_examples": scores["rows"],
         "clean": scores["clean_accuracy"]["value"],
         "radius_unit": f"{scores['norm']} over {scores['input_range']}",

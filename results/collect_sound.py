@@ -72,7 +72,7 @@ def record(path: Path) -> dict[str, object]:
         "network": config.model.architecture,
         "steps": training["steps"],
         "accounted_steps": training["accounted_steps"],
-        "seconds": training["seconds_since_last_start"],
+        "seconds": training.get("seconds_since_last_start"),
         "device": training["device"],
         "torch": training["torch"],
         "test_examples": certificates["rows"],

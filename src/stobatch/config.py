@@ -30,6 +30,12 @@ class DataConfig(Settings):
         "`tensors` means it is handed over in Python",
     )
     num_classes: int | None = setting(None, at_least=2, doc="Keep only the first N classes; all of them if unset")
+    classes: tuple[str, ...] | None = setting(
+        None,
+        doc="Of image folders: the names of all classes, in order, known without the pictures; unset takes those of "
+        "the folders, and guarantees object",
+        added_later=True,
+    )
     train_limit: int | None = setting(None, at_least=1, doc="Use only the first N training examples")
     test_limit: int | None = setting(None, at_least=1, doc="Use only the first N test examples")
     augment: bool = setting(False, doc="Augment the training images as Appendix P describes, once, before batching")
@@ -69,6 +75,14 @@ class DataConfig(Settings):
 
     def model_post_init(self, context: Any) -> None:
         _ = self.height_and_width
+        for name in self.classes or ():
+            if name.startswith(".") or "/" in name or "\\" in name:
+                raise SettingError(f"data.classes has '{name}'.", remedy="Give the name of a folder, without a path.")
+        if self.classes is not None and not 2 <= len(set(self.classes)) == len(self.classes):
+            raise SettingError(
+                f"data.classes has {len(self.classes)} names, {len(set(self.classes))} of them different.",
+                remedy="""Name two classes or more, each once, as data.classes='["cat","dog"]'.""",
+            )
 
     @property
     def height_and_width(self) -> tuple[int, int] | None:

@@ -57,7 +57,7 @@ def check_folder(root: str | Path, config: DataConfig | None = None, *, quiet: b
     folder, config = Path(root), config or DataConfig(name="image_folder")
     require_folder(folder)
     faults = _Faults()
-    files = _list(folder, faults)
+    files = _list(folder, faults, config.classes)
     sizes, kinds = Counter[tuple[int, int]](), Counter[int]()
     every = [path for part in files.values() for paths in part.values() for path in paths]
     shape, rule = None, PictureRule()
@@ -134,7 +134,7 @@ def _check_persons(folder: Path, table: Path, files: dict[str, dict[str, list[Pa
     return PersonCount(num=len(named["train"]), largest=largest)
 
 
-def _list(folder: Path, faults: _Faults) -> dict[str, dict[str, list[Path]]]:
+def _list(folder: Path, faults: _Faults, classes: tuple[str, ...] | None) -> dict[str, dict[str, list[Path]]]:
     """Return the files of each class of each part, with what is wrong about folders."""
     files: dict[str, dict[str, list[Path]]] = {}
     for part in PARTS:
@@ -143,17 +143,7 @@ def _list(folder: Path, faults: _Faults) -> dict[str, dict[str, list[Path]]]:
         if not names:
             faults.add(f"{part}/ has no class folders", "Lay pictures out as ROOT/train/CLASS/* and ROOT/test/CLASS/*.")
         files[part] = {name: list_images(place / name, SUFFIXES) for name in names}
-    if all(files.values()):
-        for name in sorted(files["train"].keys() ^ files["test"].keys()):
-            faults.add("a class is in only one of train/ and test/", "Give both the same class folders.", name)
-        if len(files["train"]) == 1:
-            faults.add("there is one class", "A classifier needs two or more.", *files["train"])
-    for name, paths in files["train"].items():
-        if not paths:
-            faults.add("a class has no training picture", f"Put {', '.join(SUFFIXES)} files there.", name)
-        if len(paths) == 1:
-            remedy = "Whether it is there may be seen from the model's classes; gather more, or leave the class out."
-            faults.add("a class has one training picture", remedy, name, stops=False)
+    _check_classes(files, faults, classes)
     inner, others = (
         [
             path.relative_to(folder)
@@ -172,6 +162,27 @@ def _list(folder: Path, faults: _Faults) -> dict[str, dict[str, list[Path]]]:
     if files["test"] and not any(files["test"].values()):
         faults.add("there is no test picture", f"Put {', '.join(SUFFIXES)} files under test/CLASS.")
     return files
+
+
+def _check_classes(files: dict[str, dict[str, list[Path]]], faults: _Faults, classes: tuple[str, ...] | None) -> None:
+    """Note what is wrong about class folders; of classes that are named beforehand one may have no picture."""
+    if classes is not None:
+        remedy = "Mend its name there, take the folder away, or name it, too: then that it is there is public."
+        for name in sorted({*files["train"], *files["test"]}.difference(classes)):
+            faults.add("a class is not in data.classes", remedy, name)
+        return
+    if all(files.values()):
+        for name in sorted(files["train"].keys() ^ files["test"].keys()):
+            faults.add("a class is in only one of train/ and test/", "Give both the same class folders.", name)
+        if len(files["train"]) == 1:
+            faults.add("there is one class", "A classifier needs two or more.", *files["train"])
+    for name, paths in files["train"].items():
+        if not paths:
+            faults.add("a class has no training picture", f"Put {', '.join(SUFFIXES)} files there.", name)
+        if len(paths) == 1:
+            remedy = "Whether it is there may be seen from the model's classes; gather more, leave the class out, "
+            remedy += "or name all classes in data.classes."
+            faults.add("a class has one training picture", remedy, name, stops=False)
 
 
 def _each_file(files: dict[str, dict[str, list[Path]]]) -> Iterator[tuple[str, str, Path]]:

@@ -210,6 +210,7 @@ def make_plan(config: RunConfig, info: DatasetInfo, network: nn.Module | None) -
         parts=parts,
         prior=prior,
         classes_from_labels=info.classes_from_labels,
+        read_from_folder=info.read_from_folder,
         provider=METHODS.provider(config.method.name),
     )
 

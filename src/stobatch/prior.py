@@ -1,28 +1,30 @@
 """Public starts: the weights that `train --from` takes, read from a run or from a file with its card.
 
-Everything is checked before any data is read and before anything is written: that the file is tensors and no code, that
-its card is of these very weights, that they fit the network, and that a run that is taken was not trained on the same
-records. What a guarantee says of them goes into the settings, and the weights themselves into the run.
+Everything but the records is checked before any data is read: that the file is tensors and no code, that its card is of
+these very weights, that they fit the network, and that a run that is taken was not trained on data of the same name.
+Once data are read, and before anything is written, the records are compared with those that the weights were made
+from. What a guarantee says of them goes into the settings, and the weights themselves into the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from stobatch.config import PriorConfig, RunConfig
-from stobatch.data import DatasetInfo
+from stobatch.data import DatasetInfo, Examples, TrainingExamples
+from stobatch.data.overlap import count_seen
 from stobatch.dp.prior import UNKNOWN, find_conflict
 from stobatch.errors import ModelError, RunError, SettingError
 from stobatch.files import serialise_tensors, tensors_sha256
 from stobatch.loading import fresh_network, load, read_start, require_takes_prior
 from stobatch.models.parts import last_layer
 from stobatch.results import PriorSource, StartedRun
-from stobatch.results.prior import prior_files, read_prior
+from stobatch.results.prior import prior_files, read_card, read_prior, read_records
 from stobatch.runs import Run
 from stobatch.seeds import Seeds
 
@@ -63,6 +65,46 @@ def take_prior(
             remedy="Give the prior that the settings name, or leave their section `prior` out.",
         )
     return config.replace(prior=described), start.tensors
+
+
+def require_unseen(prior: str | Path, train: TrainingExamples) -> None:
+    """Raise where private training records are among those that a prior, or a run, was made from.
+
+    **Guarantee.** Whole sets are compared by the digests of its card, or in the private folder of a run, and single
+    records by those beside the prior, where they are there: to the bit, as both were read. No near copy is found, and
+    who wants to hide a record can. What is found is told to the owner alone, before anything is written: a card that
+    has the digest of private records would bring it into the run's public files.
+    """
+    path = Path(prior)
+    name, wholes, digests = _describe_sources(path)
+    if wholes & _fingerprints(train):
+        how = "the private training records"
+    elif digests is not None and (seen := count_seen(train, digests)):
+        how = f"{seen:,} of the {len(train):,} private training records"
+    else:
+        return
+    raise SettingError(
+        f"the prior {name} was made from {how}.",
+        why="Weights that have seen records can carry them into the model past all noise, so ε would say nothing of "
+        "them; and the files of such a prior are as private as the records.",
+        remedy="Make a prior without them, as with `stobatch pretrain --from-data digits`, or take them out of the "
+        "training records.",
+    )
+
+
+def _describe_sources(path: Path) -> tuple[str, set[str], Tensor | None]:
+    """Return the name of a start, the digests of whole sets that it was made from, and of single records."""
+    if (run := Run(path)).exists:
+        own = run.read("data", private=True).get("sha256") if run.has("data", private=True) else None
+        return path.resolve().name, {own} if isinstance(own, str) else set(), None
+    card = read_card(path)
+    return _one_line(card.name), {one.sha256.lower() for one in card.sources if one.sha256}, read_records(path, card)
+
+
+def _fingerprints(train: TrainingExamples) -> set[str]:
+    """Return the digests that training records may have in a card, which knows of no persons."""
+    alone = {replace(train, groups=None).fingerprint()} if isinstance(train, Examples) else set[str]()
+    return {train.fingerprint(), *alone}
 
 
 def _read(path: Path, network: nn.Module | None, info: DatasetInfo, config: RunConfig) -> Start:

@@ -251,7 +251,7 @@ def seal(run: Run, verb: str, environment: dict[str, Any]) -> None:
         "training_hash": run.read("config").get("training_hash"),
         "weights_sha256": training.get("weights_sha256"),
         "data": training.get("data"),
-        "made": {**before["made"], verb: {"date": _now(), **source(), **environment}},
+        "made": {**before["made"], verb: {"date": _date(verb), **source(), **environment}},
         "files": files,
     }
     for name in SIGNATURE_FILES:
@@ -356,8 +356,9 @@ def mark(run: Run) -> str:
     return (commit(run, "mark") or "")[:16]
 
 
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _date(verb: str) -> str:
+    """Return when a verb ended, of a training the day: its second would tell how long a search or a training took."""
+    return datetime.now(UTC).strftime("%Y-%m-%d" if verb == "train" else "%Y-%m-%dT%H:%M:%SZ")
 
 
 @cache

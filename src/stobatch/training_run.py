@@ -46,7 +46,7 @@ from stobatch.models.handed_over import public_points
 from stobatch.models.low_rank import as_deployed
 from stobatch.models.parts import choose_parts
 from stobatch.models.validators import SavedState
-from stobatch.prior import take_prior
+from stobatch.prior import require_unseen, take_prior
 from stobatch.processes import attempt, first_on_its_node
 from stobatch.results import DataDigests, HistoryRow, NetworkFacts, Training
 from stobatch.runs import MANIFEST, START, Run, commit, make_key, seal
@@ -185,7 +185,9 @@ def train(
         replaced = max(int(count) for count in engine.exchange("replaced", str(attempt())))
         resume = resume or replaced > 0
         observers = _observers(run, callback, log)
-        return _train(engine, config, run, dataset, network, start, resume=resume, quiet=quiet, observers=observers)
+        return _train(
+            engine, config, run, dataset, network, start, prior=prior, resume=resume, quiet=quiet, observers=observers
+        )
 
 
 def _observers(run: Run, callback: Callback | None, log: str | None) -> tuple[Observer, ...]:
@@ -225,6 +227,7 @@ def _train(
     network: nn.Module | None,
     start: Mapping[str, Tensor] | None,
     *,
+    prior: str | Path | None = None,
     resume: bool,
     quiet: bool,
     observers: tuple[Observer, ...],
@@ -240,7 +243,7 @@ def _train(
     seeds, given = _common_seeds(engine, seeds or seeds_of(config, run)), dataset is not None
     own = given or is_own(config.data)
     dataset = hold_out(dataset, config.data, seeds)[0] if dataset else _read_data(engine, config, seeds, quiet)
-    copies = require_apart(dataset, config.data) if own else None
+    copies = _compare_records(dataset, config, prior, own=own)
     if engine.leads and not quiet:
         _warn_owner(config, copies, len(dataset.test))
     net = make_network(config, dataset.info, seeds, network, start)
@@ -271,8 +274,8 @@ def _train(
             state = run_training(
                 trainable, config, engine, run.path, dataset.test, resume=resume, quiet=quiet, observers=observers
             )
-            spent = {"seconds_since_last_start": round(time.monotonic() - started, 1), **memory.to_dict()}
             if engine.leads:
+                spent = keep_measurements(run, seeds, time.monotonic() - started, **memory.to_dict())
                 if not config.search.settings:
                     _warn_if_diverged(size_at_start, _size(net))
                 merge = partial(_merge_adapters, net, saved, the_plan, handed_over=network is not None)
@@ -288,6 +291,13 @@ def _train(
             seal(run, "train", environment(device))
     trained = load(run.path, network=network, device=str(device), threads=config.machine.threads)
     return replace(trained, config=trained.config.replace(machine=config.machine))
+
+
+def _compare_records(dataset: Dataset, config: RunConfig, prior: str | Path | None, *, own: bool) -> int | None:
+    """Refuse training records that the start has seen, or that are test records; return how many of these there are."""
+    if prior is not None:
+        require_unseen(prior, dataset.train)
+    return require_apart(dataset, config.data) if own else None
 
 
 def _warn_owner(config: RunConfig, copies: int | None, num_test: int) -> None:
@@ -434,6 +444,18 @@ def _merge_adapters(
         low_rank.merge(network)
         network.calibrate()
     return describe_network(network, handed_over=handed_over, parts=the_plan.parts)
+
+
+def keep_measurements(run: Run, seeds: Seeds, seconds: float, **memory: Any) -> dict[str, Any]:
+    """Write how long a training took, and how much memory, for the owner; return what others may see of it.
+
+    Both depend on how large the samples were, which no ε covers. Where the seeds are public so are the samples.
+    """
+    measured = {"seconds_since_last_start": round(seconds, 1), **memory}
+    if seeds.public:
+        return measured
+    run.write("measurements", measured, private=True)
+    return {}
 
 
 def described_data(run: Run, dataset: Dataset, given: bool) -> DataDigests:

@@ -35,7 +35,8 @@ class DatasetInfo:
     `copies` says how many training records stem from one original record: changing one person's image changes up to
     that many records, which is what a guarantee per person has to count. `num_persons` says how many persons the
     training records belong to, where that is known: then the guarantee is about persons. `classes_from_labels` says
-    that nobody gave the number of classes: it is a statement about private labels, and guarantees object to it.
+    that nobody gave the number of classes: it is a statement about private labels, and guarantees object to it. So they
+    do to `read_from_folder`: which of classes, size and colour nobody gave, so that private pictures decided them.
     """
 
     name: str
@@ -47,18 +48,21 @@ class DatasetInfo:
     copies: int = 1
     num_persons: int | None = None
     classes_from_labels: bool = False
+    read_from_folder: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         fields = {**vars(self), "input_shape": list(self.input_shape), "class_names": list(self.class_names)}
         # As data sets were described before there were these.
-        added_later = ("num_persons", "classes_from_labels")
+        added_later = ("num_persons", "classes_from_labels", "read_from_folder")
+        fields["read_from_folder"] = list(self.read_from_folder)
         return {key: value for key, value in fields.items() if value or key not in added_later}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DatasetInfo:
         channels, height, width = values["input_shape"]
-        names = tuple(values["class_names"])
-        return cls(**{**values, "input_shape": (channels, height, width), "class_names": names})
+        names, unsaid = tuple(values["class_names"]), tuple(values.get("read_from_folder", ()))
+        shape = (channels, height, width)
+        return cls(**{**values, "input_shape": shape, "class_names": names, "read_from_folder": unsaid})
 
 
 class TrainingExamples(ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,26 +54,56 @@ class FolderInfo(DatasetInfo):
 def describe(config: DataConfig, root: Path) -> DatasetInfo:
     """Count by listing folders. The size of an image is taken from the first file's header; no pixel is decoded."""
     require_folder(root)
-    names, test_names = _classes(root, "train"), _classes(root, "test")
-    if names != test_names:
-        odd = sorted(set(names) ^ set(test_names))[0]
-        raise DataError(
-            f"class '{odd}' is in only one of {root / 'train'} and {root / 'test'}.",
-            remedy="Give both the same class folders; one under test may be empty.",
-        )
-    names = first_names(names, config.num_classes, str(root / "train"))
+    found = {part: _classes(root, part) for part in ("train", "test")}
+    if config.classes is None:
+        _require_same(root, found["train"], found["test"])
+    else:
+        _require_listed(root, found, config.classes)
+    names = first_names(config.classes or found["train"], config.num_classes, str(root / "train"))
     train, test = _files(root, "train", names), _files(root, "test", names)
-    places = [root / part / name for part in ("train", "test") for name in names]
+    places = [root / part / name for part in ("train", "test") for name in names if name in found[part]]
     for inner in (one for place in places for one in folders_with_images(place, SUFFIXES)):
         raise DataError(f"{inner}, inside a class folder, has images that would not be read.", remedy=FLATTEN)
     with_images = {label for _, label in train}
     empty = [root / "train" / name for label, name in enumerate(names) if label not in with_images]
-    for folder in empty + ([] if test else [root / "test"]):
+    # Of classes that are named beforehand one may be empty: otherwise its last picture would decide whether it is one.
+    needed = [root / part for part, files in (("train", train), ("test", test)) if not files]
+    for folder in (empty if config.classes is None else []) + needed:
         raise DataError(f"{folder} has no images.", remedy=f"Put {', '.join(SUFFIXES)} files there.")
     shape, rule = picture_shape(config, train[0][0])
-    info = FolderInfo("image_folder", shape, len(names), len(train), len(test), names, rule=rule, table=config.manifest)
+    given = {"classes": config.classes, "size": config.size, "colour": config.colour}
+    info = FolderInfo(
+        "image_folder", shape, len(names), len(train), len(test), names, rule=rule, table=config.manifest,
+        read_from_folder=tuple(name for name, value in given.items() if value is None),
+    )  # fmt: skip
     owners = replace(info, num_train=min(len(train), config.train_limit or len(train))).owners(root)
     return info if owners is None else replace(info, num_persons=int(owners.max()) + 1)
+
+
+def _require_same(root: Path, train: tuple[str, ...], test: tuple[str, ...]) -> None:
+    """Raise where the folders of both parts are not those of the same two or more classes."""
+    for part, names in (("train", train), ("test", test)):
+        if len(names) < 2:
+            raise DataError(
+                f"{root / part} does not have two or more class folders.",
+                why="Expected ROOT/train/CLASS/IMAGE.png and ROOT/test/CLASS/IMAGE.png.",
+                remedy="Lay the images out so and point STOBATCH_DATA (or the data root) at ROOT.",
+            )
+    for odd in sorted(set(train) ^ set(test)):
+        raise DataError(
+            f"class '{odd}' is in only one of {root / 'train'} and {root / 'test'}.",
+            remedy="Give both the same class folders; one under test may be empty.",
+        )
+
+
+def _require_listed(root: Path, found: Mapping[str, tuple[str, ...]], classes: tuple[str, ...]) -> None:
+    """Raise where there is a folder of a class that the settings do not name."""
+    for odd in (root / part / name for part, names in found.items() for name in names if name not in classes):
+        raise DataError(
+            f"{odd} is the folder of a class that data.classes does not name.",
+            why=f"It names {', '.join(classes)}.",
+            remedy="Mend its name there, take the folder away, or name it, too: then that it is there is public.",
+        )
 
 
 def require_folder(root: Path) -> None:
@@ -124,18 +154,13 @@ def stream(info: DatasetInfo, root: Path) -> Stream:
 
 def _classes(root: Path, part: str) -> tuple[str, ...]:
     folder = root / part
-    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".") if folder.is_dir() else []
-    if len(names) < 2:
-        raise DataError(
-            f"{folder} does not have two or more class folders.",
-            why="Expected ROOT/train/CLASS/IMAGE.png and ROOT/test/CLASS/IMAGE.png.",
-            remedy="Lay the images out so and point STOBATCH_DATA (or the data root) at ROOT.",
-        )
-    return tuple(names)
+    names = (p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".") if folder.is_dir() else ()
+    return tuple(sorted(names))
 
 
 def _files(root: Path, part: str, names: tuple[str, ...]) -> list[tuple[Path, int]]:
-    return in_turn([list_images(root / part / name, SUFFIXES) for name in names])
+    folders = [root / part / name for name in names]
+    return in_turn([list_images(folder, SUFFIXES) if folder.is_dir() else [] for folder in folders])
 
 
 SOURCE = Source(describe, read, can_augment=False, stream=stream)

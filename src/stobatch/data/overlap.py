@@ -1,11 +1,11 @@
 """Records that occur twice.
 
 A test record that is a training record says nothing about new ones. A person with two training records is protected
-less than a guarantee per record says.
+less than a guarantee per record says. Weights that were trained on a private record are no public start.
 
-A copy is a test record whose inputs are those of a training record, to the bit; labels and near copies are not looked
-at. How many there are is a function of the private training data without noise, so it is told to the owner alone: by
-a refusal, before anything is written, or in `private/`. What is published says only what was looked for.
+A copy is a record whose inputs are those of a training record, to the bit; labels and near copies are not looked at.
+How many there are is a function of the private training data without noise, so it is told to the owner alone: by a
+refusal, before anything is written, or in `private/`. What is published says only what was looked for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from stobatch.config import DataConfig
@@ -22,6 +23,7 @@ from stobatch.data.sources import is_public
 from stobatch.errors import DataError
 from stobatch.registry import DATA_SETS
 
+_DIGEST_SIZE = 16
 HARMLESS = 1000
 """One copy in this many test records may be chance, and moves an accuracy by a tenth of a point at most."""
 
@@ -79,10 +81,10 @@ def find_copies(train: TrainingExamples, test: Examples) -> list[int]:
     **Guarantee.** Every copy is found. That another record is taken for one would be a collision of BLAKE2b. Training
     records are read in chunks, so they may be larger than memory.
     """
-    digests = _digests(test.inputs)
+    digests = _digest_each(test.inputs)
     wanted, met = set(digests), set[bytes]()
     for inputs, _ in chunks(train):
-        met |= wanted.intersection(_digests(inputs))
+        met |= wanted.intersection(_digest_each(inputs))
     return [place for place, digest in enumerate(digests) if digest in met]
 
 
@@ -97,7 +99,7 @@ def find_repeated_records(
     groups: dict[int, list[int]] = {}
     start = 0
     for inputs, labels in chunks(train):
-        for place, (digest, label) in enumerate(zip(_digests(inputs), labels.tolist(), strict=True), start):
+        for place, (digest, label) in enumerate(zip(_digest_each(inputs), labels.tolist(), strict=True), start):
             earliest = first.setdefault(digest + label.to_bytes(4, "little"), place)
             if earliest != place:
                 groups.setdefault(earliest, [earliest]).append(place)
@@ -106,7 +108,22 @@ def find_repeated_records(
     return list(groups.values())
 
 
-def _digests(inputs: Tensor) -> list[bytes]:
+def digest_records(inputs: Tensor) -> Tensor:
+    """Return the digests of different records as bytes [M, 16], in an order that says nothing about that of records."""
+    digests = sorted(set(_digest_each(inputs)))
+    return torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8).view(-1, _DIGEST_SIZE)
+
+
+def count_seen(train: TrainingExamples, digests: Tensor) -> int:
+    """Return how many training records are among those with these digests.
+
+    **Guarantee.** As for `find_copies`: every copy is counted.
+    """
+    seen = {row.tobytes() for row in digests.numpy()}
+    return sum(digest in seen for inputs, _ in chunks(train) for digest in _digest_each(inputs))
+
+
+def _digest_each(inputs: Tensor) -> list[bytes]:
     """Return a digest for each record; -0.0 is no other value than 0.0, and adding 0 makes it that."""
     rows = (inputs.detach().cpu() + 0.0).flatten(1).contiguous().numpy()
-    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]
+    return [hashlib.blake2b(row.data, digest_size=_DIGEST_SIZE).digest() for row in rows]

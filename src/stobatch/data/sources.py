@@ -149,6 +149,12 @@ def _source(config: DataConfig) -> Source:
             why="It says whose the pictures of an image folder are.",
             remedy="Set data.name=image_folder, or hand over persons in Python: from_tensors(..., groups=...).",
         )
+    if config.classes is not None and config.name != "image_folder":
+        raise DataError(
+            f"data.classes is not for {config.name}.",
+            why="It names the class folders of pictures.",
+            remedy="Set data.name=image_folder, or name classes in Python: from_tensors(..., class_names=...).",
+        )
     if config.augment and not source.can_augment:
         raise DataError(
             f"there is no augmentation for {config.name}.",

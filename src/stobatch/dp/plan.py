@@ -50,6 +50,8 @@ class Plan(ABC):
     """The trained parameters; None where all are trained."""
     classes_from_labels: bool = field(default=False, kw_only=True)
     """Whether the number of classes was read off the training data, and not given."""
+    read_from_folder: tuple[str, ...] = field(default=(), kw_only=True)
+    """What of classes, size and colour was read off a folder of private pictures, and not given."""
     provider: str | None = field(default=None, kw_only=True)
     """Whose code the method is, in words; None where it is built in."""
 
@@ -70,6 +72,9 @@ class Plan(ABC):
         """Return a claim of the mechanism with what the training started from, and how its data were described."""
         if self.classes_from_labels and claim.status is not Status.NONE:
             claim = replace(claim, objections=(*claim.objections, CLASSES_OBJECTION))
+        if self.read_from_folder and claim.status is not Status.NONE:
+            objection = _object_to_reading(self.read_from_folder)
+            claim = replace(claim, objections=(*claim.objections, objection))
         if self.provider is not None and claim.status is not Status.NONE:
             foreign = f"{FOREIGN_METHOD} {self.provider}, {_NOT_CHECKED}"
             claim = replace(claim, assumptions=(*claim.assumptions, foreign))
@@ -98,7 +103,7 @@ class Plan(ABC):
 
     def sizes(self) -> dict[str, Any]:
         """Return the public numbers that the plan was derived from."""
-        not_sizes = ("public_seeds", "parts", "prior", "network", "classes_from_labels", "provider")
+        not_sizes = ("public_seeds", "parts", "prior", "network", "classes_from_labels", "read_from_folder", "provider")
         return {name: value for name, value in vars(self).items() if name not in not_sizes}
 
     def _part_rows(self) -> list[PlanRow]:
@@ -166,6 +171,20 @@ CLASSES_OBJECTION = (
     "the number of classes was read off the labels, which are private data: ε does not cover that, and one record may "
     "have decided it"
 )
+
+
+def _object_to_reading(what: tuple[str, ...]) -> str:
+    """Return the objection to what a folder of private pictures decided.
+
+    >>> _object_to_reading(("classes", "colour"))[:63]
+    'the classes and colour of pictures were read off a private fold'
+    """
+    listed = " and ".join(filter(None, (", ".join(what[:-1]), what[-1])))
+    settings = ", ".join(f"data.{one}" for one in what)
+    return (
+        f"the {listed} of pictures were read off a private folder: ε does not cover that, and one picture may have "
+        f"decided it ({settings} would say it without them)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -327,4 +327,9 @@ def party_plan(terms: RunConfig, info: DatasetInfo, name: str) -> DpSgdPlan:
     """Return one party's own plan, with its cap as the number of steps: what its noise is chosen for."""
     party = party_of(terms, name)
     plan = Sound().plan(party_config(terms, party), party_info(info, party), None)
-    return replace(plan, public_seeds=terms.seed is not None, classes_from_labels=info.classes_from_labels)
+    return replace(
+        plan,
+        public_seeds=terms.seed is not None,
+        classes_from_labels=info.classes_from_labels,
+        read_from_folder=info.read_from_folder,
+    )

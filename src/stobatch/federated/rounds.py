@@ -22,7 +22,7 @@ from stobatch.federated.plan import sizes_of
 from stobatch.federated.server import Federation, Said
 from stobatch.interrupts import finish_first
 from stobatch.loading import TrainedModel, load
-from stobatch.prior import take_prior
+from stobatch.prior import require_unseen, take_prior
 from stobatch.progress import progress
 from stobatch.results import Statement
 from stobatch.runs import Run
@@ -158,6 +158,8 @@ def federate(
     dataset = dataset or read_data(terms, Seeds.secret(), quiet)
     if own:
         require_apart(dataset, terms.data)
+    if prior is not None:
+        require_unseen(prior, dataset.train)
     federation = Federation.found(run.path, terms, dataset.info, dataset.test, start=start, resume=resume)
     directories = found_parties(terms, parties_of(run.path), dataset, resume=resume)
     return rounds(federation, directories, quiet=quiet)

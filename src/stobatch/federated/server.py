@@ -40,7 +40,7 @@ from stobatch.training.descent import Descent
 from stobatch.training.device import environment, use_device
 from stobatch.training.engines import Gradients
 from stobatch.training.trainable import BEFORE_AVERAGING, Monitored
-from stobatch.training_run import write_start
+from stobatch.training_run import keep_measurements, write_start
 
 STATE = Path(PRIVATE) / "federation.safetensors"
 WATCHED = Path(PRIVATE) / "held_out.safetensors"
@@ -340,7 +340,7 @@ class Federation:
             rounds=rounds,
             excluded=self.excluded,
             steps=self.descents,
-            seconds_since_last_start=round(time.monotonic() - self.started, 1),
+            **keep_measurements(self.run, self.seeds, time.monotonic() - self.started),
             data=DataDigests(
                 name=self.info.name,
                 public=False,

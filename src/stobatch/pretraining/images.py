@@ -57,6 +57,8 @@ class PublicImages(ABC):
     """None where they have no labels."""
     tuned_on: tuple[str, ...] = ()
     """Data sets that were looked at to choose how the images are made."""
+    records: Tensor | None = None
+    """The images themselves; None where they are drawn afresh in every step."""
 
     @abstractmethod
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -118,7 +120,7 @@ class Kept(PublicImages):
 
     def __init__(self, examples: Examples, source: PriorSource, may_contain: tuple[str, ...], labelled: bool) -> None:
         self.examples, self.sources, self.may_contain = examples, (source,), may_contain
-        self.num_classes = examples.num_classes if labelled else None
+        self.num_classes, self.records = examples.num_classes if labelled else None, examples.inputs
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         rows = torch.randint(len(self.examples), (count,), generator=generator)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from stobatch import data
 from stobatch.config import ModelConfig, RunConfig, require_config
 from stobatch.data import DatasetInfo
+from stobatch.data.overlap import digest_records
 from stobatch.errors import ModelError, SettingError
 from stobatch.evaluation.tables import data_root
 from stobatch.loading import fresh_network
@@ -119,7 +120,8 @@ def pretrain(
         tuned_on=images.tuned_on,
     )
     weights = net.state_dict()
-    return write_prior(out, {name: weights[name] for name in own}, card)
+    digests = None if images.records is None else digest_records(images.records)
+    return write_prior(out, {name: weights[name] for name in own}, card, digests)
 
 
 def _require_positive(**numbers: float) -> None:

@@ -206,10 +206,11 @@ def _training(facts: Facts) -> Pairs:
     training = facts.training
     if training is None:
         return ()
+    seconds = training.seconds_since_last_start
     pairs = (
         ("training steps", number(training.steps)),
         ("device", training.device),
-        ("seconds since its last start", f"{training.seconds_since_last_start:,.1f} s"),
+        *((("seconds since its last start", f"{seconds:,.1f} s"),) if seconds is not None else ()),
         ("PyTorch", training.torch),
     )
     if training.test_accuracy is None:

@@ -95,7 +95,8 @@ def methods_table(document: Comparison, radius: float) -> Table:
     caption = (
         f"Accuracy at radius {radius:g} ({radius_unit(document)}), worst attack for each example; certified: "
         f"right and certified at that radius, clean inputs. {over_seeds(document).capitalize()}. "
-        "Seconds and memory of training are those since its last start; memory of different things does not compare."
+        "Seconds and memory of training are those since its last start; memory of different things does not compare; "
+        "of runs with secret seeds both stay private."
     )
     numbers = [Column(text, is_number=True) for text in ("clean", "published protocol", "adaptive protocol")]
     headings: list[Heading] = ["method and what is deployed", "privacy", *numbers, "certified"]
@@ -111,7 +112,7 @@ def _row(document: Comparison, row: ComparedRow, radius: float) -> list[Entry]:
         *(share(row.attacked_at(protocol, radius)) for protocol in PROTOCOLS),
         _certified_cells(row, radius),
         amount(row.training_seconds, 1, " s"),
-        f"{amount(row.peak_memory_mb, 1, ' MiB')} ({' / '.join(row.peak_memory_of) or 'not measured'})",
+        f"{amount(row.peak_memory_mb, 1, ' MiB')} ({' / '.join(row.peak_memory_of) or 'not told'})",
     ]
 
 

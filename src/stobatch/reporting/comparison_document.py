@@ -136,7 +136,8 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], root
     words = privacy_words([held.guarantee.status for held in guarantees])
     blocks = {seed: facts.same_images(function) for seed, facts in by_seed.items()}
     trainings = {seed: facts.training for seed, facts in by_seed.items() if facts.training is not None}
-    memory = {seed: one.peak_memory_mb for seed, one in trainings.items() if one.peak_memory_mb is not None}
+    seconds = {seed: one.seconds_since_last_start for seed, one in trainings.items()}
+    memory = {seed: one.peak_memory_mb for seed, one in trainings.items()}
     return ComparedRow(
         name=name,
         label=f"{name} ({words}), {title_of(function)}",
@@ -147,7 +148,7 @@ def _row(name: str, function: str, by_seed: BySeed, radii: Sequence[float], root
         clean=_spread({seed: block.clean_accuracy.value for seed, block in blocks.items()}),
         attacked=tuple(_attacked_spreads(by_seed, function, radii)),
         certified=tuple(_certified_spreads(by_seed, function, radii)),
-        training_seconds=_spread_if_any({seed: one.seconds_since_last_start for seed, one in trainings.items()}),
+        training_seconds=_spread_if_any(seconds),
         peak_memory_mb=_spread_if_any(memory),
         peak_memory_of=tuple(sorted({one.peak_memory_of for one in trainings.values() if one.peak_memory_of})),
         devices=tuple(sorted({one.device for one in trainings.values()})),
@@ -206,9 +207,10 @@ def _certified_spreads(by_seed: BySeed, function: str, radii: Sequence[float]) -
                 )
 
 
-def _spread_if_any(values: Mapping[int, float]) -> Spread | None:
-    """Return the spread of what older records may lack."""
-    return _spread(values) if values else None
+def _spread_if_any(values: Mapping[int, float | None]) -> Spread | None:
+    """Return the spread of what older records, and runs with secret seeds, may lack."""
+    known = {seed: value for seed, value in values.items() if value is not None}
+    return _spread(known) if known else None
 
 
 def _spread(values: Mapping[int, float]) -> Spread:

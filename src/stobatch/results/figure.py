@@ -67,7 +67,7 @@ class LearningCurve(Document):
     seed: Whole | None
     training_hash: Text
     device: Text
-    seconds: Size
+    seconds: Size | None
     history: tuple[HistoryRow, ...]
 
 

@@ -37,6 +37,9 @@ class DatasetFacts(Part):
     """Whom the training records belong to, where that is known."""
     classes_from_labels: Annotated[Flag | None, NotNull] = None
     """Whether the number of classes was read off the labels; left out where it was given."""
+    read_from_folder: Annotated[tuple[Text, ...] | None, NotNull] = None
+    """Of a folder of private pictures: which of classes, size and colour were read off it; left out where all were
+    given."""
 
     def class_name(self, label: int) -> str:
         return self.class_names[label] if label < len(self.class_names) else str(label)
@@ -164,7 +167,8 @@ class Training(Document):
     excluded: Annotated[dict[Text, Text] | None, NotNull] = None
     """Of a federation: parties that the server stopped to believe, and why."""
     steps: Count
-    seconds_since_last_start: Size
+    seconds_since_last_start: Annotated[Size | None, NotNull] = None
+    """With the memory: left out where seeds are secret, since both depend on the samples, which no ε covers."""
     peak_memory_mb: Size | None = None
     peak_memory_of: Annotated[Text | None, NotNull] = None
     data: Annotated[DataDigests | None, NotNull] = None
@@ -185,7 +189,8 @@ class Training(Document):
     history: tuple[HistoryRow, ...]
 
     def lines(self) -> list[str]:
-        lines = [f"{self.steps} steps on {self.device} in {self.seconds_since_last_start:g} s"]
+        seconds = self.seconds_since_last_start
+        lines = [f"{self.steps} steps on {self.device}" + ("" if seconds is None else f" in {seconds:g} s")]
         if self.test_accuracy is not None:
             lines.append(f"the saved model is right on {self.test_accuracy:.1%} of {self.test_examples} test images")
         return lines

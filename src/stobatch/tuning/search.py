@@ -8,6 +8,7 @@ the best, stay in the search's private folder. The winner is an ordinary run who
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +25,7 @@ from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation.tables import data_root
 from stobatch.files import PRIVATE, make_folder, write_atomically, write_tensors
 from stobatch.loading import load
-from stobatch.prior import take_prior
+from stobatch.prior import require_unseen, take_prior
 from stobatch.progress import elapsed
 from stobatch.results import CandidateRow, Candidates, Search, Training, Winner
 from stobatch.runs import START, Run, make_key
@@ -36,6 +37,8 @@ from stobatch.tuning.candidate import Candidate, Score
 
 WINNER = "winner"
 """The run directory of the winner, in that of the search."""
+_DAY = 24 * 3600 * 10**9
+"""In nanoseconds."""
 
 
 def tune(
@@ -72,8 +75,12 @@ def tune(
     whole = dataset
     if booking is not None and not _is_finished(directory):
         booking.require_allowed()
+    if (booking is not None or prior is not None) and not _is_finished(directory):
         whole = dataset or data.load(config.data.replace(held_out=0), root=data_root(config))
-        booking.require_allowed(whole.train)
+        if prior is not None:
+            require_unseen(prior, whole.train)
+        if booking is not None:
+            booking.require_allowed(whole.train)
     with directory.held():
         seeds = _begin(directory, config, planned, start)
         if booking is not None and whole is not None and not _is_finished(directory):
@@ -216,6 +223,7 @@ def _finish(
         guarantee = load(directory.path / WINNER, network=network).guarantee
         document = document.replace(winner=winner, guarantee_of="the winner", guarantee=guarantee)
     document.write(directory)
+    _keep_days(directory.path / "search.json")
     return document
 
 
@@ -280,6 +288,7 @@ def _release(directory: Run, config: RunConfig, best: Candidate, score: Score) -
     if not place.exists():
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.copytree(best.run.path, temporary)
+        _keep_days(temporary)
         temporary.chmod(0o755)
         temporary.rename(place)
     assert score.noisy is not None
@@ -290,3 +299,10 @@ def _release(directory: Run, config: RunConfig, best: Candidate, score: Score) -
         held_out=config.data.held_out,
         test_accuracy=Training.read(Run(place)).test_accuracy,
     )
+
+
+def _keep_days(published: Path) -> None:
+    """Leave of the times of files the day: the rest tells how many candidates came before and after the winner."""
+    for path in (*published.rglob("*"), published):
+        day = path.stat().st_mtime_ns // _DAY * _DAY
+        os.utime(path, ns=(day, day))

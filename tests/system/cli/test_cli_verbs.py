@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from stobatch import paper
 from stobatch.runs import Run
 
-DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?")
 
 
 def without_clock(document: dict[str, Any]) -> dict[str, Any]:

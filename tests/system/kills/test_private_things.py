@@ -52,7 +52,8 @@ def test_the_private_folder_is_for_its_owner(config, tmp_path, umask):
     assert mode(private) == 0o700
     names = {str(file.relative_to(private)): mode(file) for file in private.rglob("*") if file.is_file()}
     steps = [f"checkpoints/step-{step:08d}/{file}" for step in (3, 4) for file in CHECKPOINT]
-    assert set(names) == {"commitment_key.json", "seeds.json", "data.json", "noise.safetensors", *steps}
+    documents = {"commitment_key.json", "seeds.json", "data.json", "measurements.json"}
+    assert set(names) == {*documents, "noise.safetensors", *steps}
     assert set(names.values()) == {0o600}
     assert {mode(folder) for folder in private.rglob("*") if folder.is_dir()} == {0o700}
     for file in public_files(tmp_path / "run"):

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
+import stobatch
 from stobatch.config import DataConfig
-from stobatch.data import describe, load
+from stobatch.data import DatasetInfo, describe, load
+from stobatch.data_check import check_folder
 from stobatch.errors import SettingError
+from stobatch.types import Status
+from stobatch_recipes import recipe
 
 CONFIG = DataConfig(name="image_folder")
 
@@ -144,3 +149,82 @@ def test_layouts_that_do_not_fit(tmp_path: Path, fails) -> None:
     (tmp_path / "test" / "eel").mkdir()
     assert f"{tmp_path / 'train' / 'eel'} has no images." in fails(describe, CONFIG, tmp_path)
     assert describe(CONFIG.replace(num_classes=2), tmp_path).num_classes == 2
+
+
+BEFOREHAND = {"classes": ("dog", "cat", "rare"), "size": "4x6", "colour": "rgb"}
+
+
+def test_what_is_read_off_private_pictures_is_an_objection_unless_it_is_said_beforehand(tmp_path: Path) -> None:
+    fill(tmp_path)
+    method = {"method.batch_size": 2, "method.delta": 1e-2, "method.tuned_on_private_data": False, "training.steps": 2}
+    method["model.architecture"] = "linear"
+    config = recipe("demo").override_all({"data.name": "image_folder", "machine.data_root": str(tmp_path), **method})
+    (objection,) = stobatch.plan(config).guarantee.objections
+    assert objection.startswith("the classes, size and colour of pictures were read off a private folder")
+    for unsaid in BEFOREHAND:
+        said = {f"data.{key}": value for key, value in BEFOREHAND.items() if key != unsaid}
+        (objection,) = stobatch.plan(config.override_all(said)).guarantee.objections
+        assert objection.startswith(f"the {unsaid} of pictures were read off"), objection
+        assert f"data.{unsaid}" in objection
+    config = config.override_all({f"data.{key}": value for key, value in BEFOREHAND.items()})
+    plan = stobatch.plan(config)
+    assert plan.guarantee.status is Status.PROVED
+    assert not plan.guarantee.objections
+    # The first classes of a folder are no list: another record makes others the first.
+    assert (
+        len(stobatch.plan(config.override_all({"data.classes": None, "data.num_classes": 2})).guarantee.objections) == 1
+    )
+
+
+def test_the_objection_is_in_the_run_and_passes_through_shards(tmp_path: Path) -> None:
+    fill(tmp_path / "photos")
+    config = recipe("demo").override_all(
+        {"data.name": "image_folder", "machine.data_root": str(tmp_path / "photos"), "data.allow_overlap": True}
+    )
+    stobatch.shard(config, tmp_path / "shards", num_shards=2, quiet=True)
+    info = describe(DataConfig(name="shards"), tmp_path / "shards")
+    assert info.read_from_folder == ("classes", "size", "colour")
+    assert DatasetInfo.from_dict(info.to_dict()) == info
+    model = stobatch.train(
+        config.override_all(
+            {"method.batch_size": 2, "method.delta": 1e-2, "training.steps": 1, "canaries.num": 0}
+            | {"model.architecture": "linear"}
+        ),
+        tmp_path / "run",
+        quiet=True,
+    )
+    assert any("read off a private folder" in line for line in model.guarantee.objections)
+    checked = stobatch.verify(tmp_path / "run", sample=0)
+    assert not checked.differing
+
+
+def test_a_class_that_is_named_beforehand_may_have_no_picture(tmp_path: Path) -> None:
+    """Otherwise its only record would decide whether the others can be trained on."""
+    fill(tmp_path)
+    config = CONFIG.replace(**BEFOREHAND)
+    bare = load(config, root=tmp_path)
+    assert bare.info.class_names == ("dog", "cat", "rare")
+    assert bare.train.labels.tolist() == [0, 1] * 3
+    save(tmp_path / "train" / "rare" / "0.png", 9)
+    more = load(config, root=tmp_path)
+    assert more.train.labels.tolist() == [0, 1, 2, 0, 1, 0, 1]
+    assert replace(more.info, num_train=6) == bare.info
+    assert not [fault for fault in check_folder(tmp_path, config, quiet=True).faults if "class" in fault.what]
+    (tmp_path / "train" / "rare" / "0.png").unlink()
+    assert load(config, root=tmp_path).info == bare.info
+
+
+def test_a_folder_of_a_class_that_is_not_named_is_refused(tmp_path: Path, fails) -> None:
+    fill(tmp_path)
+    save(tmp_path / "test" / "bird" / "0.png", 9)
+    message = fails(describe, CONFIG.replace(classes=("cat", "dog")), tmp_path)
+    assert f"{tmp_path / 'test' / 'bird'} is the folder of a class that data.classes does not name" in message
+    faults = {fault.what: fault for fault in check_folder(tmp_path, CONFIG.replace(classes=("cat", "dog"))).faults}
+    assert faults["a class is not in data.classes"].files == ("bird",)
+    assert "data.classes is not for mnist" in fails(describe, DataConfig(classes=("0", "1")), tmp_path)
+
+
+@pytest.mark.parametrize("classes", [("cat",), ("cat", "cat"), ("cat", "../dog"), ("cat", ".dog")])
+def test_class_names_that_are_none(classes: tuple[str, ...]) -> None:
+    with pytest.raises(SettingError, match=r"data\.classes has"):
+        DataConfig(classes=classes)

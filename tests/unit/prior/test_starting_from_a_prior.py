@@ -214,9 +214,10 @@ def test_a_contrastive_prior_has_no_last_layer_to_take(tmp_path: Path) -> None:
 
 
 def named(name: str) -> Dataset:
-    """The small digits under another name, for data that are not here."""
+    """The small digits in the opposite colours and under another name, for data that are not here."""
     whole = load_data(CONFIG.data)
-    return replace(whole, info=replace(whole.info, name=name))
+    train, test = (replace(part.in_memory(), inputs=-part.in_memory().inputs) for part in (whole.train, whole.test))
+    return Dataset(replace(whole.info, name=name), train, test)
 
 
 def test_a_run_on_other_data_is_a_start(tmp_path: Path) -> None:

@@ -179,4 +179,4 @@ def test_what_was_not_measured_is_a_dash(tmp_path: Path) -> None:
     found["rows"][0]["attacked"] = [e for e in found["rows"][0]["attacked"] if e["protocol"] == "adaptive"]
     row = written(tmp_path, found).table("Accuracy at radius 0.2")[1]
     assert row[3] == "–"
-    assert row[7] == "– (not measured)"
+    assert row[7] == "– (not told)"

@@ -60,6 +60,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         r"(self\.)?config(\['\w+'\])?|one": "settings, for the few names that every method has",
         r"schema|first": "a JSON schema, or an error of pydantic",
         r"stored|content|info\.data|GUARANTEE_SCHEMA": "a document before it is read, or as it is written",
+        r"metadata": TENSORS,
     },
     "training_run.py": {r"run\.read\('data', private=True\)": PRIVATE},
     "verification": {

@@ -162,6 +162,8 @@ def value_of(field: Setting) -> st.SearchStrategy[Any]:
         choices = (*ARCHITECTURES, "linear", "squash 4, conv 8 5/2+1, relu, linear *0.5")
     if field.name == "size":
         choices = ("8x8", "64x48")
+    if field.name == "classes":
+        choices = ("cat", "a dog", "7", "größer")
     if choices:
         one = st.sampled_from(list(choices))
     elif wanted is int:
@@ -174,7 +176,7 @@ def value_of(field: Setting) -> st.SearchStrategy[Any]:
     else:
         one = {bool: st.booleans(), str: st.text(st.characters(codec="ascii", exclude_categories=["C"]))}[wanted]
     if field.is_list:
-        one = st.lists(one, min_size=1, max_size=4, unique=True).map(tuple)
+        one = st.lists(one, min_size=2 if field.name == "classes" else 1, max_size=4, unique=True).map(tuple)
     return st.none() | one if field.may_be_unset else one
 
 
@@ -251,7 +253,7 @@ def changed(config: RunConfig, key: str) -> RunConfig:
         int: [17, 19, 230],
         float: [0.5, 0.25, 1.25, 0.75],
         bool: [True, False],
-        str: ["cpu:0", "linear", "8x8"],
+        str: ["cpu:0", "linear", "8x8", ("cat", "dog")],
     }[field.kind]
     for value in candidates:
         if present in (value, (value,)):

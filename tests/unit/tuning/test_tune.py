@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import stat
 from dataclasses import replace
@@ -25,7 +26,7 @@ from stobatch.dp.selection import Search as SearchCost
 from stobatch.errors import BudgetError, DataError, RunError, SettingError
 from stobatch.models.layered import build_layered
 from stobatch.results import Candidates, Outcome, Search
-from stobatch.runs import Run, seal
+from stobatch.runs import Run, public_files, seal
 from stobatch.seeds import Seeds
 from stobatch.sound.search import combinations
 from stobatch.training.device import environment
@@ -161,6 +162,17 @@ def test_a_winner_that_says_less_than_the_search_cost_is_found(finished: Path, t
     seal(run, "train", environment(torch.device("cpu")))
     (check,) = (check for check in stobatch.verify(run.path, sample=0).checks if check.name == "plan")
     assert check.outcome is Outcome.DIFFERS
+
+
+def test_what_is_published_has_no_time_within_the_day(finished: Path):
+    """When the winner was trained, and how long that took, tells how many candidates there were before and after it."""
+    files = (finished / "winner", *(finished / "winner").rglob("*"), finished / "search.json")
+    assert {path.stat().st_mtime_ns % (24 * 3600 * 10**9) for path in files} == {0}
+    winner = Run(finished / "winner")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", winner.read("manifest")["made"]["train"]["date"])
+    assert not {key for key in winner.read("training") if "seconds" in key or "memory" in key}
+    for name in public_files(winner):
+        assert not re.search(rb"T\d\d:\d\d:\d\d", (winner.path / name).read_bytes()), name
 
 
 def test_what_is_private_stays_private(finished: Path):
