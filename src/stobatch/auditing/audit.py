@@ -18,7 +18,7 @@ from stobatch.auditing.subject import Audited
 from stobatch.config import RunConfig
 from stobatch.data import Dataset, DatasetInfo
 from stobatch.errors import RunError, SettingError
-from stobatch.evaluation.tables import begin, read_data, require_allowed
+from stobatch.evaluation.tables import begin, read_data, require_allowed, seal_and_tell
 from stobatch.loading import load, name_network, read_config, seeds_of
 from stobatch.methods import method_of
 from stobatch.results import (
@@ -32,8 +32,8 @@ from stobatch.results import (
     overall_verdict,
     recheck,
 )
-from stobatch.runs import Run, seal
-from stobatch.training.device import environment, use_device
+from stobatch.runs import Run
+from stobatch.training.device import use_device
 from stobatch.training_run import plan as plan_of
 from stobatch.types import Status
 
@@ -83,7 +83,7 @@ def _audit(audited: Audited, seed: int | None) -> Audit:
         known = [finding for finding in known if finding.instrument != name] + [*findings]
         document = summary(audited, known)
         document.write(audited.run)
-    seal(audited.run, "audit", environment(audited.config.machine.device))
+    seal_and_tell(audited.run, "audit", audited.config.machine.device, quiet=audited.quiet)
     return document
 
 

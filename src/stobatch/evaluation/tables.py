@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from stobatch.files import Columns, Records
 from stobatch.loading import TrainedModel, load, seeds_of
 from stobatch.progress import Progress, Tick, progress
 from stobatch.results import Training
-from stobatch.runs import MANIFEST, commit, has_key, require_unchanged, seal
+from stobatch.runs import MANIFEST, PAGE, Run, commit, has_key, require_unchanged, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import environment
@@ -130,9 +131,19 @@ def begin(model: TrainedModel, *rewritten: str) -> None:
     require_unchanged(model.run, rewritten)
 
 
-def end(model: TrainedModel, verb: str) -> None:
+def end(model: TrainedModel, verb: str, *, quiet: bool) -> None:
     """Enter what the verb wrote into the manifest, as its last act."""
-    seal(model.run, verb, environment(model.network.device))
+    seal_and_tell(model.run, verb, str(model.network.device), quiet=quiet)
+
+
+def seal_and_tell(run: Run, verb: str, device: str, *, quiet: bool) -> None:
+    """Enter what the verb wrote, and say where a report was taken away that rests on what was there before."""
+    if seal(run, verb, environment(device)) and not quiet:
+        print(
+            f"stobatch: {run.path / PAGE} was removed, since it said what the run said before `{verb}`. "
+            f"Write it again: `{run.command('report')}`.",
+            file=sys.stderr,
+        )
 
 
 class _Ticks:
