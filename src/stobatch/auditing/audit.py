@@ -118,13 +118,15 @@ def _other_findings(audited: Audited, names: tuple[str, ...]) -> list[Finding]:
 def summary(audited: Audited, findings: list[Finding]) -> Audit:
     """Return all claims of the run, tested or not, and what was found about them."""
     certified = CertificateSummary.read_if_there(audited.run)
-    claims = judge_claims(audited.claim.status, certified.kinds if certified else (), findings)
+    certificates = certified.config_hash if certified else None
+    claims = judge_claims(audited.claim.status, certified.kinds if certified else (), findings, certificates)
     return Audit(
         training_hash=audited.config.training_hash,
         weights_sha256=audited.weights_sha256,
         verdict=overall_verdict(claims, findings),
         claims=tuple(claims),
         findings=tuple(findings),
+        certificates=certificates,
     )
 
 
