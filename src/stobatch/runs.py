@@ -280,11 +280,13 @@ def verb_since_page(run: Run) -> str | None:
     if not (run.has(MANIFEST) and (run.path / PAGE).exists()):
         return None
     try:
-        dates = {verb: str(entry["date"]) for verb, entry in run.read(MANIFEST)["made"].items()}
+        dates = {str(verb): str(entry["date"]) for verb, entry in run.read(MANIFEST)["made"].items()}
     except (KeyError, TypeError, AttributeError):
         raise RunError(f"{run.path / 'manifest.json'} has no list of verbs.", remedy="Restore it.") from None
     written = dates.get("report")
-    for verb, date in dates.items() if written is not None else ():
+    if written is None:
+        return None
+    for verb, date in dates.items():
         # A date may name the day alone: then no more than days are compared.
         known = min(len(written), len(date))
         if verb not in ("train", "report") and date[:known] > written[:known]:
