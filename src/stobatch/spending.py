@@ -22,27 +22,27 @@ def budget(
     """Say what the trainings in a book have spent together, and what the training of `config` would add.
 
     No data are read: a planned training is taken to read the records of the latest one with the same settings of data,
-    or those of `dataset` where it is handed over. `delta` is the book's own unless given.
+    or those of `dataset` where it is handed over; and nothing is written. `delta` is the book's own unless given.
     """
     opened = Book.open(book)
-    with opened.locked():
-        at = opened.delta if delta is None else delta
-        check_delta(at)
-        shares = opened.shares(delta=at)
-        planned = _plan_spending(opened, config, dataset, at) if config is not None else None
-        runs = tuple(
-            BookedRun(
-                number=entry.number,
-                date=entry.date,
-                run=entry.run,
-                method=entry.method,
-                data=entry.data,
-                settled=entry.settled,
-                proved_epsilon=_finite_or_none(compose_epsilon([entry.cost], at)),
-                unbounded=entry.cost.why if isinstance(entry.cost, Unbounded) else None,
-            )
-            for entry in opened.entries.values()
+    at = opened.delta if delta is None else delta
+    check_delta(at)
+    shares = opened.shares(delta=at)
+    planned = _plan_spending(opened, config, dataset, at) if config is not None else None
+    runs = tuple(
+        BookedRun(
+            number=entry.number,
+            date=entry.date,
+            run=entry.run,
+            method=entry.method,
+            data=entry.data,
+            settled=entry.settled,
+            proved_epsilon=_finite_or_none(compose_epsilon([entry.cost], at)),
+            unbounded=entry.cost.why if isinstance(entry.cost, Unbounded) else None,
         )
+        for entry in opened.entries.values()
+    )
+    warnings = (f"{opened.torn_line}.",) if opened.torn else ()
     return Budget(
         book=str(opened.path),
         delta=at,
@@ -51,6 +51,7 @@ def budget(
         runs=runs,
         spent=tuple(_describe_share(share) for share in shares),
         planned=planned,
+        **({"warnings": warnings} if warnings else {}),
     )
 
 

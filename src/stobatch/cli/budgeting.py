@@ -83,6 +83,7 @@ def _parts(document: Budget) -> list[Any]:
             f"{epsilon_words(one.proved_epsilon_after)} with what was spent, for {one.basis}: "
             f"{'within' if one.within_limit else 'BEYOND'} the limit"
         )
+    lines += document.warnings
     return [*(table.to_rich() for table in (runs, spent) if table.rows), *lines, "For the owner of the records alone."]
 
 
