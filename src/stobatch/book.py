@@ -4,10 +4,11 @@ A book is a folder for the owner alone. Its pages, `entries.jsonl`, are appended
 a code under the book's key that also covers the line before it, so that a line that was changed, moved or taken out is
 noticed (of lines cut off at the end, those that entered records alone). A training is entered before its first step,
 with what its plan costs, and settled when it has ended; one that was killed stays as it was planned. Records lie under
-another name until their line is written, so that a writer who is killed leaves no records without one. Records are known by digests under the book's
-key, one for each: so runs on a part of the data, or on data that share some records, are composed exactly where they
-overlap. What a record has spent is the composition of the trainings that read it. Where a training is about persons,
-all records of a person are one unit of the book, and it is persons that spend (docs/budget.md).
+another name until their line is written, so that a writer who is killed leaves no records without one. Records are
+known by digests under the book's key, one for each: so runs on a part of the data, or on data that share some records,
+are composed exactly where they overlap. What a record has spent is the composition of the trainings that read it. Where
+a training is about persons, all records of a person are one unit of the book, and it is persons that spend
+(docs/budget.md).
 """
 
 from __future__ import annotations
@@ -125,6 +126,10 @@ def count_in_units(readings: Sequence[Reading]) -> Counts:
 def _persons(reading: Reading) -> Counts:
     assert reading.persons is not None
     return reading.persons
+
+
+def _weakness(delta: float, count: int, word: str) -> str:
+    return f"δ = {delta:g} is not below 1 / {count} = {1 / count:.3g}, and a training read {count} {word}"
 
 
 def _num_persons(reading: Reading) -> int:
@@ -363,9 +368,34 @@ class Book:
         """Return the δ at which ε is composed: the owner's, else 1e-5."""
         return self.limit.delta if self.limit else 1e-5
 
+    def weak_delta(self, delta: float) -> str:
+        """Return of which training's records a δ promises nothing; nothing where it is below 1 / N for all of them."""
+        most = max(self._sizes(), default=(0, ""))
+        return _weakness(delta, *most) if most[0] * delta >= 1 else ""
+
+    def require_delta(self, delta: float) -> None:
+        """Raise at a δ that promises nothing of any training's records, not even of the fewest."""
+        check_delta(delta)
+        sizes = self._sizes()
+        if sizes and delta * min(sizes)[0] >= 1:
+            raise SettingError(
+                f"delta={delta:g} is not allowed: {_weakness(delta, *min(sizes))}.",
+                why="A mechanism that publishes one of them picked at random would keep that promise.",
+                remedy=f"Give --delta {0.1 / max(sizes)[0]:.1g} or less.",
+            )
+
+    def _sizes(self) -> list[tuple[int, str]]:
+        """Return how many units each training read, and what they are."""
+        readings = [self._load(entry) for entry in {e.records: e for e in self.entries.values()}.values()]
+        return [
+            (len(one.digests), "records") if one.persons is None else (_num_persons(one), "persons")
+            for one in readings
+            if len(one.digests)
+        ]
+
     def set_limit(self, epsilon: float | None, delta: float) -> None:
         """Say what each record may spend; unset, nothing is refused."""
-        check_delta(delta)
+        self.require_delta(delta)
         if epsilon is not None and not 0 < epsilon < inf:
             raise SettingError(
                 f"a limit of ε = {epsilon:g} is not a limit.", remedy="Give a number above 0, such as 4."
@@ -535,6 +565,8 @@ class Booking:
             self._reading = book.reading(records)
         self.newcomer = replace(self.newcomer, mark=mark(run))
         book.enter(self.newcomer, self._reading)
+        if book.limit and book.limit.epsilon is not None and (weakness := book.weak_delta(book.delta)):
+            print(f"stobatch: the limit in {book.path} promises nothing: {weakness}.", file=sys.stderr)
 
     def amend(self, cost: Cost) -> None:
         """Enter that more steps are made than were planned, before they are."""

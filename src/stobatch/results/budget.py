@@ -51,6 +51,8 @@ class Budget(Document):
     book: Text
     delta: Size
     limit: Size | None
+    limit_delta: Size | None = None
+    """The δ that was set, at which the limit holds; null where none was."""
     proved_epsilon: Size | None
     """Of the records that have spent most."""
     runs: tuple[BookedRun, ...]

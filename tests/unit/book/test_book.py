@@ -23,6 +23,7 @@ from stobatch.dp.composition import Unbounded, compose_epsilon, compose_groups
 from stobatch.errors import BudgetError, SettingError
 from stobatch.training.ledger import Ledger, Stretch
 from stobatch.training.observer import Look
+from tests.support.command_line import call
 from tests.support.small_records import small_config, small_records
 
 DELTA = 1e-3
@@ -165,6 +166,38 @@ def test_a_line_that_was_cut_off_had_not_begun(book: Book):
     enter(again, "b")
     assert list(Book.open(book.path).entries) == ["a", "b"]
     assert all(json.loads(line) for line in pages.read_text().splitlines())
+
+
+def test_a_delta_that_promises_nothing_is_refused(book: Book):
+    enter(book, "a", 0, 64)
+    enter(book, "b", 100, 10)
+    for ask in (lambda: book.set_limit(1.0, 0.1), lambda: stobatch.budget(book.path, delta=0.1)):
+        with pytest.raises(SettingError, match=r"δ = 0\.1 is not below 1 / 10 = 0\.1, .*10 records.*--delta 0\.002 or"):
+            ask()
+    (warning,) = stobatch.budget(book.path, delta=0.05).warnings
+    assert "not below 1 / 64 = 0.0156, and a training read 64 records" in warning
+    assert stobatch.budget(book.path, delta=0.01).warnings == ()
+
+
+def test_a_book_that_has_such_a_delta_says_so_and_every_training_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    Book.open(tmp_path / "book", make=True).set_limit(100.0, 0.5)
+    config = small_config(machine__book=str(tmp_path / "book"))
+    stobatch.train(config, tmp_path / "run", dataset=small_records(), quiet=True)
+    said = "δ = 0.5 is not below 1 / 64 = 0.0156, and a training read 64 records"
+    assert f"the limit in {tmp_path / 'book'} promises nothing: {said}." in capsys.readouterr().err
+    assert said in stobatch.budget(tmp_path / "book").warnings[0]
+    assert "The limit promises nothing" in stobatch.budget(tmp_path / "book", delta=1e-3).warnings[0]
+    with pytest.raises(SettingError):
+        Book.open(tmp_path / "book").set_limit(1.0, 0.5)
+
+
+def test_the_line_of_all_names_its_delta(book: Book):
+    enter(book, "a")
+    book.set_limit(4.0, 1e-4)
+    said = call("budget", "--book", book.path, "--delta", "1e-3").out
+    assert "at δ = 0.001; limit: ε = 4 at δ = 0.0001" in said
 
 
 def cut(book: Book, size: int) -> Path:
