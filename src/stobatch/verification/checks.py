@@ -20,7 +20,7 @@ from stobatch.dp.selection import NOT_LOOKED
 from stobatch.errors import RunError, SettingError
 from stobatch.files import write_atomically
 from stobatch.results import Check, Outcome
-from stobatch.runs import MANIFEST, PAGE, Run, differences, verb_since_page
+from stobatch.runs import MANIFEST, PAGE, Run, differences, is_ours, verb_since_page
 
 RELATIVE = 1e-9
 """Floats that differ by less are the same: another release of SciPy may round the last bits of an interval."""
@@ -111,7 +111,8 @@ def sign(run_path: str | Path, key: str | Path) -> Path:
     if not run.has(MANIFEST):
         raise RunError(f"{run.path} has no manifest to sign.", remedy="Train it with this version.")
     for name, how in differences(run):
-        raise RunError(f"{run.path / name} {how}.", remedy="Sign what is whole: run the verb that writes it again.")
+        mend = "run the verb that writes it again" if is_ours(name) else "no verb writes it, so move it out of the run"
+        raise RunError(f"{run.path / name} {how}.", remedy=f"Sign what is whole: {mend}.")
     if (later := page_check(run)) is not None:
         raise RunError(
             f"{run.path / PAGE} {later.detail}.",
