@@ -16,7 +16,7 @@ from stobatch.auditing.one_run import of_one_run
 from stobatch.auditing.releases import of_releases
 from stobatch.auditing.subject import Audited
 from stobatch.config import RunConfig
-from stobatch.data import Dataset, DatasetInfo
+from stobatch.data import Dataset, DatasetInfo, require_dataset
 from stobatch.errors import RunError, SettingError
 from stobatch.evaluation.tables import begin, read_data, require_allowed, seal_and_tell
 from stobatch.loading import load, name_network, read_config, seeds_of
@@ -143,6 +143,7 @@ def open_subject(
     device: str | None = None,
 ) -> Audited:
     """Return what the instruments work on: a trained run, or settings that nothing was trained with yet."""
+    require_dataset(dataset)
     changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
     if config is not None:
         config = name_network(config.override_all(changes), network)

@@ -13,7 +13,7 @@ from torch import nn
 
 from stobatch import data
 from stobatch.config import RunConfig
-from stobatch.data import Dataset, Examples
+from stobatch.data import Dataset, Examples, require_dataset
 from stobatch.data.overlap import is_own, require_apart, statement
 from stobatch.errors import DataError, SettingError
 from stobatch.files import Columns, Records
@@ -47,6 +47,7 @@ def read_data(config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
 
 def test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | None, quiet: bool) -> Examples:
     """Return the test examples only; the training data are not needed any more, but data sets are read as one."""
+    require_dataset(dataset)
     whole = dataset or read_data(model.config, seeds_of(model.config, model.run), quiet)
     if whole.info.input_shape != model.network.input_shape or whole.info.num_classes != model.network.num_classes:
         raise DataError(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from stobatch.data import Dataset
+from stobatch.data import Dataset, require_dataset
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.loading import load
@@ -68,6 +68,7 @@ def verify(
     that the caller is about to rewrite are `rewritten`, and not compared with the manifest.
     """
     directory = Run.at(run)
+    require_dataset(dataset)
     if not isinstance(sample, int) or sample < 0:
         raise SettingError(f"sample={sample!r} is no number of rows.", remedy="Give a whole number; 0 leaves them out.")
     if not directory.exists:

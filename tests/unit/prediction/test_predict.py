@@ -153,6 +153,12 @@ def test_a_radius_that_says_nothing(model: TrainedModel, inputs: torch.Tensor, r
         model.predict(inputs, radius=radius)
 
 
+@pytest.mark.parametrize("radius", ["a", [0.1], torch.tensor(0.1)], ids=repr)
+def test_a_radius_that_is_no_number(model: TrainedModel, inputs: torch.Tensor, radius: object) -> None:
+    with pytest.raises(SettingError, match="a radius is one number, and this is a"):
+        model.predict(inputs, radius=radius)  # type: ignore[arg-type]
+
+
 def test_the_verb_prints_a_line_for_each_and_writes_tables(model: TrainedModel, folder: Path) -> None:
     run, tables = model.run.path, folder / ".tables"
     tables.mkdir()
