@@ -253,9 +253,10 @@ class Book:
         """Return what to say of a last line without an end; nothing where there is none."""
         if not self.torn:
             return ""
+        limit = ". It set a limit: set it again" if self.torn.startswith(_LIMIT_LINE) else ""
         return (
             f"line {self._lines + 1} of {self.path / _PAGES} has no end and does not count: its writer was killed, "
-            "or the file was cut off"
+            f"or the file was cut off{limit}"
         )
 
     def require_limit_known(self) -> None:

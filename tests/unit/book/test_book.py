@@ -247,6 +247,7 @@ def test_a_limit_whose_line_has_no_end_is_set_again_before_anything_is_trained(b
     book.set_limit(4.0, DELTA)
     cut(book, (book.path / "entries.jsonl").stat().st_size - 20)
     config = small_config(machine__book=str(book.path))
+    assert "It set a limit: set it again" in stobatch.budget(book.path).warnings[0]
     with pytest.raises(BudgetError, match=r"It set a limit.*budget --book .* --limit"):
         stobatch.train(config, tmp_path / "run", dataset=small_records(100), quiet=True)
     assert not (tmp_path / "run").exists()
