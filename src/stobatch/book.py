@@ -2,11 +2,13 @@
 
 A book is a folder for the owner alone. Its pages, `entries.jsonl`, are appended to and never changed: each line carries
 a code under the book's key that also covers the line before it, so that a line that was changed, moved or taken out is
-noticed (lines cut off at the end are not). A training is entered before its first step, with what its plan costs, and
-settled when it has ended; one that was killed stays as it was planned. Records are known by digests under the book's
-key, one for each: so runs on a part of the data, or on data that share some records, are composed exactly where they
-overlap. What a record has spent is the composition of the trainings that read it. Where a training is about persons,
-all records of a person are one unit of the book, and it is persons that spend (docs/budget.md).
+noticed (of lines cut off at the end, those that entered records alone). A training is entered before its first step,
+with what its plan costs, and settled when it has ended; one that was killed stays as it was planned. Records lie under
+another name until their line is written, so that a writer who is killed leaves no records without one. Records are
+known by digests under the book's key, one for each: so runs on a part of the data, or on data that share some records,
+are composed exactly where they overlap. What a record has spent is the composition of the trainings that read it. Where
+a training is about persons, all records of a person are one unit of the book, and it is persons that spend
+(docs/budget.md).
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import hmac
 import json
 import os
 import secrets
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -45,6 +49,10 @@ from stobatch.types import Status
 VARIABLE = "STOBATCH_BOOK"
 """The environment variable that names the book where `machine.book` does not."""
 _KEY, _PAGES, _RECORDS, _LOCK = "book", "entries.jsonl", "records", ".lock"
+_ENTERED, _PENDING = ".bin", ".pending"
+"""How files of records end whose line is written, and those whose line is about to be."""
+_LIMIT_LINE = b'{"kind": "limit"'
+"""How a line begins that says what each record may spend."""
 _KINDS = {False: "run", True: "run about persons"}
 """Lines that enter a training, by whether it is about persons."""
 
@@ -118,6 +126,10 @@ def count_in_units(readings: Sequence[Reading]) -> Counts:
 def _persons(reading: Reading) -> Counts:
     assert reading.persons is not None
     return reading.persons
+
+
+def _weakness(delta: float, count: int, word: str) -> str:
+    return f"δ = {delta:g} is not below 1 / {count} = {1 / count:.3g}, and a training read {count} {word}"
 
 
 def _num_persons(reading: Reading) -> int:
@@ -203,6 +215,8 @@ class Book:
     entries: dict[str, Entry] = field(default_factory=dict)
     """By mark, in their order."""
     limit: Limit | None = None
+    torn: bytes = b""
+    """What there is of a last line that has no end."""
     _last: str = ""
     _lines: int = 0
 
@@ -221,26 +235,81 @@ class Book:
         return book
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Wait until no one else writes, and read what was written meanwhile."""
+    def locked(self, *, sets_limit: bool = False) -> Iterator[None]:
+        """Wait until no one else writes, read what was written meanwhile, and clear up after a writer who was killed.
+
+        Only to write: who only looks changes nothing, not even a line without an end.
+        """
         with _lock_folder(self.path):
-            self._cut_torn_line()
             self._read()
+            if not sets_limit:
+                self.require_limit_known()
+            self._finish_entering()
+            self._cut_torn_line()
             yield
+
+    @property
+    def torn_line(self) -> str:
+        """Return what to say of a last line without an end; nothing where there is none."""
+        if not self.torn:
+            return ""
+        limit = ". It set a limit: set it again" if self.torn.startswith(_LIMIT_LINE) else ""
+        return (
+            f"line {self._lines + 1} of {self.path / _PAGES} has no end and does not count: its writer was killed, "
+            f"or the file was cut off{limit}"
+        )
+
+    def require_limit_known(self) -> None:
+        """Raise where the line without an end set a limit: which one is not known."""
+        if self.torn.startswith(_LIMIT_LINE):
+            raise BudgetError(
+                f"line {self._lines + 1} of {self.path / _PAGES} has no end.",
+                why="It set a limit, which cannot be read.",
+                remedy=f"Set it again: `stobatch budget --book {shlex.quote(str(self.path))} --limit EPSILON`, or "
+                "restore the book from a copy.",
+            )
 
     def _cut_torn_line(self) -> None:
         """Remove the beginning of a line whose writer was killed: what it was about had not begun."""
         pages = self.path / _PAGES
-        if pages.exists() and (text := pages.read_bytes()) and not text.endswith(b"\n"):
-            whole = text[: text.rfind(b"\n") + 1]
+        if self.torn:
+            print(f"stobatch: {self.torn_line}. It was removed.", file=sys.stderr)
+            whole = pages.read_bytes().removesuffix(self.torn)
             write_atomically(pages, lambda out: out.write(whole), private=True)
+            self._read()
+
+    def _finish_entering(self) -> None:
+        """Give records their name where a writer was killed after their line, and remove those that have none."""
+        names = {entry.records for entry in self.entries.values()}
+        for path in (self.path / _RECORDS).glob(f"*{_PENDING}"):
+            if path.stem in names:
+                path.replace(path.with_suffix(_ENTERED))
+            else:
+                path.unlink()
 
     def _read(self) -> None:
-        self.entries, self.limit, self._last, self._lines = {}, None, "", 0
+        # Before the lines: whoever writes meanwhile writes the line first.
+        entered = sorted(path.stem for path in (self.path / _RECORDS).glob(f"*{_ENTERED}"))
+        self._read_lines()
+        lost = sorted(set(entered) - {entry.records for entry in self.entries.values()})
+        if lost:
+            place = self.path / _RECORDS / f"{lost[0]}{_ENTERED}"
+            more = f", nor have {len(lost) - 1} others like it" if len(lost) > 1 else ""
+            raise BudgetError(
+                f"no line of {self.path / _PAGES} is about {place}{more}.",
+                why="Trainings that read these records were entered, and their lines were cut off: what was spent, and "
+                "a limit, may be lost.",
+                remedy="Restore the book from a copy. (An older version that was killed as it entered its training may "
+                f"have left such a file, too: if that is what it is, remove {place.name}.)",
+            )
+
+    def _read_lines(self) -> None:
+        self.entries, self.limit, self.torn, self._last, self._lines = {}, None, b"", "", 0
         pages = self.path / _PAGES
         lines = pages.read_bytes().splitlines(keepends=True) if pages.exists() else []
         for number, line in enumerate(lines):
             if number == len(lines) - 1 and not line.endswith(b"\n"):
+                self.torn = line
                 break
             try:
                 self._apply_line(json.loads(line))
@@ -300,14 +369,39 @@ class Book:
         """Return the δ at which ε is composed: the owner's, else 1e-5."""
         return self.limit.delta if self.limit else 1e-5
 
+    def weak_delta(self, delta: float) -> str:
+        """Return of which training's records a δ promises nothing; nothing where it is below 1 / N for all of them."""
+        most = max(self._sizes(), default=(0, ""))
+        return _weakness(delta, *most) if most[0] * delta >= 1 else ""
+
+    def require_delta(self, delta: float) -> None:
+        """Raise at a δ that promises nothing of any training's records, not even of the fewest."""
+        check_delta(delta)
+        sizes = self._sizes()
+        if sizes and delta * min(sizes)[0] >= 1:
+            raise SettingError(
+                f"delta={delta:g} is not allowed: {_weakness(delta, *min(sizes))}.",
+                why="A mechanism that publishes one of them picked at random would keep that promise.",
+                remedy=f"Give --delta {0.1 / max(sizes)[0]:.1g} or less.",
+            )
+
+    def _sizes(self) -> list[tuple[int, str]]:
+        """Return how many units each training read, and what they are."""
+        readings = [self._load(entry) for entry in {e.records: e for e in self.entries.values()}.values()]
+        return [
+            (len(one.digests), "records") if one.persons is None else (_num_persons(one), "persons")
+            for one in readings
+            if len(one.digests)
+        ]
+
     def set_limit(self, epsilon: float | None, delta: float) -> None:
         """Say what each record may spend; unset, nothing is refused."""
-        check_delta(delta)
+        self.require_delta(delta)
         if epsilon is not None and not 0 < epsilon < inf:
             raise SettingError(
                 f"a limit of ε = {epsilon:g} is not a limit.", remedy="Give a number above 0, such as 4."
             )
-        with self.locked():
+        with self.locked(sets_limit=True):
             self._append("limit", epsilon=epsilon, delta=delta)
 
     def reading(self, records: TrainingExamples) -> Reading:
@@ -323,7 +417,9 @@ class Book:
         return hmac.new(self.key, reading.to_bytes(), hashlib.sha256).hexdigest()[:32]
 
     def _load(self, entry: Entry) -> Reading:
-        path = self.path / _RECORDS / f"{entry.records}.bin"
+        path = self.path / _RECORDS / f"{entry.records}{_ENTERED}"
+        if not path.exists() and path.with_suffix(_PENDING).exists():
+            path = path.with_suffix(_PENDING)  # its writer was killed after the line
         try:
             reading = Reading.from_bytes(path.read_bytes(), about_persons=entry.about_persons)
         except OSError as error:
@@ -408,12 +504,15 @@ class Book:
             known = self.entries.get(newcomer.mark)
             if known is None:
                 name = self._name_of(records)
-                path = self.path / _RECORDS / f"{name}.bin"
-                if not path.exists():
-                    write_atomically(path, lambda out: out.write(records.to_bytes()), private=True)
+                path = self.path / _RECORDS / f"{name}{_ENTERED}"
+                pending = None if path.exists() else path.with_suffix(_PENDING)
+                if pending is not None:
+                    write_atomically(pending, lambda out: out.write(records.to_bytes()), private=True)
                 named = {key: value for key, value in vars(newcomer).items() if key != "cost"}
                 kind = _KINDS[records.persons is not None]
                 self._append(kind, **named, records=name, cost=cost_to_dict(newcomer.cost))
+                if pending is not None:
+                    pending.replace(path)
             elif known.cost != newcomer.cost:
                 self._append("cost", mark=newcomer.mark, cost=cost_to_dict(newcomer.cost), settled=False)
 
@@ -456,6 +555,7 @@ class Booking:
         """Raise where the limit would be exceeded; before data are read, as far as their settings tell."""
         if is_book(self.path):
             book = Book.open(self.path)
+            book.require_limit_known()
             self._reading = None if records is None else book.reading(records)
             book.require_within(self.newcomer, self._reading)
 
@@ -466,6 +566,8 @@ class Booking:
             self._reading = book.reading(records)
         self.newcomer = replace(self.newcomer, mark=mark(run))
         book.enter(self.newcomer, self._reading)
+        if book.limit and book.limit.epsilon is not None and (weakness := book.weak_delta(book.delta)):
+            print(f"stobatch: the limit in {book.path} promises nothing: {weakness}.", file=sys.stderr)
 
     def amend(self, cost: Cost) -> None:
         """Enter that more steps are made than were planned, before they are."""

@@ -41,6 +41,7 @@ from stobatch.results import (
     Source,
     StartedRun,
     Training,
+    judge_claims,
     untested,
 )
 from stobatch.runs import Run, require_unchanged, source
@@ -360,5 +361,7 @@ def _not_checked(model: TrainedModel, certificates: CertificateSummary | None, s
     if audit is None:
         lines.append("Audits of privacy and certificates: none were made.")
     else:
-        lines += [f"Audits: not tested: {line}" for line in untested(audit.claims)]
+        kinds, made_by = (certificates.kinds, certificates.config_hash) if certificates else ((), None)
+        claims = judge_claims(model.claim.status, kinds, audit.findings, made_by)
+        lines += [f"Audits: not tested: {line}" for line in untested(claims)]
     return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,8 @@ class TrainedModel:
         seeds: Seeds | None = None,
     ) -> tuple[Kind | None, Iterator[Prediction]]:
         """Return what `predict` returns piece by piece, for more pictures than fit into memory."""
-        if radius is not None and not radius > 0:
-            raise SettingError(f"a radius of {radius:g} says nothing.", remedy="Ask about a radius above 0.")
+        if radius is not None:
+            _require_radius(radius)
         verifier = self.verifier_for(radius, norm)
         named = name_pictures(pictures, self.network.input_shape)
         kind = describe_kind(best_kind(verifier.kinds), self.refuted_kinds()) if verifier else None
@@ -157,6 +158,16 @@ class TrainedModel:
         require_as_listed(self.run, "audit.json")
         audit = Audit.read_if_there(self.run)
         return recheck(audit.findings) if audit else ()
+
+
+def _require_radius(radius: Any) -> None:
+    if not isinstance(radius, Real):
+        raise SettingError(
+            f"a radius is one number, and this is a {type(radius).__name__}.",
+            remedy="Ask about one radius at a time, as radius=0.1.",
+        )
+    if not float(radius) > 0:
+        raise SettingError(f"a radius of {float(radius):g} says nothing.", remedy="Ask about a radius above 0.")
 
 
 def name_network(config: RunConfig, network: nn.Module | None) -> RunConfig:

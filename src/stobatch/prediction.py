@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stobatch.config import RunConfig
@@ -76,6 +77,11 @@ def as_batch(values: Any, shape: tuple[int, ...]) -> Tensor:
         found = np.asarray(values)
         if found.dtype.kind not in "biuf":
             raise TypeError(f"values are {found.dtype}")
+        if found.dtype.kind != "f" and found.dtype != np.uint8:
+            raise DataError(
+                f"pictures are whole numbers of type {found.dtype}, which may be bytes or values in {PAPER_RANGE}.",
+                remedy="Give bytes as uint8, as inputs.to(torch.uint8), or floats in that range.",
+            )
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"these are no pictures: {reason}.", remedy="Give files, an array or a tensor.") from None
@@ -96,12 +102,26 @@ def as_batch(values: Any, shape: tuple[int, ...]) -> Tensor:
         return scale(torch.from_numpy(found))
     low, high = (found.min(), found.max()) if found.size else (0.0, 0.0)
     if not (low >= PAPER_RANGE.low and high <= PAPER_RANGE.high):
-        raise DataError(
-            f"values span [{low:g}, {high:g}], not {PAPER_RANGE}.",
-            why="Certificates are about inputs in that range.",
-            remedy="Give bytes (uint8) from 0 to 255, or divide them by 127.5 and subtract 1.",
-        )
+        raise _range_error(found, float(low), float(high))
     return torch.from_numpy(found)
+
+
+def _range_error(values: NDArray[Any], low: float, high: float) -> DataError:
+    """Return what to say of pictures that leave the range: what mends them depends on how."""
+    why = "Certificates are about inputs in that range."
+    if not np.isfinite((low, high)).all():
+        lost = int((~np.isfinite(values)).sum())
+        return DataError(
+            f"{lost} of {values.size} values are NaN or infinite, and pictures are in {PAPER_RANGE}.",
+            why=why,
+            remedy="Look at what made them: no scaling mends these.",
+        )
+    bytes_of_floats = "Give bytes (uint8) from 0 to 255, or divide them by 127.5 and subtract 1."
+    other = "Bring them to the range in which the network was trained: a byte is divided by 127.5, less 1."
+    is_bytes = low >= 0 and 2 < high <= 255
+    return DataError(
+        f"values span [{low:g}, {high:g}], not {PAPER_RANGE}.", why=why, remedy=bytes_of_floats if is_bytes else other
+    )
 
 
 def best_kind(kinds: Sequence[CertificateKind]) -> CertificateKind:

@@ -111,7 +111,8 @@ class Run:
 
     def command(self, verb: str) -> str:
         place = shlex.quote(str(self.path))
-        return f"stobatch {verb} {f'--out {place}' if verb == 'train' else place} --resume"
+        named = f"stobatch {verb} {f'--out {place}' if verb == 'train' else place}"
+        return named if verb == "report" else f"{named} --resume"
 
     def records(
         self,
@@ -207,6 +208,8 @@ class Run:
 
 
 MANIFEST = "manifest"
+PAGE = "report.html"
+"""What `report` writes into a run: it says what the other files said when it was written."""
 SIGNATURE_FILES = ("manifest.json.sig", "manifest.json.minisig")
 UNLISTED = ("manifest.json", *SIGNATURE_FILES)
 WRITES = {
@@ -215,7 +218,7 @@ WRITES = {
     "attack": ("attack.json", "records/attack-"),
     "evaluate": ("scores.json", "records/attack-", "records/probe-"),
     "audit": ("audit.json", "evidence/"),
-    "report": ("report.html",),
+    "report": (PAGE,),
 }
 """How the names of the public files begin that each verb writes."""
 
@@ -229,15 +232,18 @@ def public_files(run: Run) -> Iterator[str]:
             yield name.as_posix()
 
 
-def seal(run: Run, verb: str, environment: dict[str, Any]) -> None:
+def seal(run: Run, verb: str, environment: dict[str, Any]) -> bool:
     """Enter what a verb has written, as its last act. A signature of the manifest before is of other files: removed.
+
+    So is the page of a verb that changed what it rests on: True says that it was there. It goes before the manifest is
+    written, which differs from the verb's files until then: after a kill in between nothing vouches for an older page.
 
     A verb that wrote the same bytes again changes nothing. A run that an older version trained has no digests to build
     on, and stays without a manifest.
     """
     training = run.read("training") if run.has("training") else {}
     if run.is_trained and "weights_sha256" not in training:
-        return
+        return False
     before = run.read(MANIFEST) if run.has(MANIFEST) else {"made": {}, "files": {}}
     # Files of other verbs stay listed, also those that somebody removed: `verify` misses them.
     files = {name: entry for name, entry in before["files"].items() if not name.startswith(WRITES[verb])}
@@ -246,17 +252,46 @@ def seal(run: Run, verb: str, environment: dict[str, Any]) -> None:
             files[name] = {"sha256": sha256_of(run.path / name), "size": (run.path / name).stat().st_size}
     files = dict(sorted(files.items()))
     if run.has(MANIFEST) and verb in before["made"] and files == before["files"]:
-        return
+        return False
+    made, page = before["made"], run.path / PAGE
+    outdated = verb not in ("train", "report") and (page.exists() or PAGE in files)
+    if outdated:
+        page.unlink(missing_ok=True)
+        files.pop(PAGE, None)
+        made = {name: entry for name, entry in made.items() if name != "report"}
     content = {
         "training_hash": run.read("config").get("training_hash"),
         "weights_sha256": training.get("weights_sha256"),
         "data": training.get("data"),
-        "made": {**before["made"], verb: {"date": _date(verb), **source(), **environment}},
+        "made": {**made, verb: {"date": _date(verb), **source(), **environment}},
         "files": files,
     }
     for name in SIGNATURE_FILES:
         (run.path / name).unlink(missing_ok=True)
     run.write(MANIFEST, content)
+    return outdated
+
+
+def verb_since_page(run: Run) -> str | None:
+    """Return a verb that changed the run after its page was written; None where the page is of the run as it is.
+
+    This version takes the page away then, so that only older versions leave one.
+    """
+    if not (run.has(MANIFEST) and (run.path / PAGE).exists()):
+        return None
+    try:
+        dates = {str(verb): str(entry["date"]) for verb, entry in run.read(MANIFEST)["made"].items()}
+    except (KeyError, TypeError, AttributeError):
+        raise RunError(f"{run.path / 'manifest.json'} has no list of verbs.", remedy="Restore it.") from None
+    written = dates.get("report")
+    if written is None:
+        return None
+    for verb, date in dates.items():
+        # A date may name the day alone: then no more than days are compared.
+        known = min(len(written), len(date))
+        if verb not in ("train", "report") and date[:known] > written[:known]:
+            return verb
+    return None
 
 
 def require_unchanged(run: Run, rewritten: tuple[str, ...]) -> None:

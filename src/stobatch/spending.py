@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import isinf
 from pathlib import Path
 
@@ -22,36 +23,51 @@ def budget(
     """Say what the trainings in a book have spent together, and what the training of `config` would add.
 
     No data are read: a planned training is taken to read the records of the latest one with the same settings of data,
-    or those of `dataset` where it is handed over. `delta` is the book's own unless given.
+    or those of `dataset` where it is handed over; and nothing is written. `delta` is the book's own unless given.
     """
     opened = Book.open(book)
-    with opened.locked():
-        at = opened.delta if delta is None else delta
+    at = opened.delta if delta is None else delta
+    if delta is None:
         check_delta(at)
-        shares = opened.shares(delta=at)
-        planned = _plan_spending(opened, config, dataset, at) if config is not None else None
-        runs = tuple(
-            BookedRun(
-                number=entry.number,
-                date=entry.date,
-                run=entry.run,
-                method=entry.method,
-                data=entry.data,
-                settled=entry.settled,
-                proved_epsilon=_finite_or_none(compose_epsilon([entry.cost], at)),
-                unbounded=entry.cost.why if isinstance(entry.cost, Unbounded) else None,
-            )
-            for entry in opened.entries.values()
+    else:
+        opened.require_delta(at)
+    shares = opened.shares(delta=at)
+    planned = _plan_spending(opened, config, dataset, at) if config is not None else None
+    runs = tuple(
+        BookedRun(
+            number=entry.number,
+            date=entry.date,
+            run=entry.run,
+            method=entry.method,
+            data=entry.data,
+            settled=entry.settled,
+            proved_epsilon=_finite_or_none(compose_epsilon([entry.cost], at)),
+            unbounded=entry.cost.why if isinstance(entry.cost, Unbounded) else None,
         )
+        for entry in opened.entries.values()
+    )
+    warnings = tuple(_warnings(opened, at))
     return Budget(
         book=str(opened.path),
         delta=at,
         limit=opened.limit.epsilon if opened.limit else None,
+        limit_delta=opened.limit.delta if opened.limit else None,
         proved_epsilon=_finite_or_none(shares[0].epsilon if shares else 0.0),
         runs=runs,
         spent=tuple(_describe_share(share) for share in shares),
         planned=planned,
+        **({"warnings": warnings} if warnings else {}),
     )
+
+
+def _warnings(book: Book, delta: float) -> Iterator[str]:
+    """Yield what is wrong with a book, or with what is asked of it."""
+    if book.torn:
+        yield f"{book.torn_line}."
+    if weakness := book.weak_delta(delta):
+        yield f"An ε at this δ promises nothing of some records: {weakness}. Give --delta, with --limit to keep it."
+    elif book.limit and book.limit.epsilon is not None and (weakness := book.weak_delta(book.delta)):
+        yield f"The limit promises nothing of some records: {weakness}. Set it again: --limit with --delta."
 
 
 def _plan_spending(book: Book, config: RunConfig, dataset: Dataset | None, delta: float) -> PlannedSpending:

@@ -19,7 +19,7 @@ from stobatch import data
 from stobatch.book import Booking, cost_of
 from stobatch.bounds.certifier import why_unbounded
 from stobatch.config import RunConfig, require_config
-from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples
+from stobatch.data import Dataset, DatasetInfo, Examples, TrainingExamples, require_dataset
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.data.sources import hold_out, is_public
 from stobatch.dp.canaries import CANARY_SCORES, draw_run_canaries, replace_by_canaries
@@ -81,6 +81,7 @@ def plan(
     clipped and which certificates it can have. `prior` is what training would start from, as in `train`.
     """
     require_config(config)
+    require_dataset(dataset)
     config = name_network(config, network)
     info = (
         data.without_held_out(dataset.info, config.data) if dataset else data.describe(config.data, data_root(config))
@@ -168,6 +169,7 @@ def train(
     `log="tensorboard"` it is written for TensorBoard into the run's private folder (docs/watching.md).
     """
     require_config(config)
+    require_dataset(dataset)
     if config.search.settings:
         raise SettingError(
             "search.settings are not for one training.",

@@ -16,9 +16,9 @@ from stobatch.auditing.one_run import of_one_run
 from stobatch.auditing.releases import of_releases
 from stobatch.auditing.subject import Audited
 from stobatch.config import RunConfig
-from stobatch.data import Dataset, DatasetInfo
+from stobatch.data import Dataset, DatasetInfo, require_dataset
 from stobatch.errors import RunError, SettingError
-from stobatch.evaluation.tables import begin, read_data, require_allowed
+from stobatch.evaluation.tables import begin, read_data, require_allowed, seal_and_tell
 from stobatch.loading import load, name_network, read_config, seeds_of
 from stobatch.methods import method_of
 from stobatch.results import (
@@ -32,8 +32,8 @@ from stobatch.results import (
     overall_verdict,
     recheck,
 )
-from stobatch.runs import Run, seal
-from stobatch.training.device import environment, use_device
+from stobatch.runs import Run
+from stobatch.training.device import use_device
 from stobatch.training_run import plan as plan_of
 from stobatch.types import Status
 
@@ -83,7 +83,7 @@ def _audit(audited: Audited, seed: int | None) -> Audit:
         known = [finding for finding in known if finding.instrument != name] + [*findings]
         document = summary(audited, known)
         document.write(audited.run)
-    seal(audited.run, "audit", environment(audited.config.machine.device))
+    seal_and_tell(audited.run, "audit", audited.config.machine.device, quiet=audited.quiet)
     return document
 
 
@@ -118,13 +118,15 @@ def _other_findings(audited: Audited, names: tuple[str, ...]) -> list[Finding]:
 def summary(audited: Audited, findings: list[Finding]) -> Audit:
     """Return all claims of the run, tested or not, and what was found about them."""
     certified = CertificateSummary.read_if_there(audited.run)
-    claims = judge_claims(audited.claim.status, certified.kinds if certified else (), findings)
+    certificates = certified.config_hash if certified else None
+    claims = judge_claims(audited.claim.status, certified.kinds if certified else (), findings, certificates)
     return Audit(
         training_hash=audited.config.training_hash,
         weights_sha256=audited.weights_sha256,
         verdict=overall_verdict(claims, findings),
         claims=tuple(claims),
         findings=tuple(findings),
+        certificates=certificates,
     )
 
 
@@ -141,6 +143,7 @@ def open_subject(
     device: str | None = None,
 ) -> Audited:
     """Return what the instruments work on: a trained run, or settings that nothing was trained with yet."""
+    require_dataset(dataset)
     changes = {**(overrides or {}), **({"machine.device": device} if device else {})}
     if config is not None:
         config = name_network(config.override_all(changes), network)

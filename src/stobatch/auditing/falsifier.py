@@ -143,8 +143,12 @@ def finding_of(
     *,
     certified: int,
     num_kinds: int,
+    certificates: str | None = None,
 ) -> Finding:
-    """Return what the attempts on one of `num_kinds` kinds mean; `columns` of all parts, `certified` inputs in all."""
+    """Return what the attempts on one of `num_kinds` kinds mean; `columns` of all parts, `certified` inputs in all.
+
+    `certificates` is the `config_hash` of their rows, where a run holds them.
+    """
     broken, attacked = np.asarray(columns["broken"], dtype=bool), len(columns["broken"])
     retests, overclaims = sum(columns["retests"]), sum(columns["overclaims"])
     level = (1 - settings.confidence) / 2 / num_kinds
@@ -180,6 +184,7 @@ def finding_of(
             overclaims=overclaims,
             allowed_overclaims=allowed,
             could_not_refute=None if refuted else powerless or None,
+            **({} if certificates is None else {"certificates": certificates}),
         ),
     )
 
@@ -331,8 +336,9 @@ class _Falsified:
         name = f"certificates-{self.kind.name}"
         table = audited.table(name, identity, len(chosen.index), _BALLS_AT_ONCE, rows_of) if tests else _NOTHING
         self._keep_broken(table)
+        num_kinds, certified = len(self.verifier.kinds), len(whole.certified())
         return finding_of(
-            self.kind, table, settings, certified=len(whole.certified()), num_kinds=len(self.verifier.kinds)
+            self.kind, table, settings, certified=certified, num_kinds=num_kinds, certificates=self.certified_by
         )
 
     def _keep_broken(self, table: Columns) -> None:

@@ -74,15 +74,17 @@ def _parts(document: Budget) -> list[Any]:
             for share in document.spent
         ),
     )
-    limit = "none" if document.limit is None else f"ε = {document.limit:g}"
-    lines = [f"in all: {epsilon_words(document.proved_epsilon)}; limit: {limit}"]
+    at_delta = f"at δ = {document.delta:g}"
+    limit = "none" if document.limit is None else f"ε = {document.limit:g} at δ = {document.limit_delta:g}"
+    lines = [f"in all: {epsilon_words(document.proved_epsilon)} {at_delta}; limit: {limit}"]
     if document.planned is not None:
         one = document.planned
         lines.append(
             f"planned: {one.method}, {epsilon_words(one.proved_epsilon)} by itself, "
-            f"{epsilon_words(one.proved_epsilon_after)} with what was spent, for {one.basis}: "
+            f"{epsilon_words(one.proved_epsilon_after)} with what was spent, {at_delta}, for {one.basis}: "
             f"{'within' if one.within_limit else 'BEYOND'} the limit"
         )
+    lines += document.warnings
     return [*(table.to_rich() for table in (runs, spent) if table.rows), *lines, "For the owner of the records alone."]
 
 

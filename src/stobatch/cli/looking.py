@@ -27,10 +27,11 @@ def _print_rows(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str,
 
 
 def _select_rows(rows: list[dict[str, Any]], key: str, asked: str, kind: str) -> list[dict[str, Any]]:
-    """Return the rows of this name, of one that ends with it, or of a section; else raise with names that are near."""
+    """Return the row of this name, else rows of names that end with it, or of a section; or raise with names near."""
     names = list(dict.fromkeys(row[key] for row in rows))
-    exact = [row for row in rows if asked in (row[key], row[key].rpartition(".")[2])]
-    matching = exact or [row for row in rows if row[key].startswith(f"{asked}.")]
+    matching = [row for row in rows if row[key] == asked]
+    matching = matching or [row for row in rows if row[key].rpartition(".")[2] == asked]
+    matching = matching or [row for row in rows if row[key].startswith(f"{asked}.")]
     if matching:
         return matching
     near = get_close_matches(asked[:100], [*names, *(name.rpartition(".")[2] for name in names)], n=3, cutoff=0.6)

@@ -87,6 +87,11 @@ def train(
     run = Run(out)
     if resume and run.exists and not (recipe or config):
         settings = read_config(run).override_all(training_changes(set_, seed, device))
+    elif resume and not (recipe or config):
+        raise SettingError(
+            f"{out} is not a run, so there is nothing to resume.",
+            remedy="Look at its name, or begin it: `stobatch train --recipe demo --out RUN`.",
+        )
     else:
         settings = read_settings(recipe, config, set_, seed, device)
     model = stobatch.train(settings, out, prior=prior, resume=resume, quiet=as_json, log=log)

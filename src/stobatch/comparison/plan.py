@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stobatch import data
 from stobatch.config import RunConfig, require_config
-from stobatch.data import Dataset, DatasetInfo
+from stobatch.data import Dataset, DatasetInfo, require_dataset
 from stobatch.dp.plan import Plan
 from stobatch.errors import RunError, SettingError, StobatchError, UnitError
 from stobatch.evaluation.protocols import radii_of
@@ -107,6 +107,7 @@ def plan_comparison(
     device: str | None,
 ) -> list[Compared]:
     """Return every training of a comparison in order, or an error; nothing is written."""
+    require_dataset(dataset)
     _require_names(configs, networks, priors)
     _require_seeds(seeds, repeats)
     if Run(out).exists:

@@ -335,6 +335,17 @@ def check_examples(
     _check_labels(labels, num_classes, called)
 
 
+def require_dataset(dataset: object) -> None:
+    """Raise unless what a caller handed over is a data set, or nothing."""
+    if dataset is None or isinstance(dataset, Dataset):
+        return
+    raise DataError(
+        f"dataset is a {type(dataset).__name__}, and a data set is a Dataset.",
+        remedy="Make one of your tensors: stobatch.from_tensors(inputs, labels, test_inputs, test_labels, "
+        "num_classes=...).",
+    )
+
+
 def _check_form(inputs: Tensor, labels: Tensor) -> None:
     if inputs.dtype == torch.uint8:
         raise DataError("inputs are bytes (uint8), not floats in [-1, 1].", remedy="Divide by 127.5 and subtract 1.")

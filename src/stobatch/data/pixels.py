@@ -161,9 +161,9 @@ def read_image(path: Path | BinaryIO, shape: tuple[int, int, int], rule: Picture
         )
     if size != (width, height) and not rule.resize:
         raise DataError(
-            f"{path} is {size[0]}x{size[1]}, the first image is {width}x{height}.",
+            f"{path} is {size[1]}x{size[0]} (height x width), the first image is {height}x{width}.",
             why="One network has one input size.",
-            remedy=f"Set data.size={height}x{width} (height first), or resize them yourself.",
+            remedy=f"Set data.size={height}x{width}, which brings every image to that size, or resize them yourself.",
         )
     if _channels(path, mode) > channels and not rule.recolour:
         raise DataError(

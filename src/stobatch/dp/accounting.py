@@ -21,6 +21,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +58,10 @@ _CURVE_EPSILON = 25.0
 Floats = NDArray[np.float64]
 
 
-def _require(name: str, value: float, *, ok: bool, why: str, remedy: str) -> None:
-    if not ok or not math.isfinite(value):
+def _require(name: str, value: Any, *, ok: Callable[[Any], bool], why: str, remedy: str) -> None:
+    if not isinstance(value, Real):
+        raise SettingError(f"{name}={value!r} is a {type(value).__name__}, and no number.", why=why, remedy=remedy)
+    if not math.isfinite(value) or not ok(value):
         raise SettingError(f"{name}={value:g} is not allowed.", why=why, remedy=remedy)
 
 
@@ -66,7 +70,7 @@ def check_delta(delta: float) -> None:
     _require(
         "delta",
         delta,
-        ok=0 < delta < 1,
+        ok=lambda one: 0 < one < 1,
         why="It is the probability with which the bound on the privacy loss may fail; Gaussian noise has no δ of 0.",
         remedy="Use a number above 0 and far below 1 over the number of training examples, such as 1e-5.",
     )
@@ -76,9 +80,29 @@ def _check_steps(name: str, steps: int) -> None:
     _require(
         name,
         steps,
-        ok=steps == int(steps) and 1 <= steps <= MOST_STEPS,
+        ok=lambda one: one == int(one) and 1 <= one <= MOST_STEPS,
         why="It is a count, and the accountant's rounding is known up to a million.",
         remedy="Use a whole number from 1 to 1000000; take larger batches rather than more steps.",
+    )
+
+
+def _check_rate(sampling_rate: float) -> None:
+    _require(
+        "sampling_rate",
+        sampling_rate,
+        ok=lambda one: 0 < one <= 1,
+        why="It is the probability that a step takes a record.",
+        remedy="Use the expected batch size over the public number of training examples.",
+    )
+
+
+def _check_target(target_epsilon: float) -> None:
+    _require(
+        "target_epsilon",
+        target_epsilon,
+        ok=lambda one: one > 0,
+        why="It is the bound on the privacy loss.",
+        remedy="Use a number above 0, such as 1.",
     )
 
 
@@ -86,7 +110,7 @@ def _check_noise(noise_multiplier: float) -> None:
     _require(
         "noise_multiplier",
         noise_multiplier,
-        ok=noise_multiplier > 0,
+        ok=lambda one: one > 0,
         why="It is the noise's standard deviation over the clipping norm; without noise nothing is private.",
         remedy="Use a number above 0, or compute one for a target epsilon with noise_for.",
     )
@@ -112,25 +136,19 @@ class PoissonGaussian:
     steps: int
 
     def __post_init__(self) -> None:
-        _require(
-            "sampling_rate",
-            self.sampling_rate,
-            ok=0 < self.sampling_rate <= 1,
-            why="It is the probability that a step takes a record.",
-            remedy="Use the expected batch size over the public number of training examples.",
-        )
+        _check_rate(self.sampling_rate)
         _check_noise(self.noise_multiplier)
         _require(
             "noise_multiplier",
             self.noise_multiplier,
-            ok=_SMALLEST_NOISE <= self.noise_multiplier <= _LARGEST_NOISE,
+            ok=lambda one: _SMALLEST_NOISE <= one <= _LARGEST_NOISE,
             why=f"The accountant's arithmetic is sound from {_SMALLEST_NOISE:g} to {_LARGEST_NOISE:g}.",
             remedy="Use a number between 0.1 and 10000.",
         )
         _require(
             "sampling_rate",
             self.sampling_rate,
-            ok=self.sampling_rate >= _SMALLEST_RATE,
+            ok=lambda one: one >= _SMALLEST_RATE,
             why="The accountant's arithmetic is sound from there on.",
             remedy=f"Use {_SMALLEST_RATE:g} or more.",
         )
@@ -213,6 +231,11 @@ def noise_multiplier(*, target_epsilon: float, poisson_sampling_rate: float, ste
     >>> round(noise_multiplier(target_epsilon=1.0, poisson_sampling_rate=0.01, steps=1000, delta=1e-5), 3)
     1.415
     """
+    # Before its answer is looked up among those that are known.
+    _check_target(target_epsilon)
+    _check_rate(poisson_sampling_rate)
+    _check_steps("steps", steps)
+    check_delta(delta)
     return noise_for(target_epsilon, delta, poisson_sampling_rate, steps)
 
 
@@ -309,13 +332,7 @@ def noise_for(target_epsilon: float, delta: float, sampling_rate: float, steps: 
     >>> round(sigma, 2), PoissonGaussian(2499 / 60_000, sigma, 240).epsilon(1e-5) <= 1.0
     (2.61, True)
     """
-    _require(
-        "target_epsilon",
-        target_epsilon,
-        ok=target_epsilon > 0,
-        why="It is the bound on the privacy loss.",
-        remedy="Use a number above 0, such as 1.",
-    )
+    _check_target(target_epsilon)
 
     def excess(log_noise: float) -> float:
         """Return log(ε/target), clipped so that an ε of 0 stays finite."""

@@ -148,7 +148,7 @@ def _attack(opened: _Opened, table: AttackedTable) -> AttackDocument:
         **dict(attack_summary(table)),
     )
     document.write(opened.model.run)
-    end(opened.model, "attack")
+    end(opened.model, "attack", quiet=opened.quiet)
     return document
 
 
@@ -197,7 +197,7 @@ def _evaluate(opened: _Opened, dataset: Dataset | None) -> Scores:
     if (own := _prior(opened, names[0])) is not None:
         scores = scores.replace(prior=own)
     scores.write(model.run)
-    end(model, "evaluate")
+    end(model, "evaluate", quiet=opened.quiet)
     return scores
 
 

@@ -76,7 +76,7 @@ def _certify(
     if own is not None:
         summary = summary.replace(prior=own)
     summary.write(model.run)
-    end(model, "certify")
+    end(model, "certify", quiet=quiet)
     return summary
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,14 @@ from torch import nn
 
 from stobatch import data
 from stobatch.config import RunConfig
-from stobatch.data import Dataset, Examples
+from stobatch.data import Dataset, Examples, require_dataset
 from stobatch.data.overlap import is_own, require_apart, statement
 from stobatch.errors import DataError, SettingError
 from stobatch.files import Columns, Records
 from stobatch.loading import TrainedModel, load, seeds_of
 from stobatch.progress import Progress, Tick, progress
 from stobatch.results import Training
-from stobatch.runs import MANIFEST, commit, has_key, require_unchanged, seal
+from stobatch.runs import MANIFEST, PAGE, Run, commit, has_key, require_unchanged, seal
 from stobatch.seeds import Seeds
 from stobatch.settings import content_hash
 from stobatch.training.device import environment
@@ -46,6 +47,7 @@ def read_data(config: RunConfig, seeds: Seeds, quiet: bool) -> Dataset:
 
 def test_examples(model: TrainedModel, dataset: Dataset | None, limit: int | None, quiet: bool) -> Examples:
     """Return the test examples only; the training data are not needed any more, but data sets are read as one."""
+    require_dataset(dataset)
     whole = dataset or read_data(model.config, seeds_of(model.config, model.run), quiet)
     if whole.info.input_shape != model.network.input_shape or whole.info.num_classes != model.network.num_classes:
         raise DataError(
@@ -130,9 +132,19 @@ def begin(model: TrainedModel, *rewritten: str) -> None:
     require_unchanged(model.run, rewritten)
 
 
-def end(model: TrainedModel, verb: str) -> None:
+def end(model: TrainedModel, verb: str, *, quiet: bool) -> None:
     """Enter what the verb wrote into the manifest, as its last act."""
-    seal(model.run, verb, environment(model.network.device))
+    seal_and_tell(model.run, verb, str(model.network.device), quiet=quiet)
+
+
+def seal_and_tell(run: Run, verb: str, device: str, *, quiet: bool) -> None:
+    """Enter what the verb wrote, and say where a report was taken away that rests on what was there before."""
+    if seal(run, verb, environment(device)) and not quiet:
+        print(
+            f"stobatch: {run.path / PAGE} was removed, since it said what the run said before `{verb}`. "
+            f"Write it again: `{run.command('report')}`.",
+            file=sys.stderr,
+        )
 
 
 class _Ticks:

@@ -95,7 +95,8 @@ class FederatedConfig(SoundConfig, name="federated"):
             if rounds > steps:
                 raise SettingError(
                     f"{name} takes part in {rounds} rounds of {steps}.",
-                    remedy=f"Use at most {steps}, or set training.steps={rounds}.",
+                    why="A round is a step, and method.parties has the third number of each party for its rounds.",
+                    remedy=f"Write {name}:{records}:{batch}:{steps} there, or set training.steps={rounds}.",
                 )
             sizes.append(PartySizes(name, records, batch, rounds))
         return tuple(sizes)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from stobatch.config import RunConfig, require_config
-from stobatch.data import Dataset, Examples, describe
+from stobatch.data import Dataset, Examples, describe, require_dataset
 from stobatch.data.overlap import is_own, require_apart
 from stobatch.errors import SettingError
 from stobatch.evaluation.tables import data_root, read_data
@@ -147,6 +147,7 @@ def federate(
     as in `train`; parties see it as the parameters of the first round.
     """
     require_config(terms)
+    require_dataset(dataset)
     run, start = Run.at(out), None
     if prior is not None or terms.prior.name is not None:
         info = dataset.info if dataset else describe(terms.data, data_root(terms))

@@ -111,8 +111,8 @@ class Facts:
     @property
     def claims(self) -> list[Claim]:
         """Return every claim of the run as it is now, with what audits say of it."""
-        kinds = self.certificates.kinds if self.certificates else ()
-        return judge_claims(self.scores.guarantee.status, kinds, self.findings)
+        kinds, made_by = (self.certificates.kinds, self.certificates.config_hash) if self.certificates else ((), None)
+        return judge_claims(self.scores.guarantee.status, kinds, self.findings, made_by)
 
     @property
     def guarantee(self) -> PrivacyGuarantee:

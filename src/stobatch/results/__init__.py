@@ -7,6 +7,7 @@ from stobatch.results.accuracy import AttackedShare, ClassShare, Difference, Gap
 from stobatch.results.audit import (
     CERTIFICATES,
     MEMBERSHIP,
+    OF_OTHER_CERTIFICATES,
     PRIVACY,
     WITH_SECRET_SEEDS,
     Audit,

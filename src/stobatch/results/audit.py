@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from stobatch.results.certificates import Kind
-from stobatch.results.document import Count, Document, Number, Part, Settings, Size, Text, Whole
+from stobatch.results.document import Count, Document, NotNull, Number, Part, Settings, Size, Text, Whole
 from stobatch.runs import Run
 from stobatch.types import Neighbours, Status, Verdict
 
@@ -18,6 +18,8 @@ PRIVACY = "privacy"
 CERTIFICATES = "certificates"
 """The instrument that tests certificates; all others test privacy."""
 MEMBERSHIP = "membership"
+OF_OTHER_CERTIFICATES = "of other certificates, audit again"
+"""Why an audit says nothing of certificates that were made since with other settings."""
 
 
 class BoundCounts(Part):
@@ -169,6 +171,8 @@ class CertificateDetails(Part):
     overclaims: Count = 0
     allowed_overclaims: Count = 0
     could_not_refute: Text | None = None
+    certificates: Annotated[Text | None, NotNull] = None
+    """Which certificates were attacked, by the `config_hash` of their rows; older versions did not say it."""
 
 
 FindingDetails = PrivacyDetails | MembershipDetails | CertificateDetails
@@ -271,6 +275,8 @@ class Audit(Document):
     verdict: Verdict
     claims: tuple[Claim, ...] = ()
     findings: tuple[Finding, ...]
+    certificates: Text | None = None
+    """Which certificates the claims are about, by the `config_hash` of their rows; null where there were none."""
 
     def lines(self) -> list[str]:
         lines = [str(self.verdict)]
@@ -278,16 +284,31 @@ class Audit(Document):
         return lines + [f"{finding.instrument}: {finding.statement}" for finding in self.findings]
 
 
-def judge_claims(privacy: str, kinds: Iterable[Kind], findings: Sequence[Finding]) -> list[Claim]:
+def judge_claims(
+    privacy: str, kinds: Iterable[Kind], findings: Sequence[Finding], certificates: str | None = None
+) -> list[Claim]:
     """Return every claim of a run with its verdict: of its privacy, by its status, and of each kind of certificate.
+
+    `certificates` is the `config_hash` of those that the run has. Attacks on others test none of them, but what they
+    refuted stays refuted.
 
     >>> [claim.to_dict() for claim in judge_claims("proved", [], [])]
     [{'about': 'privacy', 'status': 'proved', 'verdict': 'not tested', 'reason': 'no instrument was used on it'}]
     """
-    balls = [finding for finding in findings if finding.instrument == CERTIFICATES]
+    balls = [_as_said_of(finding, certificates) for finding in findings if finding.instrument == CERTIFICATES]
     others = [finding for finding in findings if finding.instrument != CERTIFICATES and finding.about == PRIVACY]
     claims = [] if privacy == Status.NONE else [_judge(PRIVACY, Status(privacy), others)]
     return claims + [_judge(kind.name, kind.status, [f for f in balls if f.about == kind.name]) for kind in kinds]
+
+
+def _as_said_of(finding: Finding, certificates: str | None) -> Finding:
+    """Return a finding as it speaks of these certificates: an attack on others tested none of them."""
+    details = finding.details
+    if not isinstance(details, CertificateDetails) or details.certificates in (None, certificates):
+        return finding
+    if finding.verdict is Verdict.REFUTED:
+        return finding
+    return finding.replace(verdict=Verdict.NOT_TESTED, details=details.replace(could_not_refute=OF_OTHER_CERTIFICATES))
 
 
 def recheck(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -51,18 +51,22 @@ class Budget(Document):
     book: Text
     delta: Size
     limit: Size | None
+    limit_delta: Size | None = None
+    """The δ that was set, at which the limit holds; null where none was."""
     proved_epsilon: Size | None
     """Of the records that have spent most."""
     runs: tuple[BookedRun, ...]
     spent: tuple[SpentShare, ...]
     planned: PlannedSpending | None = None
+    warnings: tuple[Text, ...] = ()
+    """What is wrong with the book; left out where nothing is."""
 
     def lines(self) -> list[str]:
         lines = [f"{len(self.runs)} trainings at δ = {self.delta:g}, {epsilon_words(self.proved_epsilon)} in all"]
         lines += [f"{share.count} {share.word}: {epsilon_words(share.proved_epsilon)}" for share in self.spent]
         if self.planned is not None:
             lines.append(f"with the planned one: {epsilon_words(self.planned.proved_epsilon_after)}")
-        return lines
+        return [*lines, *self.warnings]
 
 
 def epsilon_words(epsilon: float | None) -> str:

@@ -217,7 +217,7 @@ def _listed(data: Any, datatype: str) -> NDArray[Any]:
     if values.dtype.kind not in "iuf":
         raise RequestError("the data are not all numbers.", remedy="Send numbers alone.")
     if datatype != "UINT8":
-        return values
+        return values.astype(np.float64)  # JSON may write 0 for 0.0
     if values.dtype.kind == "f" or (values.size and not (values.min() >= 0 and values.max() <= 255)):
         raise RequestError("the data are not whole numbers from 0 to 255.", remedy="Send bytes, or FP32 in [-1, 1].")
     return values.astype(np.uint8)

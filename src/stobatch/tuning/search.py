@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from stobatch import data
 from stobatch.book import Booking, cost_of
 from stobatch.config import RunConfig, require_config
-from stobatch.data import Dataset
+from stobatch.data import Dataset, require_dataset
 from stobatch.dp.plan import DpSgdPlan
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.evaluation.tables import data_root
@@ -59,6 +59,7 @@ def tune(
     a process of its own. A search that was interrupted goes on with `resume`, with the same candidates.
     """
     require_config(config)
+    require_dataset(dataset)
     directory = Run.at(out)
     _require_new(directory, resume=resume)
     start = None

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from torch import nn
 
-from stobatch.data import Dataset
+from stobatch.data import Dataset, require_dataset
 from stobatch.dp.guarantee import PrivacyGuarantee
 from stobatch.errors import RunError, SettingError, StobatchError
 from stobatch.loading import load
 from stobatch.results import CertificateSummary, Check, Outcome, Source, Training, Verification, is_old
-from stobatch.runs import MANIFEST, NOT_LISTED, START, Run, differences, is_ours, source
+from stobatch.runs import MANIFEST, NOT_LISTED, PAGE, START, Run, differences, is_ours, source
 from stobatch.seeds import Seeds
 from stobatch.verification import audits, documents
-from stobatch.verification.checks import agrees, differs, not_checked, sign, signature_check
+from stobatch.verification.checks import agrees, differs, not_checked, page_check, sign, signature_check
 from stobatch.verification.documents import prior_check
 from stobatch.verification.sampling import data_of, sample_checks
 from stobatch.verification.subject import Subject
@@ -40,10 +40,10 @@ _UNUSABLE = (StobatchError, KeyError, TypeError, ValueError, AttributeError, Ind
 
 
 def require_agreement(verification: Verification) -> None:
-    """Raise at the first difference; an old run has no manifest to differ from."""
+    """Raise at the first difference; an old run has no manifest to differ from, and no report is built on a page."""
     run = Run(Path(verification.run))
     for check in verification.differing:
-        if not (is_old(run) and check.name == "manifest"):
+        if check.name != "report" and not (is_old(run) and check.name == "manifest"):
             raise RunError(
                 f"{run.path / check.file}, {check.name}: {check.detail}.",
                 why="What it says is not what the run's own files give.",
@@ -68,6 +68,7 @@ def verify(
     that the caller is about to rewrite are `rewritten`, and not compared with the manifest.
     """
     directory = Run.at(run)
+    require_dataset(dataset)
     if not isinstance(sample, int) or sample < 0:
         raise SettingError(f"sample={sample!r} is no number of rows.", remedy="Give a whole number; 0 leaves them out.")
     if not directory.exists:
@@ -75,11 +76,14 @@ def verify(
     # Unguarded: a tool or a key that is missing is for the reader to mend, and no difference.
     signature = signature_check(directory, signers, identity)
     files = list(_checks_or_difference("manifest", "manifest.json", lambda: _files(directory, rewritten)))
+    page: tuple[Check, ...] = ()
+    if PAGE not in rewritten:
+        page = tuple(_checks_or_difference("report", PAGE, lambda: filter(None, [page_check(directory)])))
     subject = _open(directory, network, files)
     if isinstance(subject, Check):
-        return conclude(directory, (*files, signature, subject))
+        return conclude(directory, (*files, *page, signature, subject))
     found = tuple(_checks(subject, sample, dataset, seed))
-    return conclude(directory, (*files, signature, *found), _guarantee(subject))
+    return conclude(directory, (*files, *page, signature, *found), _guarantee(subject))
 
 
 def conclude(run: Run, checks: tuple[Check, ...], guarantee: PrivacyGuarantee | None = None) -> Verification:

@@ -11,6 +11,8 @@ from stobatch.auditing.one_run_bounds import bounds_of_guesses
 from stobatch.auditing.tradeoff_curves import AnyMechanism, Family, PoissonGaussianFamily
 from stobatch.config import INSTRUMENTS
 from stobatch.results import (
+    OF_OTHER_CERTIFICATES,
+    PRIVACY,
     WITH_SECRET_SEEDS,
     Audit,
     CertificateDetails,
@@ -19,12 +21,13 @@ from stobatch.results import (
     EpsilonBound,
     Evidence,
     Finding,
+    Manifest,
     PrivacyDetails,
     judge_claims,
     overall_verdict,
 )
 from stobatch.types import Status, Verdict
-from stobatch.verification.checks import agrees, compare, differs
+from stobatch.verification.checks import agrees, compare, differs, not_checked
 from stobatch.verification.subject import Subject, other_run
 from stobatch.votes.confidence import clopper_pearson
 
@@ -49,15 +52,31 @@ def audit_checks(subject: Subject) -> Iterator[Check]:
     order = {name: place for place, name in enumerate(INSTRUMENTS)}
     recorded = sorted(document.findings, key=lambda finding: order.get(finding.instrument, -1))
     certified = CertificateSummary.read_if_there(subject.run)
-    claims = judge_claims(subject.claim.status, certified.kinds if certified else (), gathered)
+    kinds, made_by = (certified.kinds, certified.config_hash) if certified else ((), None)
+    says_which = "certificates" in document.model_fields_set
+    others = document.certificates != made_by if says_which else _certified_since(subject)
+    claims = judge_claims(subject.claim.status, kinds, gathered, made_by)
+    stated = list(document.claims)
+    if others:
+        # What was said of certificates that are gone cannot be judged again.
+        claims = [claim for claim in claims if claim.about == PRIVACY]
+        claims += [claim for claim in stated if claim.about != PRIVACY]
     pairs = [
         ("findings", [one.to_dict() for one in recorded], [one.to_dict() for one in gathered]),
-        ("claims", [claim.to_dict() for claim in document.claims], [claim.to_dict() for claim in claims]),
+        ("claims", [claim.to_dict() for claim in stated], [claim.to_dict() for claim in claims]),
         ("verdict", str(document.verdict), str(overall_verdict(claims, gathered))),
         ("training_hash", document.training_hash, subject.config.training_hash),
         ("weights_sha256", document.weights_sha256, subject.model.weights_sha256),
     ]
     yield compare("audit", "audit.json", pairs, f"{len(gathered)} findings are those of the evidence")
+    if others:
+        yield not_checked("audited certificates", OF_OTHER_CERTIFICATES, "audit.json")
+
+
+def _certified_since(subject: Subject) -> bool:
+    """Return whether the run was certified after its audit; older audits do not name the certificates attacked."""
+    made = Manifest.read(subject.run).made if subject.run.has(Manifest.kind) else {}
+    return "certify" in made and "audit" in made and made["certify"].date > made["audit"].date
 
 
 def _evidence(subject: Subject, file: str, name: str, evidence: Evidence) -> Check:
@@ -68,6 +87,8 @@ def _evidence(subject: Subject, file: str, name: str, evidence: Evidence) -> Che
             return differs("evidence", f"a finding is of {finding.instrument} in {finding.evidence}", file)
         for wrong in _certificates(subject, finding) if name == "certificates" else _privacy(subject, finding):
             return differs("evidence", wrong, file)
+    if any(_is_of_others(subject, finding) for finding in evidence.findings):
+        return not_checked("evidence", OF_OTHER_CERTIFICATES, file)
     return agrees("evidence", f"{len(evidence.findings)} findings follow from what was counted", file)
 
 
@@ -132,10 +153,38 @@ def _curve(subject: Subject) -> tuple[float, int]:
     return curve.sampling_rate, curve.steps
 
 
+def _is_of_others(subject: Subject, finding: Finding) -> bool:
+    """Return whether a finding is about other certificates than those that are there."""
+    details = finding.details
+    if not isinstance(details, CertificateDetails):
+        return False
+    if details.certificates is None:
+        return _certified_since(subject)
+    certified = CertificateSummary.read_if_there(subject.run)
+    return certified is None or details.certificates != certified.config_hash
+
+
 def _certificates(subject: Subject, finding: Finding) -> Iterator[str]:
-    """Yield what is wrong with a finding about certificates; nothing where it is about those that are there."""
-    document, details = CertificateSummary.read(subject.run), finding.details
+    """Yield what is wrong with a finding about certificates; of those that are not there, what contradicts itself."""
+    details = finding.details
     assert isinstance(details, CertificateDetails)  # by its instrument
+    if not _is_of_others(subject, finding):
+        yield from _certified(subject, finding, details)
+    certified = details.certified
+    if not 0 <= details.broken <= details.attacked <= certified:
+        yield f"{details.broken} of {details.attacked} balls are said to be broken, of {certified}"
+    by_attack = sum(details.broken_by.values())
+    over = details.overclaims > details.allowed_overclaims if details.failure_probability else details.broken > 0
+    if (finding.verdict is Verdict.REFUTED) != over or by_attack != details.broken:
+        yield f"its verdict is {finding.verdict}, where {details.broken} balls are counted as broken"
+    counts = f"{details.attacked} of {certified} certified balls"
+    if details.attacked and counts not in finding.statement:
+        yield f"its statement does not say {counts}"
+
+
+def _certified(subject: Subject, finding: Finding, details: CertificateDetails) -> Iterator[str]:
+    """Yield what is wrong with a finding about the certificates that are there."""
+    document = CertificateSummary.read(subject.run)
     verifier, _ = subject.as_certified(document)
     kind = next((kind for kind in verifier.kinds if kind.name == finding.about), None)
     if kind is None:
@@ -146,14 +195,5 @@ def _certificates(subject: Subject, finding: Finding) -> Iterator[str]:
     certified = int((~quiet & (np.asarray(columns[kind.column]) > 0)).sum())
     if details.certified != certified:
         yield f"{details.certified} certified balls are counted, the rows hold {certified}"
-    if not 0 <= details.broken <= details.attacked <= certified:
-        yield f"{details.broken} of {details.attacked} balls are said to be broken, of {certified}"
     if (finding.claim_status, details.failure_probability) != (kind.status, kind.failure_probability):
         yield f"its claim is {finding.claim_status}, and it is {kind.status}"
-    by_attack = sum(details.broken_by.values())
-    over = details.overclaims > details.allowed_overclaims if kind.failure_probability else details.broken > 0
-    if (finding.verdict is Verdict.REFUTED) != over or by_attack != details.broken:
-        yield f"its verdict is {finding.verdict}, where {details.broken} balls are counted as broken"
-    counts = f"{details.attacked} of {certified} certified balls"
-    if details.attacked and counts not in finding.statement:
-        yield f"its statement does not say {counts}"

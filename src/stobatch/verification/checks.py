@@ -20,7 +20,7 @@ from stobatch.dp.selection import NOT_LOOKED
 from stobatch.errors import RunError, SettingError
 from stobatch.files import write_atomically
 from stobatch.results import Check, Outcome
-from stobatch.runs import MANIFEST, Run, differences
+from stobatch.runs import MANIFEST, PAGE, Run, differences, is_ours, verb_since_page
 
 RELATIVE = 1e-9
 """Floats that differ by less are the same: another release of SciPy may round the last bits of an interval."""
@@ -102,6 +102,7 @@ def _short(value: Any) -> str:
 NAMESPACE = "stobatch"
 SSH, MINISIGN = "manifest.json.sig", "manifest.json.minisig"
 _NAME = "signature"
+_PAGE_NAME = "report"
 
 
 def sign(run_path: str | Path, key: str | Path) -> Path:
@@ -110,7 +111,14 @@ def sign(run_path: str | Path, key: str | Path) -> Path:
     if not run.has(MANIFEST):
         raise RunError(f"{run.path} has no manifest to sign.", remedy="Train it with this version.")
     for name, how in differences(run):
-        raise RunError(f"{run.path / name} {how}.", remedy="Sign what is whole: run the verb that writes it again.")
+        mend = "run the verb that writes it again" if is_ours(name) else "no verb writes it, so move it out of the run"
+        raise RunError(f"{run.path / name} {how}.", remedy=f"Sign what is whole: {mend}.")
+    if (later := page_check(run)) is not None:
+        raise RunError(
+            f"{run.path / PAGE} {later.detail}.",
+            why="A signature would vouch for it.",
+            remedy=f"Write it again: `{run.command('report')}`.",
+        )
     if not key.is_file():
         raise SettingError(f"there is no key {key}.", remedy="Make one: `ssh-keygen -t ed25519 -f KEY`.")
     manifest = run.path / "manifest.json"
@@ -124,6 +132,14 @@ def sign(run_path: str | Path, key: str | Path) -> Path:
         raise SettingError(f"{key} cannot sign: {_last_line(done)}.", remedy="Give a private key of ssh-keygen's.")
     write_atomically(signature, lambda out: out.write(done.stdout))
     return signature
+
+
+def page_check(run: Run) -> Check | None:
+    """Return a difference where a run's page was written before another verb changed what it rests on."""
+    verb = verb_since_page(run)
+    if verb is None:
+        return None
+    return differs(_PAGE_NAME, f"was written before `{verb}` changed the run, and says what the run said then", PAGE)
 
 
 def signature_check(run: Run, signers: Path | None, identity: str | None) -> Check:

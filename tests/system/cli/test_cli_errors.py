@@ -56,6 +56,12 @@ def test_a_wrong_call_is_refused_in_one_line_and_leaves_nothing(cli, tiny, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_resuming_what_was_never_begun_says_so(cli, tmp_path):
+    message = cli("train", "--resume", "--out", tmp_path / "r").refusal()
+    assert message.startswith(f"{tmp_path / 'r'} is not a run, so there is nothing to resume.")
+    assert not (tmp_path / "r").exists()
+
+
 TRAIN_ONLY = [
     pytest.param(
         ["--set", "model.normalisation=batch"],

@@ -30,6 +30,12 @@ def test_an_answer_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.strip()
 
 
+def test_a_whole_name_is_one_recipe_and_says_what_it_sets(cli) -> None:
+    assert [row["name"] for row in cli("recipes", "demo", "--json").json()["recipes"]] == ["demo"]
+    assert "training.steps = " in cli("recipes", "demo").out
+    assert len(cli("settings", "steps", "--json").json()["settings"]) > 0
+
+
 def test_the_test_would_notice() -> None:
     """The broken twin: an answer for which one of them is imported."""
     assert "AssertionError" in imports_nothing_heavy(["--version"], first="import numpy").stderr

@@ -31,6 +31,8 @@ def said(error: pytest.ExceptionInfo[StobatchError]) -> str:
         (["north:10:5:3:1"], "'north:10:5:3:1' is not a party"),
         (["north:10", "north:20"], "a party is named twice"),
         (["north:40:12:7"], "north takes part in 7 rounds of 6"),
+        (["north:40:12:7"], "Write north:40:12:6 there, or set training.steps=7"),
+        (["north:40:12:7"], "method.parties has"),
         (["north:10:12"], "batch_size=12 does not fit 10"),
         ([], "parties is empty"),
     ],

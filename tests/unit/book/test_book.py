@@ -23,6 +23,7 @@ from stobatch.dp.composition import Unbounded, compose_epsilon, compose_groups
 from stobatch.errors import BudgetError, SettingError
 from stobatch.training.ledger import Ledger, Stretch
 from stobatch.training.observer import Look
+from tests.support.command_line import call
 from tests.support.small_records import small_config, small_records
 
 DELTA = 1e-3
@@ -167,6 +168,128 @@ def test_a_line_that_was_cut_off_had_not_begun(book: Book):
     assert all(json.loads(line) for line in pages.read_text().splitlines())
 
 
+def test_a_delta_that_promises_nothing_is_refused(book: Book):
+    enter(book, "a", 0, 64)
+    enter(book, "b", 100, 10)
+    for ask in (lambda: book.set_limit(1.0, 0.1), lambda: stobatch.budget(book.path, delta=0.1)):
+        with pytest.raises(SettingError, match=r"δ = 0\.1 is not below 1 / 10 = 0\.1, .*10 records.*--delta 0\.002 or"):
+            ask()
+    (warning,) = stobatch.budget(book.path, delta=0.05).warnings
+    assert "not below 1 / 64 = 0.0156, and a training read 64 records" in warning
+    assert stobatch.budget(book.path, delta=0.01).warnings == ()
+
+
+def test_a_book_that_has_such_a_delta_says_so_and_every_training_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    Book.open(tmp_path / "book", make=True).set_limit(100.0, 0.5)
+    config = small_config(machine__book=str(tmp_path / "book"))
+    stobatch.train(config, tmp_path / "run", dataset=small_records(), quiet=True)
+    said = "δ = 0.5 is not below 1 / 64 = 0.0156, and a training read 64 records"
+    assert f"the limit in {tmp_path / 'book'} promises nothing: {said}." in capsys.readouterr().err
+    assert said in stobatch.budget(tmp_path / "book").warnings[0]
+    assert "The limit promises nothing" in stobatch.budget(tmp_path / "book", delta=1e-3).warnings[0]
+    with pytest.raises(SettingError):
+        Book.open(tmp_path / "book").set_limit(1.0, 0.5)
+
+
+def test_the_line_of_all_names_its_delta(book: Book):
+    enter(book, "a")
+    book.set_limit(4.0, 1e-4)
+    said = call("budget", "--book", book.path, "--delta", "1e-3").out
+    assert "at δ = 0.001; limit: ε = 4 at δ = 0.0001" in said
+
+
+def cut(book: Book, size: int) -> Path:
+    pages = book.path / "entries.jsonl"
+    pages.write_bytes(pages.read_bytes()[:size])
+    return pages
+
+
+def test_a_look_names_a_line_without_an_end_and_writes_nothing(book: Book):
+    enter(book, "a")
+    enter(book, "b")
+    pages = cut(book, (book.path / "entries.jsonl").stat().st_size - 20)
+    before = {path: path.read_bytes() for path in book.path.rglob("*") if path.is_file()}
+    (warning,) = stobatch.budget(book.path).warnings
+    assert f"line 2 of {pages} has no end and does not count" in warning
+    assert {path: path.read_bytes() for path in book.path.rglob("*") if path.is_file()} == before
+
+
+def test_records_whose_line_was_cut_off_refuse_every_training(book: Book, tmp_path: Path):
+    enter(book, "a", 0)
+    enter(book, "b", 100)
+    book.set_limit(4.0, DELTA)
+    pages = cut(book, 300)
+    with pytest.raises(BudgetError, match=r"no line of .* is about .*nor have 1 others.*Restore the book from a copy"):
+        stobatch.budget(book.path)
+    config = small_config(machine__book=str(book.path))
+    with pytest.raises(BudgetError, match="may be lost"):
+        stobatch.train(config, tmp_path / "run", dataset=small_records(), quiet=True)
+    assert not (tmp_path / "run").exists()
+    assert pages.stat().st_size == 300
+
+
+def test_whole_lines_that_were_cut_off_are_noticed_where_their_records_are_in_no_other(book: Book):
+    enter(book, "a", 0)
+    size = (book.path / "entries.jsonl").stat().st_size
+    enter(book, "b", 100)
+    cut(book, size)
+    with pytest.raises(BudgetError, match="may be lost"):
+        Book.open(book.path)
+    (lost,) = set((book.path / "records").glob("*.bin")) - {book.path / "records" / f"{book.entries['a'].records}.bin"}
+    lost.unlink()
+    assert list(Book.open(book.path).entries) == ["a"]
+
+
+def test_a_limit_whose_line_has_no_end_is_set_again_before_anything_is_trained(book: Book, tmp_path: Path):
+    enter(book, "a")
+    book.set_limit(4.0, DELTA)
+    cut(book, (book.path / "entries.jsonl").stat().st_size - 20)
+    config = small_config(machine__book=str(book.path))
+    assert "It set a limit: set it again" in stobatch.budget(book.path).warnings[0]
+    with pytest.raises(BudgetError, match=r"It set a limit.*budget --book .* --limit"):
+        stobatch.train(config, tmp_path / "run", dataset=small_records(100), quiet=True)
+    assert not (tmp_path / "run").exists()
+    again = Book.open(book.path)
+    again.set_limit(4.0, DELTA)
+    enter(again, "b", 100)
+    assert Book.open(book.path).limit == again.limit
+
+
+class Kill(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", ["before the line", "in the line", "after the line"])
+def test_a_writer_who_was_killed_as_it_entered_is_recovered_from(
+    book: Book, moment: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Records without a line are those of a book that was cut off, and never those of a kill."""
+    enter(book, "a")
+    write = Book._append
+
+    def kill(self: Book, kind: str, **content: Any) -> None:
+        if moment != "before the line":
+            write(self, kind, **content)
+        if moment == "in the line":
+            cut(self, (self.path / "entries.jsonl").stat().st_size - 30)
+        raise Kill
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Book, "_append", kill)
+        with pytest.raises(Kill):
+            enter(book, "b", 100)
+    known = ["a", "b"] if moment == "after the line" else ["a"]
+    assert len(stobatch.budget(book.path).runs) == len(known)
+    enter(Book.open(book.path), "b", 100)
+    enter(Book.open(book.path), "c", 200)
+    again = Book.open(book.path)
+    assert list(again.entries) == ["a", "b", "c"]
+    assert {path.suffix for path in (book.path / "records").iterdir()} == {".bin"}
+    assert sum(share.count for share in again.shares()) == 192
+
+
 def test_a_training_enters_and_settles(tmp_path: Path):
     config = small_config(machine__book=str(tmp_path / "book"))
     model = stobatch.train(config, tmp_path / "run", dataset=small_records(), quiet=True)
@@ -291,9 +414,6 @@ def test_the_environment_names_a_book_too(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_killed_training_counts_as_planned_and_is_entered_once(tmp_path: Path):
     config = small_config(machine__book=str(tmp_path / "book"))
-
-    class Kill(BaseException):
-        pass
 
     def kill(look: Look) -> None:
         if look.step == 3:

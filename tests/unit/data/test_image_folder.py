@@ -54,7 +54,7 @@ def test_the_first_image_of_another_size_is_named(tmp_path: Path, fails) -> None
     odd = fill(tmp_path) / "train" / "dog" / "1.png"
     save(odd, 0, size=(6, 5))
     message = fails(load, CONFIG, root=tmp_path)
-    assert f"{odd} is 6x5" in message
+    assert f"{odd} is 5x6 (height x width), the first image is 4x6." in message
     assert "data.size=4x6" in message
 
 

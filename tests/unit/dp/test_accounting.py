@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
+from stobatch import dp
 from stobatch.dp.accounting import MOST_STEPS, PoissonGaussian, gaussian_epsilon, noise_for
 from stobatch.errors import SettingError
 
@@ -275,3 +277,22 @@ def test_targets_that_no_sane_noise_meets_are_refused_with_a_remedy() -> None:
     least = accounted(0.5, 0.08, 1, 1e-5)
     with pytest.raises(SettingError, match=r"below 0\.1"):
         noise_for(least, 1e-5, 0.5, 1)
+
+
+@pytest.mark.parametrize("wrong", ["1", None, [1.0]], ids=repr)
+@pytest.mark.parametrize("name", ["noise_multiplier", "poisson_sampling_rate", "steps", "delta"])
+def test_what_is_no_number_is_refused_by_name(name: str, wrong: Any) -> None:
+    right: dict[str, Any] = {"noise_multiplier": 1.0, "poisson_sampling_rate": 0.1, "steps": 10, "delta": 1e-5}
+    known = name.removeprefix("poisson_")
+    with pytest.raises(SettingError, match=rf"{known}=.* is a {type(wrong).__name__}, and no number"):
+        dp.epsilon(**right | {name: wrong})
+    if name == "noise_multiplier":
+        return
+    del right["noise_multiplier"]
+    with pytest.raises(SettingError, match="no number"):
+        dp.noise_multiplier(**right | {"target_epsilon": 1.0, name: wrong})
+
+
+def test_steps_that_are_nan_are_refused() -> None:
+    with pytest.raises(SettingError, match="steps=nan"):
+        dp.epsilon(noise_multiplier=1.0, poisson_sampling_rate=0.1, steps=math.nan, delta=1e-5)  # type: ignore[arg-type]

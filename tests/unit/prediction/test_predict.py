@@ -132,8 +132,13 @@ def test_a_picture_that_cannot_be_read_stops_nobody(model: TrainedModel, folder:
     [
         (torch.zeros(2, 28, 28, 1), r"\[N, H, W, C\]"),
         (torch.zeros(2, 1, 8, 8), r"\(N, 1, 28, 28\)"),
-        (torch.full((1, 1, 28, 28), 2.0), "values span"),
-        (torch.full((1, 1, 28, 28), torch.nan), "values span"),
+        (torch.full((1, 1, 28, 28), 2.0), r"values span \[2, 2\].*a byte is divided by 127\.5"),
+        (torch.full((1, 1, 28, 28), 254.0), r"values span .*Give bytes \(uint8\)"),
+        (torch.full((1, 1, 28, 28), torch.nan), "784 of 784 values are NaN or infinite.*no scaling mends"),
+        (torch.full((1, 1, 28, 28), torch.inf), "are NaN or infinite"),
+        (torch.zeros(1, 1, 28, 28, dtype=torch.int64), "whole numbers of type int64, .*Give bytes as uint8"),
+        (torch.ones(1, 1, 28, 28, dtype=torch.int16), "whole numbers of type int16"),
+        (torch.zeros(1, 1, 28, 28, dtype=torch.bool), "whole numbers of type bool"),
         ([object()], "no pictures"),
     ],
 )
@@ -146,6 +151,12 @@ def test_what_is_no_picture_is_refused(model: TrainedModel, pictures: object, sa
 def test_a_radius_that_says_nothing(model: TrainedModel, inputs: torch.Tensor, radius: float) -> None:
     with pytest.raises(SettingError):
         model.predict(inputs, radius=radius)
+
+
+@pytest.mark.parametrize("radius", ["a", [0.1], torch.tensor(0.1)], ids=repr)
+def test_a_radius_that_is_no_number(model: TrainedModel, inputs: torch.Tensor, radius: object) -> None:
+    with pytest.raises(SettingError, match="a radius is one number, and this is a"):
+        model.predict(inputs, radius=radius)  # type: ignore[arg-type]
 
 
 def test_the_verb_prints_a_line_for_each_and_writes_tables(model: TrainedModel, folder: Path) -> None:

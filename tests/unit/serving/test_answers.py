@@ -183,6 +183,14 @@ def test_many_clients_over_http_get_what_predict_says(client: Any, model: Traine
         assert (told["label"], told["radius"], told["is_safe"]) == ([row.label], [row.radius], [row.is_safe])
 
 
+def test_floats_that_json_writes_without_a_point_are_floats(client: Any, model: TrainedModel) -> None:
+    shape = [1, 1, 28, 28]
+    tensor = {"name": "pictures", "datatype": "FP32", "shape": shape, "data": [0] * 784}
+    _, answer, _ = client.ask("POST", "/v2/models/digits/infer", {"inputs": [tensor]})
+    told = next(one["data"] for one in answer["outputs"] if one["name"] == "scores")
+    assert np.allclose(told, model.predict(torch.zeros(shape)).rows[0].scores, atol=1e-4)
+
+
 def test_an_attack_finds_nothing_inside_what_is_proved_and_something_outside(
     client: Any, model: TrainedModel, inputs: torch.Tensor
 ) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import stobatch
-from stobatch.errors import RunError, SettingError
+from stobatch.errors import DataError, RunError, SettingError
 from tests.support.small_records import small_config, small_records
 
 VERBS: dict[str, Any] = {
@@ -33,6 +34,37 @@ def test_settings_that_are_no_config_are_refused_with_what_to_hand_over(verb: st
     given, said = INSTEAD[name]
     with pytest.raises(SettingError, match=f"settings are a RunConfig, and this is {said}"):
         VERBS[verb](given, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+WITH_DATA: dict[str, Any] = {
+    "plan": lambda run, out, data: stobatch.plan(small_config(), dataset=data),
+    "train": lambda run, out, data: stobatch.train(small_config(), out, dataset=data, quiet=True),
+    "tune": lambda run, out, data: stobatch.tune(small_config(), out, dataset=data, quiet=True),
+    "compare": lambda run, out, data: stobatch.compare({"row": small_config()}, out, dataset=data, quiet=True),
+    "federate": lambda run, out, data: stobatch.federate(small_config(), out, dataset=data, quiet=True),
+    "certify": lambda run, out, data: stobatch.certify(run, dataset=data, quiet=True),
+    "evaluate": lambda run, out, data: stobatch.evaluate(run, dataset=data, quiet=True),
+    "attack": lambda run, out, data: stobatch.attack(run, dataset=data, quiet=True),
+    "audit": lambda run, out, data: stobatch.audit(run, dataset=data, quiet=True),
+    "verify": lambda run, out, data: stobatch.verify(run, dataset=data),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that no verb gets to change."""
+    out = tmp_path_factory.mktemp("misuse") / "run"
+    stobatch.train(small_config(), out, dataset=small_records(), quiet=True)
+    return out
+
+
+@pytest.mark.parametrize("verb", WITH_DATA)
+def test_tensors_are_no_data_set_and_are_refused_with_what_makes_one(verb: str, trained: Path, tmp_path: Path) -> None:
+    inputs = torch.zeros(4, 1, 4, 4)
+    for given, kind in (((inputs, torch.zeros(4).long()), "tuple"), (inputs, "Tensor")):
+        with pytest.raises(DataError, match=rf"dataset is a {kind}, .*stobatch\.from_tensors\("):
+            WITH_DATA[verb](trained, tmp_path / "out", given)
     assert not list(tmp_path.iterdir())
 
 

@@ -124,6 +124,12 @@ def test_what_is_not_whole_is_not_signed(run: Path, tmp_path: Path) -> None:
         signed(run, tmp_path)
 
 
+def test_a_file_of_ones_own_is_to_be_moved_out_before_signing(run: Path, tmp_path: Path) -> None:
+    (run / "p.csv").write_text("label\n")
+    with pytest.raises(RunError, match=r"p\.csv is not in the manifest.*no verb writes it, so move it out of the run"):
+        stobatch.sign(run, tmp_path / "key")
+
+
 def test_a_missing_tool_and_a_missing_key_are_said(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StobatchError, match="there is no key"):
         stobatch.sign(run, tmp_path / "nothing")
