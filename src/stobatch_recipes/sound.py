@@ -69,7 +69,7 @@ def mnist_wide() -> RunConfig:
 
 
 def mnist_wide_pooled() -> RunConfig:
-    """MNIST at ε = 1, trained to certify a radius of 0.6: means of wide windows' outputs, and weights drawn for boxes."""
+    """MNIST at ε = 1, trained to certify a radius of 0.6: means of wide windows, and weights drawn for boxes."""
     changes = {"model.architecture": "squash 3, conv 32 7/2, relu, avgpool 2, linear", "model.first_weights": "box"}
     return mnist_wide().override_all(changes)
 
