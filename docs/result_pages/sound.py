@@ -124,6 +124,7 @@ def page() -> str:
         sharp_trials=sharp_trials(),
         steady_table=steady_trials(),
         far=shares_at(mnist["sound.mnist_wide_pooled"], "0.6"),
+        finalist=of_finalist(),
         middle_trials=middle_trials(),
         fashion_near_table=named_trials("sound.fashion_mnist_near", "0.05", {"training.learning_rate": 8.0}),
         fashion_wide_table=named_trials("sound.fashion_mnist_wide", "0.2", {"method.radius": 0.16}),
@@ -306,6 +307,12 @@ def steady_trials() -> str:
         changed = ", ".join(f"`{key.partition('.')[2]}={to}`" for key, to in one["settings"].items())
         rows.append([name or changed or "where it began", percent(one["clean"]), percent(one["certified"]["0.6"])])
     return table([f"settings, of {len(trials)}", "clean", "certified at 0.6"], rows)
+
+
+def of_finalist() -> tuple[str, str]:
+    """Return the mean and the spread at 0.6 of the other settings that won the search around the far recipe."""
+    found = records("sound_mnist_wide_finalist")
+    return certified(found, "0.6"), spread(found, "0.6")
 
 
 def sharp_trials() -> list[str]:
