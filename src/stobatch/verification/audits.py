@@ -76,7 +76,8 @@ def audit_checks(subject: Subject) -> Iterator[Check]:
 def _certified_since(subject: Subject) -> bool:
     """Return whether the run was certified after its audit; older audits do not name the certificates attacked."""
     made = Manifest.read(subject.run).made if subject.run.has(Manifest.kind) else {}
-    return "certify" in made and "audit" in made and made["certify"].date > made["audit"].date
+    certified, audited = (made.get(verb) for verb in ("certify", "audit"))
+    return certified is not None and audited is not None and certified.date > audited.date
 
 
 def _evidence(subject: Subject, file: str, name: str, evidence: Evidence) -> Check:
