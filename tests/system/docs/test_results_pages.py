@@ -107,9 +107,9 @@ def test_the_verdict_on_a_number_follows_the_records(
 
 
 @pytest.mark.parametrize(
-    ("lead", "real", "verdict"), [(0.1, 0.1, "reproduced"), (-0.01, 0.1, "not reproduced"), (0.1, -0.1, "refuted")]
+    ("lead", "real", "verdict"), [(0.1, 0.1, "not run"), (-0.01, 0.1, "not reproduced"), (0.1, -0.1, "refuted")]
 )
-def test_the_verdict_on_a_comparison_follows_the_records(
+def test_one_place_behind_disproves_a_lead_and_places_ahead_of_some_do_not_prove_it(
     maker: ModuleType, lead: float, real: float, verdict: str
 ) -> None:
     leads = {"published": lead, "adaptive": real}
@@ -121,6 +121,24 @@ def test_the_verdict_on_a_comparison_follows_the_records(
     claim = {**CLAIM, "rule": "ahead", "than": ["dpsgd", "adlm"]}
     found = maker.paper.judge(claim, known)
     assert (found.verdict, "missing: AdLM" in found.remark) == (verdict, True)
+
+
+@pytest.mark.parametrize("rule", ["ahead", "gain"])
+def test_a_lead_counts_over_all_that_is_named_and_a_mean_of_leads_over_two_places(maker: ModuleType, rule: str) -> None:
+    def judged(others: tuple[str, ...], budgets: tuple[float, ...]) -> str:
+        known = [
+            maker.paper.Point("mnist", own, "published", budget, 0.2, 0.5 + 0.1 * (own == "published"), 1, "a.json", 1)
+            for own in ("published", *others)
+            for budget in budgets
+        ]
+        named = ["dpsgd", "adlm"] if rule == "ahead" else ["dpsgd"]
+        claim = CLAIM | {"rule": rule, "epsilon": None, "than": named, "points": 0.1}
+        verdict: str = maker.paper.judge(claim, known).verdict
+        return verdict
+
+    assert judged(("dpsgd", "adlm"), (0.3, 0.4)) == "reproduced"
+    few = judged(("dpsgd",), (0.3, 0.4)) if rule == "ahead" else judged(("dpsgd",), (0.3,))
+    assert few == "not run"
 
 
 def test_a_point_of_a_figure_changes_its_verdict(
