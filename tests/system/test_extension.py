@@ -40,6 +40,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
             "demo": ["demo", "--recipe", "bars", "--out", str(run)],
             "attack": [*attack, "shrinking_steps", "--json"],
             "misspelt": [*attack, "shrinking_step"],
+            "report": ["report", str(run)],
             "named": ["plan", "--json", "--recipe", "bars"],
             "placed": ["plan", "--json", "--recipe", "stobatch_example.recipe:bars"],
         },

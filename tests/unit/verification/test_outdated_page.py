@@ -56,7 +56,7 @@ def test_after_a_kill_nothing_vouches_for_the_older_page(
     def kill(*_: object) -> None:
         raise Kill
 
-    name = "evaluation.tables.seal" if moment == "before the page is gone" else "runs._now"
+    name = "evaluation.tables.seal" if moment == "before the page is gone" else "runs._date"
     with monkeypatch.context() as patch:
         patch.setattr(f"stobatch.{name}", kill)
         with pytest.raises(Kill):
