@@ -30,10 +30,8 @@ from stobatch.dp.plan import DpSgdPlan
 from stobatch.training.ledger import Ledger
 
 STEPS, EVERY = 6, 2
-SHORT = arguments(machine__timeout_s=6)
-PATIENCE_S = 3
-SHORTER = arguments(machine__timeout_s=PATIENCE_S)
-"""Where nothing but the end of the time tells that a process is gone: it is waited for in full."""
+PATIENCE_S = 6
+SHORT = arguments(machine__timeout_s=PATIENCE_S)
 
 
 def one_line(ended: Group, *words: str) -> None:
@@ -60,12 +58,10 @@ def resumed(group: Server, out: Path, alone: Path, processes: int, *, again: int
     assert model.guarantee.epsilon >= model.plan.mechanism(model.accounted_steps).epsilon(model.plan.delta)
 
 
-def begun(
-    group: Server, out: Path, processes: int, accidents: dict[int, Any], *, command: list[str] = SHORT, **more: Any
-) -> Group:
+def begun(group: Server, out: Path, processes: int, accidents: dict[int, Any], **more: Any) -> Group:
     """A training that meets an accident; the leader keeps a count of the steps that were released."""
     mine = {**accidents, 0: {"count_steps": str(out.with_name("counted")), **accidents.get(0, {})}}
-    return group(processes, "train", "--out", out, *command, accidents=mine, **more)
+    return group(processes, "train", "--out", out, *SHORT, accidents=mine, **more)
 
 
 @pytest.mark.parametrize(("victim", "processes", "after"), [(0, 2, 3), (1, 2, 0), (1, 3, 4)])
@@ -96,7 +92,7 @@ def test_killed_between_the_files_of_a_checkpoint(group: Server, sound_alone: Pa
     """The second checkpoint, of step 4. Until its list is there, that of step 2 counts."""
     victim, file, after = WRITES[where]
     out = tmp_path / "run"
-    ended = begun(group, out, 2, {victim: {"kill_at_fsync": [file, after, 1]}}, command=SHORTER)
+    ended = begun(group, out, 2, {victim: {"kill_at_fsync": [file, after, 1]}})
     assert ended.codes[victim] == -signal.SIGKILL
     assert ended.codes[1 - victim] == 2
     one_line(ended, "lost contact", "was not heard of")
@@ -109,7 +105,7 @@ def test_killed_between_the_files_of_a_checkpoint(group: Server, sound_alone: Pa
 def test_a_process_that_hangs_is_given_up(group: Server, sound_alone: Path, tmp_path: Path) -> None:
     """It is stopped and never comes back; who watches over the processes has to end it, as torchrun does."""
     out, victim = tmp_path / "run", 1
-    ended = begun(group, out, 2, {victim: {"signal_at_step": [signal.SIGSTOP, 3]}}, command=SHORTER, grace_s=1)
+    ended = begun(group, out, 2, {victim: {"signal_at_step": [signal.SIGSTOP, 3]}}, grace_s=1)
     assert ended.codes[victim] == -999
     assert ended.codes[1 - victim] == 2
     one_line(ended, "lost contact", "was not heard of")
@@ -268,8 +264,8 @@ def test_when_a_node_disappears_the_other_continues_alone(sound_alone: Path, tmp
     command = ["train", "--out", out, *PATIENT]
 
     def node(name: str, address: str, last_call_s: int) -> AbstractContextManager[subprocess.Popen[str]]:
-        # One that is silent for five seconds is gone.
-        patience = f"last_call_timeout={last_call_s},keep_alive_interval=1,keep_alive_max_attempt=5"
+        # One that is silent for eight seconds is gone.
+        patience = f"last_call_timeout={last_call_s},keep_alive_interval=1,keep_alive_max_attempt=8"
         options = two_nodes(meeting.port, "--nnodes=1:2", f"--rdzv-conf=is_host=false,{patience}", address=address)
         return torchrun(command, tmp_path / name, processes=1, options=options, accidents=slow)
 
